@@ -14,7 +14,7 @@ COPY deploy/compile.py deploy/
 COPY gateway gateway
 COPY mappings mappings
 RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation -w /wheels . \
- && /opt/gateway/bin/pip install --no-cache-dir -c requirements.lock /wheels/*.whl \
+ && /opt/gateway/bin/pip install --no-cache-dir -c requirements.lock "$(echo /wheels/*.whl)[otel]" \
  && /opt/gateway/bin/pip uninstall -y pip setuptools
 
 FROM python:3.11-slim

@@ -24,7 +24,8 @@ OPTIMIZATION: Final = "2"  # 3 takes half as long again, and gains nothing that 
 
 # What a message passes on its way, and what is called for each of them.
 COMPILED: Final = (
-    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory_shares,poison,pressure,routing,shares}.py",
+    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory_shares,poison,pressure,routing}.py",
+    "gateway/broker/{shares,tracing}.py",
     "gateway/broker/{storage,topics,untouched}.py",
     "gateway/broker/amqp091/{dead_lettering,deliveries,exchange,hosts,unbound,virtual_host}.py",
     "gateway/broker/mqtt/*.py",

@@ -92,6 +92,7 @@ PLACES: Final = {
     "Store": "[store](#store)",
     "To": "[target](#to)",
     "TopicPermission": "[topic permission](roles.md#topic-permissions)",
+    "Tracing": "[tracing](#tracing)",
     "User": "[user](#users)",
     "UsersBackend": "[users](authentication.md#users-and-their-file)",
 }

@@ -37,7 +37,7 @@ from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
 from gateway.settings import Http, HttpTls
-from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
 
 
@@ -77,7 +77,8 @@ def health(state: AdminState) -> list[BaseRoute]:
             caller = await state.admission.caller(request)
             if isinstance(caller, Response):
                 return caller
-        return Response(state.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+        told, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
+        return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     return [Route("/livez", livez), Route("/metrics", metrics), Route("/readyz", readyz)]
 

@@ -48,6 +48,8 @@ from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import engine_link, topics_of
+from gateway.app.tracing import close as close_tracing
+from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
@@ -109,6 +111,7 @@ class Gateway:
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.writer.close)
+            self.tracing = tracing_of(settings)
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._publishers)
             self.core = BrokerCore(
                 self.store,
@@ -118,6 +121,7 @@ class Gateway:
                 memory=self.memory,
                 forward=settings.dead_letters.forward,
                 journaling=self.journaling,
+                tracing=self.tracing,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
             self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
@@ -157,6 +161,9 @@ class Gateway:
             self._reloading = trio.Lock()
             self.metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
+            if self.tracing is not None:
+                self.tracing.latency_of_route = lambda name: self.dispatcher.latencies.get(name)
+                self.tracing.latency_of_endpoint = self.metrics.latency_of
             undo.pop_all()
 
     async def run(
@@ -174,6 +181,7 @@ class Gateway:
                 with trio.CancelScope(shield=True):
                     await self.authorizer.close()
             await self.identities.close()
+            await close_tracing(self.tracing)
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
@@ -395,7 +403,7 @@ class Gateway:
     def _sources(self) -> Sources:
         """Whom the metrics ask."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
-        engine = self.engine
+        engine, tracing = self.engine, self.tracing
         return Sources(
             routes=self._routes,
             dropped=self._dropped,
@@ -416,6 +424,8 @@ class Gateway:
             route_latencies=lambda: self.dispatcher.latencies,
             paused_routes=core.pauses.held,
             paused_links=lambda: sorted(core.pauses.links),
+            traces=dict if tracing is None else lambda: tracing.counts,
+            spans=dict if tracing is None else tracing.spans,
             gauges=self._gauges(),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -22,6 +22,7 @@ from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.pausing import Pauses
 from gateway.broker.routing import Namespace
+from gateway.broker.tracing import TracingDispatcher, TracingRecordingDispatcher
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
 from gateway.mapping.routes import Route
@@ -29,7 +30,19 @@ from gateway.settings import Limits, Link
 from gateway.settings.tree import Forward
 from gateway.store.store import Store
 
+if TYPE_CHECKING:  # OpenTelemetry need not be installed
+    from gateway.telemetry.tracing import Tracing
+
 TICK_SECS: Final = 0.25
+
+
+def _dispatcher_of(journaling: Journaling | None, tracing: Tracing | None) -> Callable[..., Dispatcher]:
+    """The kind that records and traces what it has to, and costs nothing else."""
+    if journaling is None:
+        return Dispatcher if tracing is None else partial(TracingDispatcher, tracing)
+    if tracing is None:
+        return partial(RecordingDispatcher, journaling=journaling)
+    return partial(TracingRecordingDispatcher, tracing, journaling=journaling)
 
 
 class BrokerCore:
@@ -45,6 +58,7 @@ class BrokerCore:
         memory: Memory,
         forward: Forward | None = None,
         journaling: Journaling | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Before the store starts."""
         namespaces: dict[str, Namespace] = {}
@@ -70,8 +84,7 @@ class BrokerCore:
                 memory_octets_max=limits.queue_memory_bytes_max,
                 left=None if journaling is None else journaling.left,
             )
-        make = Dispatcher if journaling is None else partial(RecordingDispatcher, journaling=journaling)
-        self.dispatcher = make(
+        self.dispatcher = _dispatcher_of(journaling, tracing)(
             router,
             self.dead_letters,
             self.deduplication,

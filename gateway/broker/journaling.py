@@ -25,7 +25,7 @@ from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
+from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -394,7 +394,7 @@ class RecordingDispatcher(Dispatcher):
             end = len(batch.receipts)
             batch.private.update(dict.fromkeys(range(end - count, end), redactor))
 
-    def _recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
+    def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
         return self.journaling.recorder(route, endpoint)
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:

@@ -48,6 +48,13 @@ class Recorder(Protocol):
         """`messages` of `part`, which stand in `slots` of its batch, were settled. Never raises."""
 
 
+class Watcher(Protocol):
+    """Who wants to hear when the source of a message has been told what became of it."""
+
+    def told(self, outcome: Outcome) -> None:
+        """It has. Never raises."""
+
+
 class Recipient:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
@@ -80,7 +87,7 @@ class Recipient:
 class Batch:
     """One wake-up's messages, joined over all their recipients."""
 
-    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
+    __slots__ = ("_open", "_parts", "_watchers", "_worst", "receipts", "received", "source")
 
     def __init__(self, source: Source, received: Monotonic) -> None:
         self.source = source
@@ -89,6 +96,7 @@ class Batch:
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}
         self._worst: dict[int, Outcome] = {}
+        self._watchers: dict[int, Watcher] | None = None  # by slot
 
     def __len__(self) -> int:
         return len(self.receipts)
@@ -179,6 +187,22 @@ class Batch:
         worst = self._worst
         refused = {at: worst[slot] for at, slot in enumerate(done) if slot in worst} if worst else None
         self.source.settle([receipts[slot] for slot in done], refused or None, self.received)
+        if self._watchers is not None:
+            for slot in done:
+                watcher = self._watchers.pop(slot, None)
+                if watcher is not None:
+                    watcher.told(worst.get(slot, ACCEPTED))
+
+    def watch(self, slot: int, watcher: Watcher) -> None:
+        """Have the watcher told of the message that will have this slot."""
+        if self._watchers is None:
+            self._watchers = {}
+        self._watchers[slot] = watcher
+
+    def unwatch(self, slot: int) -> None:
+        """There is no such message."""
+        if self._watchers is not None:
+            self._watchers.pop(slot, None)
 
 
 class SubBatch:

@@ -37,6 +37,7 @@ from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import Logins
+from gateway.settings.tracing import Tracing
 from gateway.settings.unions import AnyLink, AnyListener
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -308,6 +309,7 @@ class Settings(Documented, BaseSettings):
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()
+    tracing: Tracing = Tracing()
     audit: Audit = Audit()
     _read_from: ReadFrom = PrivateAttr(default_factory=ReadFrom)
 

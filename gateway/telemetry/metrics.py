@@ -17,8 +17,8 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,6 +27,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from gateway import is_compiled
 from gateway.containment import Where, counted
@@ -41,8 +42,6 @@ from gateway.telemetry.stats import (
     OutboxCounts,
     RouteCounts,
 )
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 ENDPOINT: Final = ("endpoint", "protocol")
 OUTBOX: Final = ("endpoint", "route")
@@ -90,6 +89,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
+    "gateway_traces": ("Messages that were to be traced, by what came of it.", ("outcome",)),
+    "gateway_trace_spans": ("Spans that were handed to the exporter, by what came of it.", ("outcome",)),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
     "gateway_authorizer_failures": ("Questions that the authorizer has not answered.", ()),
     "gateway_rule_reloads": ("Attempts to take changed roles and rules.", ("outcome",)),
@@ -217,6 +218,8 @@ class Sources:
     route_latencies: Callable[[], Mapping[str, Latency]] = dict
     paused_routes: Callable[[], Mapping[str, int]] = dict
     paused_links: Callable[[], Iterable[str]] = tuple
+    traces: Callable[[], Mapping[str, int]] = dict
+    spans: Callable[[], Mapping[str, int]] = dict
     gauges: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
 
@@ -264,9 +267,11 @@ class Metrics(Collector):
         yield from self.listeners.values()
         yield from self.links.values()
 
-    def exposition(self) -> bytes:
-        """What /metrics answers, in CONTENT_TYPE."""
-        return generate_latest(self._registry)
+    def exposed(self, accept: str) -> tuple[bytes, str]:
+        """What /metrics answers, and its content type: the best that the `Accept` of a request names.
+        Exemplars are in OpenMetrics alone."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Read all counters once."""
@@ -308,35 +313,39 @@ class Metrics(Collector):
             yield from _link_samples(link)
         yield from self._route_samples()
         yield from self._paused()
-        for reason, count in self.sources.dropped().items():
-            yield "gateway_dropped", (reason,), count
+        yield from self._by_one_label()
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
-        for outcome, count in self.sources.engine_records().items():
-            yield "gateway_engine_records", (outcome,), count
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
         for (name, reason), count in self.sources.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
-        for outcome, count in self.sources.forwarded().items():
-            yield "gateway_dead_letters_forwarded", (outcome,), count
-        for name, count in self.sources.forgotten_ids().items():
-            yield "gateway_deduplication_forgotten", (name,), count
         for outbox in self.sources.outboxes():
             at = (outbox.link, outbox.route)
             yield "gateway_outbox_messages", at, outbox.messages
             yield "gateway_outbox_bytes", at, outbox.octets
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
-        for outcome, count in self.mapping_reloads.items():
-            yield "gateway_mapping_reloads", (outcome,), count
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
-        for outcome, count in self.rule_reloads.items():
-            yield "gateway_rule_reloads", (outcome,), count
         yield "gateway_http_connections", (), self.http_connections()
         yield "gateway_rates_left_out", (), self.rates_left_out()
-        for reason, count in self.http_refused.items():
-            yield "gateway_http_refused", (reason,), count
         yield from self._who()
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
+
+    def _by_one_label(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        sources = self.sources
+        counts: tuple[tuple[str, Mapping[str, int]], ...] = (
+            ("gateway_dropped", sources.dropped()),
+            ("gateway_engine_records", sources.engine_records()),
+            ("gateway_dead_letters_forwarded", sources.forwarded()),
+            ("gateway_deduplication_forgotten", sources.forgotten_ids()),
+            ("gateway_mapping_reloads", self.mapping_reloads),
+            ("gateway_rule_reloads", self.rule_reloads),
+            ("gateway_http_refused", self.http_refused),
+            ("gateway_traces", sources.traces()),
+            ("gateway_trace_spans", sources.spans()),
+        )
+        for name, counted_by in counts:
+            for label, count in counted_by.items():
+                yield name, (label,), count
 
     def _paused(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for name, held in self.sources.paused_routes().items():
@@ -381,6 +390,11 @@ class Metrics(Collector):
                 }
         return found
 
+    def latency_of(self, endpoint: str) -> Latency | None:
+        """How long sources at an endpoint wait for their answers."""
+        found = self._endpoint(endpoint)
+        return None if found is None else found.latency
+
     def _endpoint(self, name: str) -> EndpointStats | None:
         return self.listeners.get(name) or self.links.get(name)
 
@@ -414,12 +428,18 @@ def _attributes(
         yield GaugeMetricFamily(name, text, value=getattr(counted, attribute))
 
 
-def _cumulative(latency: Latency) -> list[tuple[str, float]]:
+def _cumulative(latency: Latency) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
     total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*LATENCY_BUCKETS_SECS, float("inf")), latency.counts, strict=True):
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for at, count in enumerate(latency.counts):
         total += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+        bound = str(LATENCY_BUCKETS_SECS[at]) if at < len(LATENCY_BUCKETS_SECS) else "+Inf"
+        found = latency.exemplars.get(at)
+        if found is None:
+            buckets.append((bound, total))
+        else:
+            labels = {"trace_id": found.trace_id, "span_id": found.span_id}
+            buckets.append((bound, total, Exemplar(labels, found.seconds, found.utc)))
     return buckets
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.model.outcome import Outcome, Reason
 
@@ -98,19 +98,34 @@ class Reasons:
         return sum(self.counts.values())
 
 
-class Latency:
-    """A histogram of seconds over LATENCY_BUCKETS_SECS; `counts` has one more, for whatever is slower."""
+class Exemplar(NamedTuple):
+    """One that has been measured, and the span that says more of it; `utc` in seconds."""
 
-    __slots__ = ("counts", "sum_secs")
+    trace_id: str
+    span_id: str
+    seconds: float
+    utc: float
+
+
+class Latency:
+    """A histogram of seconds over LATENCY_BUCKETS_SECS; `counts` has one more, for whatever is slower.
+    `exemplars`: the newest of each bucket, by its place, of messages that are traced."""
+
+    __slots__ = ("counts", "exemplars", "sum_secs")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(LATENCY_BUCKETS_SECS) + 1)
         self.sum_secs = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, seconds: float, count: int = 1) -> None:
         """`count` messages took `seconds`: called once per settled batch."""
         self.counts[bisect_left(LATENCY_BUCKETS_SECS, seconds)] += count
         self.sum_secs += seconds * count
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Show this one for its bucket."""
+        self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
         """The bound (seconds) of the bucket that holds the `share` (0 to 1) of all; None: nothing observed.

@@ -34,6 +34,7 @@ from tests.benchmarks.sections import (
     rules,
     startup,
     topics,
+    traces,
     varied,
 )
 from tests.benchmarks.subjects import SubjectError
@@ -54,6 +55,7 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "fast": ("AMQP/Fast through the embedded broker, 128 octets and 64 MiB", "peer", fast.measure),
     "journal": ("With the journal, 128 octets", "without", journal.measure),
     "rules": ("With a hundred rules, 128 octets", "without", rules.measure),
+    "traces": ("With tracing, 128 octets", "without", traces.measure),
     "bridge": ("Through a link, 128 octets, persistent", "direct", bridge.measure),
     "replicas": ("Through replicas over RabbitMQ, 128 octets", "peer", replicas.measure),
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),

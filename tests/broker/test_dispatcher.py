@@ -19,6 +19,7 @@ from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
@@ -76,7 +77,7 @@ class Bench:
 
     def publish(self, endpoint: str, *messages: Message) -> tuple[Answers, list[bool]]:
         source = Answers()
-        batch = Batch(source, 0.0)
+        batch = self.dispatcher.batch(source, Monotonic(0.0))
         placed = []
         for number, message in enumerate(messages):
             entry = self.dispatcher.entry(endpoint, self.dispatcher.namespaces[endpoint], message.address)

@@ -277,7 +277,7 @@ def test_its_metrics_are_there(two: tuple[Replica, Replica], topic: str) -> None
     with Client(two[0].mqtt, "publisher") as publisher:
         publisher.publish(topic, b"x", retain=True)
         two[0].until(lambda: two[0].engine.kept.position > 0)
-        told = two[0].ask(metrics.exposition).decode()
+        told = two[0].ask(lambda: metrics.exposed(""))[0].decode()
     assert 'gateway_link_up{endpoint="engine",protocol="amqp091"} 1.0' in told
     assert f"gateway_engine_log_position {float(two[0].engine.kept.position)}" in told
     assert "gateway_engine_bindings 0.0" in told

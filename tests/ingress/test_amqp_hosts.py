@@ -148,6 +148,6 @@ def test_what_dies_in_a_queue_is_counted(gateway: Running) -> None:
         client.next(Got)
         client.say(m.BasicReject(1, requeue=False))
         queue(client, "q")
-        exposed = gateway.ask(gateway.gateway.metrics.exposition).decode()
+        exposed = gateway.ask(lambda: gateway.gateway.metrics.exposed(""))[0].decode()
     assert 'gateway_dropped_total{reason="queue_maxlen"} 2.0' in exposed
     assert 'gateway_dropped_total{reason="queue_rejected"} 1.0' in exposed

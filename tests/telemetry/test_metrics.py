@@ -32,7 +32,7 @@ LABELS = {
 def read(metrics: Metrics) -> dict[str, float]:
     """Samples as `name{label="value",...}` with the labels sorted."""
     found = {}
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
+    for family in text_string_to_metric_families(metrics.exposed("")[0].decode()):
         for sample in family.samples:
             labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -206,7 +206,7 @@ def test_what_only_mqtt_links_count() -> None:
     link = metrics.link("plant", "mqtt")
     link.lessened.add("qos", 3)
     link.filters_refused, link.duplicates = 1, 2
-    lines = metrics.exposition().decode().splitlines()
+    lines = metrics.exposed("")[0].decode().splitlines()
     assert 'gateway_link_lessened_total{endpoint="plant",protocol="mqtt",reason="qos"} 3.0' in lines
     assert 'gateway_duplicates_total{endpoint="plant",protocol="mqtt",route=""} 2.0' in lines
     found = [line for line in lines if line.startswith("gateway_link_filters_refused{")]

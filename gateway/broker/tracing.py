@@ -1,0 +1,181 @@
+"""Messages that are traced take their way in a dispatcher of its own kind; nothing of this is there when
+tracing is off.
+
+Of one that is traced the entry is made anew, with crossings that tell its trace what they do. All others go
+as they do without tracing, after one look at their properties and one count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.journaling import RecordingDispatcher
+from gateway.broker.routing import RoutingEntry, RoutingPlan
+from gateway.containment import contained
+from gateway.mapping.routes import ResolvedRoute, Route
+from gateway.model.batch import Batch, Receipt, Recorder, SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+from gateway.model.properties import NO_PROPERTIES
+
+if TYPE_CHECKING:  # OpenTelemetry need not be installed
+    from gateway.telemetry.tracing import MessageTrace, Tracing
+
+Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
+
+
+class TracedRoute(ResolvedRoute):
+    """Another crossing, for one message, which tells its trace what became of it here."""
+
+    __slots__ = ("_inner", "_trace")
+
+    def __init__(self, inner: ResolvedRoute, trace: MessageTrace) -> None:
+        super().__init__(inner.route, inner.target)
+        self._inner = inner
+        self._trace = trace
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        begun = self._trace.now_ns()
+        crossed = self._inner.cross(message)
+        if crossed is None:
+            return None
+        route = self.route
+        try:
+            return self._trace.crossed(route.name, route.target_endpoint, begun, crossed)
+        except Exception as error:  # it crosses all the same
+            contained("message", error, route=route.name)
+            return crossed
+
+
+class TracedRecorder:
+    """Tells the traces of messages that a recipient has settled them."""
+
+    def __init__(self, inner: Recorder | None, tracing: Tracing) -> None:
+        self._inner = inner
+        self._delivering = tracing.delivering
+
+    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """See Recorder."""
+        if self._inner is not None:
+            self._inner.record(part, messages, slots, outcome)
+        if not self._delivering:
+            return
+        for message in messages:
+            trace = self._delivering.get(id(message))
+            if trace is not None:
+                try:
+                    trace.delivered(message, outcome)
+                except Exception as error:
+                    contained("message", error)
+
+
+def _begun(tracing: Tracing, batch: Batch, message: Message) -> MessageTrace | None:
+    """The trace of a message, if it is to have one."""
+    carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
+    if not carried:
+        tracing.until -= 1
+        if tracing.until > 0:
+            return None
+    try:
+        return tracing.begin(message, batch.received)
+    except Exception as error:  # the message goes its way without
+        contained("message", error)
+        return None
+
+
+def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
+    """Whether nobody traces any of these, which share their properties."""
+    shared = messages[0].property_set
+    if tracing.until <= len(messages) or (shared is not NO_PROPERTIES and tracing.carries(shared)):
+        return False
+    tracing.until -= len(messages)
+    return True
+
+
+def _publish_traced(
+    publish: Publish,
+    trace: MessageTrace,
+    batch: Batch,
+    entry: RoutingEntry,
+    message: Message,
+    receipt: Receipt,
+) -> bool:
+    plan = entry.plan
+    ways = tuple(
+        [
+            way if branch.idle and not message.retain else TracedRoute(way, trace)
+            for way, branch in zip(entry.ways, plan.branches, strict=True)
+        ]
+    )
+    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)
+    every.only = None  # nothing goes the short way, which makes its message itself
+    whole = RoutingEntry(entry.address, every, ways)
+    slot = len(batch)
+    batch.watch(slot, trace)
+    taken = False
+    try:
+        taken = publish(batch, whole, message, receipt)
+    finally:
+        if not taken:
+            batch.unwatch(slot)
+            trace.unwanted()
+    return taken
+
+
+class TracingDispatcher(Dispatcher):
+    """A dispatcher some of whose messages are traced."""
+
+    def __init__(self, tracing: Tracing, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.tracing = tracing
+
+    def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """As every dispatcher does, and traced if it is to be."""
+        trace = _begun(self.tracing, batch, message)
+        if trace is None:
+            return Dispatcher.publish(self, batch, entry, message, receipt)
+        plain = partial(Dispatcher.publish, self)
+        return _publish_traced(plain, trace, batch, entry, message, receipt)
+
+    def publish_burst(
+        self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """The same; those that somebody traces go one by one."""
+        if not _go_together(self.tracing, messages):
+            return False
+        return Dispatcher.publish_burst(self, batch, entry, messages, receipts)
+
+    def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
+        found = Dispatcher._recorder(self, route, endpoint)
+        return found if route is None else TracedRecorder(found, self.tracing)
+
+
+class TracingRecordingDispatcher(RecordingDispatcher):
+    """The same with a journal."""
+
+    def __init__(self, tracing: Tracing, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.tracing = tracing
+
+    def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """See TracingDispatcher."""
+        trace = _begun(self.tracing, batch, message)
+        if trace is None:
+            return RecordingDispatcher.publish(self, batch, entry, message, receipt)
+        plain = partial(RecordingDispatcher.publish, self)
+        return _publish_traced(plain, trace, batch, entry, message, receipt)
+
+    def publish_burst(
+        self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """See TracingDispatcher."""
+        if not _go_together(self.tracing, messages):
+            return False
+        return RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
+
+    def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
+        found = RecordingDispatcher._recorder(self, route, endpoint)
+        return found if route is None else TracedRecorder(found, self.tracing)

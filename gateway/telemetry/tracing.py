@@ -1,0 +1,379 @@
+"""Traces of messages, by OpenTelemetry's SDK. Imported only when tracing is on.
+
+A message that is traced has the span `receive`, from reading it to the answer to its source, whose parent is
+the context that the message came with, if it did. Below it are, for each route that it crosses, `route` (what
+the mapping does) and `deliver` (until the route's target has settled it), and at its end `settle`, from the
+last target's word to the answer. What crosses carries the context of its `deliver` on, so that its consumer's
+spans hang below that; what stays in its own protocol's world is not changed.
+
+Spans are made in the event loop, for as many messages a second as the settings allow, and sent by a thread of
+the SDK, whose queue is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway import clock
+from gateway.containment import contained
+from gateway.errors import ProtocolError
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, worse
+from gateway.model.properties import Properties, PropertySet, ValueType, property_set, string
+from gateway.model.times import Monotonic
+from gateway.telemetry.stats import Exemplar, Latency
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+NEVER_DUE: Final = 2**62
+OPEN_MAX: Final = 1_000  # traced messages that nobody has settled yet; the oldest makes room
+SPANS_WAITING_MAX: Final = 4_096
+EXPORT_SECS: Final = 5.0
+PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+LatencyOf = Callable[[str], Latency | None]
+
+
+class Tracing:
+    """Which messages are traced; one per process. `counts`: traced messages, by what came of that. `until`:
+    messages without a context that pass before the next of them is traced.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter | None = None,
+        *,
+        url: str | None = None,
+        share: float = 0.0,
+        messages_per_second_max: float = 100.0,
+        service: str = "gateway",
+        version: str = "",
+        replica: str = "",
+        latency_of_route: LatencyOf = lambda name: None,
+        latency_of_endpoint: LatencyOf = lambda name: None,
+    ) -> None:
+        """`exporter`: None for OTLP over HTTP to `url`, or None for where the SDK's variables say. `share` of
+        messages without a context, from 0 to 1. Names of `service`, `version` and `replica` are told with all
+        spans."""
+        self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
+        self.latency_of_route = latency_of_route
+        self.latency_of_endpoint = latency_of_endpoint
+        self.delivering: dict[int, MessageTrace] = {}  # by the identity of a message that has crossed
+        self._exporter = _Counted(
+            OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECS) if exporter is None else exporter
+        )
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,  # who is traced has been decided here
+            resource=Resource.create(
+                {
+                    "service.name": service,
+                    "service.version": version,
+                    "service.instance.id": replica,
+                }
+            ),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(self._exporter, max_queue_size=SPANS_WAITING_MAX)
+        )
+        self.tracer = self._provider.get_tracer("gateway", version)
+        self._share = share
+        self._per_second = messages_per_second_max
+        self._allowed = max(1.0, self._per_second)
+        self._since = 0.0
+        self._open: dict[MessageTrace, None] = {}
+        self.until = self._drawn()
+
+    def _drawn(self) -> int:
+        if self._share <= 0:
+            return NEVER_DUE
+        if self._share >= 1:
+            return 1
+        return int(math.log(1.0 - random.random()) / math.log1p(-self._share)) + 1
+
+    @staticmethod
+    def carries(found: PropertySet) -> bool:
+        """Whether there may be a trace context in these properties."""
+        if found.raw:
+            return b"traceparent" in found.raw
+        try:
+            return any(name == TRACEPARENT for name, _ in found.properties.headers)
+        except ProtocolError:
+            return False
+
+    def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
+        """The trace of a message that carries a context, or that it was the turn of; None: it has none after
+        all, is not sampled, or too many are."""
+        parent: Context | None = None
+        if self.carries(message.property_set):
+            parent = _context_of(message.property_set)
+            if parent is not None and not get_current_span(parent).get_span_context().trace_flags.sampled:
+                return None
+        if parent is None:
+            if self.until > 0:
+                return None
+            self.until = self._drawn()
+        now = clock.now()
+        self._allowed = min(
+            max(1.0, self._per_second), self._allowed + (now - self._since) * self._per_second
+        )
+        self._since = now
+        if self._allowed < 1.0:
+            self.counts["limited"] += 1
+            return None
+        self._allowed -= 1.0
+        self.counts["sampled"] += 1
+        if len(self._open) >= OPEN_MAX:
+            self.counts["unsettled"] += 1
+            next(iter(self._open)).abandon()
+        trace = MessageTrace(self, message, received, parent)
+        self._open[trace] = None
+        return trace
+
+    def ended(self, trace: MessageTrace) -> None:
+        """Its spans are complete."""
+        self._open.pop(trace, None)
+
+    def spans(self) -> dict[str, int]:
+        """Spans that the collector has taken, and those that are lost."""
+        return {"exported": self._exporter.exported, "failed": self._exporter.failed}
+
+    def flush(self) -> None:
+        """Send what is complete, and wait until it is sent."""
+        self._provider.force_flush()
+
+    def close(self) -> None:
+        """Send what is left; blocks for as long as that takes."""
+        for trace in list(self._open):
+            trace.abandon()
+        self._provider.shutdown()
+
+
+class MessageTrace:
+    """The spans of one message."""
+
+    def __init__(
+        self, tracing: Tracing, message: Message, received: Monotonic, parent: Context | None
+    ) -> None:
+        self._tracing = tracing
+        self._received = received
+        self._endpoint = message.sender.endpoint
+        self._delivers: dict[int, _Deliver] = {}  # by the identity of its message, which it keeps
+        self._last = 0
+        now = clock.now()
+        self._ahead = round(clock.utc() * 1e9 - now * 1e9)  # of the wall clock, ns
+        self._receive = tracing.tracer.start_span(
+            f"receive {self._endpoint}",
+            parent,
+            SpanKind.CONSUMER,
+            {
+                **_of(message),
+                "messaging.operation.type": "receive",
+                "messaging.client.id": message.sender.client,
+                "gateway.endpoint": self._endpoint,
+            },
+            start_time=self._ns(received),
+        )
+        self._context = set_span_in_context(self._receive)
+
+    def _ns(self, at: float) -> int:
+        return round(at * 1e9) + self._ahead
+
+    def now_ns(self) -> int:
+        """Nanoseconds of the wall clock, as spans are told."""
+        return self._ns(clock.now())
+
+    def crossed(
+        self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
+    ) -> Message | Outcome:
+        """A route has made this of the message, which is given the context to carry on."""
+        now = self.now_ns()
+        named = {"gateway.route": route}
+        span = self._tracing.tracer.start_span(
+            f"route {route}", self._context, SpanKind.INTERNAL, named, start_time=begun_ns
+        )
+        if isinstance(crossed, Outcome):
+            _end(span, crossed, now)
+            return crossed
+        span.end(now)
+        deliver = self._tracing.tracer.start_span(
+            f"deliver {route}",
+            self._context,
+            SpanKind.PRODUCER,
+            {
+                **_of(crossed),
+                **named,
+                "messaging.operation.type": "send",
+                "gateway.endpoint": target_endpoint,
+            },
+            start_time=now,
+        )
+        self._delivers[id(crossed)] = _Deliver(crossed, route, deliver)
+        self._tracing.delivering[id(crossed)] = self
+        _carry(crossed, deliver)
+        return crossed
+
+    def delivered(self, message: Message, outcome: Outcome) -> None:
+        """One of those who are at the end of a route has settled a message."""
+        deliver = self._delivers[id(message)]
+        now = clock.now()
+        deliver.outcome = outcome if deliver.at is None else worse(deliver.outcome, outcome)
+        deliver.at = self._last = self._ns(now)
+        if outcome is ACCEPTED and (latency := self._tracing.latency_of_route(deliver.route)) is not None:
+            latency.exemplify(self._exemplar(deliver.span, now))
+
+    def told(self, outcome: Outcome) -> None:
+        """The source has been answered."""
+        try:
+            self._told(outcome)
+        except Exception as error:  # the message is none the worse for it
+            contained("message", error, endpoint=self._endpoint)
+
+    def unwanted(self) -> None:
+        """Nobody takes the message."""
+        self._receive.set_attribute("gateway.unwanted", True)
+        self._end(ACCEPTED, self.now_ns())
+
+    def _told(self, outcome: Outcome) -> None:
+        now = clock.now()
+        at = self._ns(now)
+        settle = self._tracing.tracer.start_span(
+            f"settle {self._endpoint}",
+            self._context,
+            SpanKind.INTERNAL,
+            {"messaging.operation.type": "settle", "gateway.endpoint": self._endpoint},
+            start_time=self._last or at,
+        )
+        _end(settle, outcome, at)
+        if (latency := self._tracing.latency_of_endpoint(self._endpoint)) is not None:
+            latency.exemplify(self._exemplar(self._receive, now))
+        self._end(outcome, at)
+
+    def abandon(self) -> None:
+        """Nobody has settled it in time to be told so in a span."""
+        self._end(None, self.now_ns())
+
+    def _end(self, outcome: Outcome | None, at: int) -> None:
+        for key, deliver in self._delivers.items():
+            self._tracing.delivering.pop(key, None)
+            if deliver.at is None:
+                _end(deliver.span, outcome, at)
+            else:
+                _end(deliver.span, deliver.outcome, deliver.at)
+        self._delivers.clear()
+        _end(self._receive, outcome, at)
+        self._tracing.ended(self)
+
+    def _exemplar(self, span: Span, now: Monotonic) -> Exemplar:
+        of = span.get_span_context()
+        return Exemplar(f"{of.trace_id:032x}", f"{of.span_id:016x}", now - self._received, clock.utc())
+
+
+class _Deliver:
+    """A message that has crossed, on its way; `at`: when somebody has settled it."""
+
+    def __init__(self, message: Message, route: str, span: Span) -> None:
+        self.message = message
+        self.route = route
+        self.span = span
+        self.outcome = ACCEPTED
+        self.at: int | None = None
+
+
+def _context_of(found: PropertySet) -> Context | None:
+    """The context that these properties carry; None: there is none that the specification would read."""
+    try:
+        headers = found.properties.headers
+    except ProtocolError:
+        return None
+    carrier: dict[str, list[str]] = {}
+    for name, value in headers:
+        if name in (TRACEPARENT, TRACESTATE) and value.type is ValueType.STRING:
+            carrier.setdefault(name, []).append(str(value.value))
+    if len(carrier.get(TRACEPARENT, ())) != 1:
+        return None
+    context = PROPAGATOR.extract(carrier, Context())
+    return context if get_current_span(context).get_span_context().is_valid else None
+
+
+def _carry(message: Message, span: Span) -> None:
+    """Write the span's context into a message that has just been made: nobody else has it yet."""
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier, set_span_in_context(span))
+    stated: Properties = message.property_set.properties
+    kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
+    added = tuple((name, string(text)) for name, text in carrier.items())
+    made = property_set(replace(stated, headers=kept + added))
+    message.octets += made.octets - message.property_set.octets
+    message.property_set = made
+
+
+def _of(message: Message) -> dict[str, str | int]:
+    return {
+        "messaging.system": message.address.protocol,
+        "messaging.destination.name": message.address.name,
+        "messaging.message.body.size": len(message.body),
+    }
+
+
+def _end(span: Span, outcome: Outcome | None, at: int) -> None:
+    """`outcome` None: nobody has said."""
+    if outcome is None:
+        span.set_attribute("gateway.outcome", "unsettled")
+        span.set_status(Status(StatusCode.ERROR, "nobody has settled the message"))
+    else:
+        span.set_attribute("gateway.outcome", outcome.verdict.name.lower())
+        if outcome.verdict is not ACCEPTED.verdict:
+            span.set_attribute("error.type", outcome.reason.value)
+            span.set_status(Status(StatusCode.ERROR, outcome.text or None))
+    span.end(at)
+
+
+class _Counted(SpanExporter):
+    """Counts what another exporter has got rid of."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self._inner = inner
+        self.exported = 0
+        self.failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """In the thread of the SDK."""
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.exported += len(spans)
+            else:
+                self.failed += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """The last call."""
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """See SpanExporter."""
+        return self._inner.force_flush(timeout_millis)
