@@ -257,6 +257,26 @@ def metric_table() -> Iterator[str]:
     )
 
 
+def detailed_table() -> Iterator[str]:
+    """Those that are there on request alone."""
+    rows = [
+        (name, kind, labels, text)
+        for series, labels in (
+            (metrics.QUEUE_SERIES, metrics.QUEUE_LABELS),
+            (metrics.SESSION_SERIES, metrics.SESSION_LABELS),
+        )
+        for name, (kind, text) in series.items()
+    ]
+    rows.append((metrics.LEFT_OUT, "gauge", ("series",), metrics.LEFT_OUT_TEXT))
+    yield from table(
+        ("metric", "kind", "labels", "meaning"),
+        [
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            for name, kind, labels, text in rows
+        ],
+    )
+
+
 # The command line
 
 
@@ -368,6 +388,7 @@ KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "mapping": lambda name: keys("mapping", name),
     "ports": ports,
     "metrics": metric_table,
+    "detailed-metrics": detailed_table,
     "audit": audit_table,
     "command-list": command_list,
     "commands": command_help,

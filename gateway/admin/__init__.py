@@ -16,6 +16,7 @@ from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
+from gateway.admin.series import DetailedMetrics
 from gateway.admin.server import AdminState, application, serve
 from gateway.admin.sessions import SessionsApi
 
@@ -24,6 +25,7 @@ __all__ = [
     "Admission",
     "ClientsApi",
     "Connected",
+    "DetailedMetrics",
     "LettersApi",
     "Limit",
     "MappingsApi",

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError, answer, problem
+from gateway.admin.answers import NEVER_STORE, AbsentError, BadChoiceError, UnavailableError, answer, problem
 from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
@@ -32,6 +32,7 @@ from gateway.admin.operations import PREFIX, Api, Operation, description_of, rou
 from gateway.admin.page import Page
 from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
+from gateway.admin.series import DetailedMetrics
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.tapping import Taps
@@ -53,6 +54,7 @@ class AdminState:
     scrape_token_file: Path | None = None
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
+    detailed: DetailedMetrics | None = None
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
     health_port: int = 0
@@ -80,7 +82,26 @@ def health(state: AdminState) -> list[BaseRoute]:
         told, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
         return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
 
-    return [Route("/livez", livez), Route("/metrics", metrics), Route("/readyz", readyz)]
+    async def detailed(request: Request) -> Response:
+        """Names that clients have chosen are never for everybody."""
+        file = state.scrape_token_file
+        if file is None or not shows_secret(request, file):
+            caller = await state.admission.caller(request)
+            if isinstance(caller, Response):
+                return caller
+        if state.detailed is None:
+            return problem(404, "there are no detailed metrics")
+        try:
+            return await state.detailed.serve(request)
+        except BadChoiceError as error:
+            return problem(400, str(error))
+
+    return [
+        Route("/livez", livez),
+        Route("/metrics", metrics),
+        Route("/metrics/detailed", detailed),
+        Route("/readyz", readyz),
+    ]
 
 
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:

@@ -24,6 +24,7 @@ from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
     ClientsApi,
+    DetailedMetrics,
     LettersApi,
     MappingsApi,
     NamespacesApi,
@@ -195,13 +196,14 @@ class Gateway:
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
         process = process_of(self)
+        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush)
         apis = (
             ProcessApi(process),
             MappingsApi(process),
             LettersApi(self.dead_letters, self.core.redriving, flush),
             ClientsApi(clients, flush),
             SessionsApi(self.mqtt, dismiss, flush),
-            QueuesApi(self.hosts, self.fast_hosts, store, flush),
+            queues,
             RetainedApi(self.mqtt.retained, store, flush),
             NamespacesApi(self.hosts, self.fast_hosts),
             RatesApi(self.history),
@@ -225,6 +227,7 @@ class Gateway:
                 node=self.settings.replica,
             ),
             self.dispatcher.taps,
+            DetailedMetrics(queues.all, lambda: list(self.mqtt.sessions.values())),
         )
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs

@@ -183,6 +183,26 @@ JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_backlog_rows": ("Rows that wait to be written.", "backlog"),
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
 }
+Series = tuple[str, str]
+"""Whether it is a `gauge` or a `counter`, and its help."""
+QUEUE_LABELS: Final = ("protocol", "virtual_host", "kind", "queue")
+QUEUE_SERIES: Final[dict[str, Series]] = {
+    "gateway_detailed_queue_messages": ("gauge", "Messages of a queue that are ready."),
+    "gateway_detailed_queue_bytes": ("gauge", "What they weigh: bodies, properties, and 256 octets each."),
+    "gateway_detailed_queue_unacknowledged": ("gauge", "Messages that its consumers have not acknowledged."),
+    "gateway_detailed_queue_consumers": ("gauge", "Its consumers."),
+    "gateway_detailed_queue_in": ("counter", "Messages that it has been given."),
+    "gateway_detailed_queue_out": ("counter", "Messages that have left it, whichever way."),
+}
+SESSION_LABELS: Final = ("client",)
+SESSION_SERIES: Final[dict[str, Series]] = {
+    "gateway_detailed_session_messages": ("gauge", "Messages that an MQTT session is owed."),
+    "gateway_detailed_session_in_flight": ("gauge", "Messages that its client has not acknowledged."),
+    "gateway_detailed_session_subscriptions": ("gauge", "Its subscriptions."),
+    "gateway_detailed_session_connected": ("gauge", "1 while its client is connected."),
+}
+LEFT_OUT: Final = "gateway_detailed_left_out"
+LEFT_OUT_TEXT: Final = "Queues or sessions that match and are not told of, for there are too many."
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_SECONDS: Final = "gateway_route_seconds"
 TURN_SECONDS: Final = "gateway_loop_turn_seconds"
@@ -414,6 +434,39 @@ class Metrics(Collector):
         for name, latency in self.sources.route_latencies().items():
             family.add_metric((name,), _cumulative(latency), latency.sum_secs)
         return family
+
+
+class _Rows(Collector):
+    """Families that have been read already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """They."""
+        return self._families
+
+
+def detailed(
+    rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
+) -> tuple[bytes, str]:
+    """Series of queues and sessions as /metrics/detailed answers them, and their content type. `rows` are
+    metrics of QUEUE_SERIES and SESSION_SERIES with their labels, `left_out` are counts by kind."""
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):
+        for name, (kind, text) in table.items():
+            made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            families[name] = made(name, text, labels=labels)
+    for name, values, number in rows:
+        families[name].add_metric(values, number)
+    told = [family for family in families.values() if family.samples]
+    beyond = GaugeMetricFamily(LEFT_OUT, LEFT_OUT_TEXT, labels=("series",))
+    for kind, count in left_out.items():
+        beyond.add_metric((kind,), count)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Rows([*told, beyond]))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 def _attributes(

@@ -23,7 +23,9 @@ def test_without_its_packages_it_is_an_error_that_says_what_to_install(
     assert not load_settings(file, {}).tracing.enabled, "off, it needs nothing"
 
 
-@pytest.mark.parametrize("line", ["share: 1.5", "share: -1", "messages_per_second_max: 0", "url: collector:4318"])
+@pytest.mark.parametrize(
+    "line", ["share: 1.5", "share: -1", "messages_per_second_max: 0", "url: collector:4318"]
+)
 def test_what_cannot_be_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"tracing:\n  {line}\n")

@@ -1,0 +1,124 @@
+"""`/metrics/detailed`: a series for each queue, or each MQTT session, for who asks for it.
+
+Names that clients choose are labels here, and nowhere else. So it is asked for by itself (`series`), answers
+who may see such names, and tells of so many at most: the first by name, of those that match. How many were
+left out is a series, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admin.answers import BadChoiceError
+from gateway.admin.choosing import matcher, page_of
+from gateway.admin.queues import ListedQueue, gone_from
+from gateway.broker.mqtt.session import Session
+from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed
+
+SERIES_MAX: Final = 1_000  # queues, or sessions, whatever is asked for
+WORDS: Final = frozenset(("series", "queue", "virtual_host", "protocol", "client", "count"))
+
+T = TypeVar("T")
+
+
+class Told(NamedTuple, Generic[T]):
+    """What there is of a kind: how it is found and ordered, its labels, and its numbers by their metrics."""
+
+    every: Callable[[], Iterable[T]]
+    key: Callable[[T], str]
+    labels: Callable[[T], Sequence[str]]
+    numbers: Callable[[T], dict[str, float]]
+    metrics: dict[str, Series]
+
+
+class DetailedMetrics:
+    """See the file."""
+
+    def __init__(
+        self, queues: Callable[[], Iterable[ListedQueue]], sessions: Callable[[], Iterable[Session]]
+    ) -> None:
+        self._kinds: dict[str, Told[Any]] = {
+            "queues": Told(queues, lambda one: one.key, _queue_labels, _queue_numbers, QUEUE_SERIES),
+            "sessions": Told(sessions, _client, _session_labels, _session_numbers, SESSION_SERIES),
+        }
+
+    async def serve(self, request: Request) -> Response:
+        """Raises BadChoiceError when it is not said what to tell of."""
+        asked = request.query_params
+        names = asked.getlist("series")
+        if not names or not set(names) <= self._kinds.keys():
+            raise BadChoiceError(f"series is one of {', '.join(self._kinds)}, or each of them")
+        if unknown := sorted(asked.keys() - WORDS):
+            raise BadChoiceError(f"{unknown[0]} is none of {', '.join(sorted(WORDS))}")
+        try:
+            count = min(max(int(asked.get("count", SERIES_MAX)), 0), SERIES_MAX)
+        except ValueError:
+            raise BadChoiceError("count is a number") from None
+        chosen: dict[str, Callable[[Any], bool]] = {
+            "queues": _queue_chooser(asked),
+            "sessions": _session_chooser(asked),
+        }
+        rows: list[tuple[str, Sequence[str], float]] = []
+        left_out: dict[str, int] = {}
+        for name in dict.fromkeys(names):
+            told = self._kinds[name]
+
+            def show(one: Any, told: Told[Any] = told) -> list[tuple[str, Sequence[str], float]]:
+                labels = told.labels(one)
+                return [(metric, labels, number) for metric, number in told.numbers(one).items()]
+
+            page = await page_of(told.every(), chosen[name], told.key, show, count, "")
+            rows += [row for some in page.shown for row in some]
+            left_out[name] = page.matching - len(page.shown)
+        text, content_type = detailed(rows, left_out, request.headers.get("Accept", ""))
+        return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
+
+
+def _queue_chooser(asked: Any) -> Callable[[ListedQueue], bool]:
+    named = matcher(asked.get("queue", "*"))
+    host, protocol = asked.get("virtual_host"), asked.get("protocol")
+    return lambda one: (
+        named(one.name) and host in (None, one.virtual_host) and protocol in (None, one.protocol)
+    )
+
+
+def _session_chooser(asked: Any) -> Callable[[Session], bool]:
+    named = matcher(asked.get("client", "*"))
+    return lambda one: named(one.client_id)
+
+
+def _client(session: Session) -> str:
+    return session.client_id
+
+
+def _queue_labels(one: ListedQueue) -> Sequence[str]:
+    return one.protocol, one.virtual_host, one.kind, one.name
+
+
+def _queue_numbers(one: ListedQueue) -> dict[str, float]:
+    queue = one.queue
+    return {
+        "gateway_detailed_queue_messages": len(queue),
+        "gateway_detailed_queue_bytes": queue.octets,
+        "gateway_detailed_queue_unacknowledged": queue.unacknowledged,
+        "gateway_detailed_queue_consumers": len(queue.consumers),
+        "gateway_detailed_queue_in": queue.next,
+        "gateway_detailed_queue_out": gone_from(queue),
+    }
+
+
+def _session_labels(session: Session) -> Sequence[str]:
+    return (session.client_id,)
+
+
+def _session_numbers(session: Session) -> dict[str, float]:
+    return {
+        "gateway_detailed_session_messages": len(session),
+        "gateway_detailed_session_in_flight": len(session.in_flight),
+        "gateway_detailed_session_subscriptions": len(session.subscriptions),
+        "gateway_detailed_session_connected": int(session.outlet is not None),
+    }
