@@ -7,6 +7,7 @@ KINDS; what follows is theirs to read.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -277,6 +278,58 @@ def detailed_table() -> Iterator[str]:
     )
 
 
+# Logs
+
+LEVELS: Final = ("error", "warning", "info", "debug")
+
+
+class Logged(NamedTuple):
+    """An event of the log: its text, its level, and its facts, as some call has them."""
+
+    event: str
+    level: str
+    facts: tuple[str, ...]
+    elsewhere: bool
+    """There may be more facts than the call names."""
+
+
+def logged(source: str, name: str = "") -> Iterator[Logged]:
+    """The events that a module logs. Raises ValueError for one whose text is no constant."""
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        logger = ast.unparse(call.func.value)
+        if call.func.attr not in LEVELS or not (logger == "log" or "get_logger(" in logger):
+            continue
+        first = call.args[0] if call.args else None
+        text = constants.get(first.id) if isinstance(first, ast.Name) else getattr(first, "value", None)
+        if not isinstance(text, str):
+            raise ValueError(f"{name}:{call.lineno}: the text of an event is constant, its facts are keys")
+        facts = tuple(word.arg for word in call.keywords if word.arg not in (None, "exc_info"))
+        yield Logged(text, call.func.attr, facts, any(word.arg is None for word in call.keywords))
+
+
+def log_events() -> Iterator[str]:
+    """All events, the worst first."""
+    found: dict[tuple[int, str], dict[str, None]] = {}
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        for one in logged(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))):
+            facts = [f"`{fact}`" for fact in one.facts] + (["…"] if one.elsewhere else [])
+            found.setdefault((LEVELS.index(one.level), one.event), {}).update(dict.fromkeys(facts))
+    yield from table(
+        ("level", "event", "facts"),
+        ((LEVELS[level], event, ", ".join(facts)) for (level, event), facts in sorted(found.items())),
+    )
+
+
 # The command line
 
 
@@ -390,6 +443,7 @@ KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "metrics": metric_table,
     "detailed-metrics": detailed_table,
     "audit": audit_table,
+    "log-events": log_events,
     "command-list": command_list,
     "commands": command_help,
     "operations": operations,

@@ -67,6 +67,8 @@ ROWS: Final = {
             "Messages of each route, by what became of them.",
             {"{{route}} {{outcome}}": rate("gateway_route_messages_total", "route, outcome")},
         ),
+    ),
+    "How long it takes": (
         Shown(
             "Until the source has its answer",
             "s",
@@ -74,6 +76,15 @@ ROWS: Final = {
             {
                 "{{endpoint}} p50": quantile(0.5, "gateway_settle_seconds", "endpoint"),
                 "{{endpoint}} p99": quantile(0.99, "gateway_settle_seconds", "endpoint"),
+            },
+        ),
+        Shown(
+            "Through a route",
+            "s",
+            "From reading a message to its acceptance at the end of a route, or in its outbox.",
+            {
+                "{{route}} p50": quantile(0.5, "gateway_route_seconds", "route"),
+                "{{route}} p99": quantile(0.99, "gateway_route_seconds", "route"),
             },
         ),
     ),
@@ -239,6 +250,8 @@ def panel(shown: Shown, width: int) -> Panel:
     )
     for number, (legend, expression) in enumerate(shown.expressions.items()):
         query = Dataquery().expr(expression).legend_format(legend).range().ref_id(chr(ord("A") + number))
+        if expression.startswith("histogram_quantile"):
+            query.exemplar(True)  # where tracing is on, a point leads to its trace
         built.with_target(query)
     return built
 

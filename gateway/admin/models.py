@@ -288,6 +288,14 @@ class OutboxRow(Row):
     oldest_secs: float
     dropped: int
     problem: str
+    waiting: int
+    """Those that have not been handed to the link, which its limits count."""
+    waiting_octets: int
+    messages_max: int
+    octets_max: int
+    age_secs_max: float | None
+    policy: str
+    """What happens beyond them."""
 
 
 class UserRow(Row):

@@ -238,7 +238,7 @@ class ProcessApi:
         }
 
     async def _outboxes(self, request: Request) -> Response:
-        return await self._rows(request, [one._asdict() for one in self._process.outboxes()], "route")
+        return await self._rows(request, [outbox_shown(one) for one in self._process.outboxes()], "route")
 
     async def _users(self, request: Request) -> Response:
         rows = [{"name": name, "roles": list(has)} for name, has in self._process.roles().users.items()]
@@ -349,6 +349,12 @@ def _newest(
     more = any(reached[shard] > first for shard, first in firsts.items())
     words = [f"{shard}:{number}" for shard, number in sorted(reached.items())]
     return [document_of(row) for row in found], ",".join(words) if more else None
+
+
+def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
+    """For people and programs."""
+    limits: dict[str, Any] = outbox.limits._asdict()
+    return {word: value for word, value in outbox._asdict().items() if word != "limits"} | limits
 
 
 def _endpoint(stats: EndpointStats, state: State | None, history: History) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from gateway.admin.logins import LoginsApi
 from gateway.admin.models import Status
 from gateway.admin.operations import PREFIX, Api, Operation, description_of, routes_of
 from gateway.admin.page import Page
+from gateway.admin.process import outbox_shown
 from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.series import DetailedMetrics
@@ -110,7 +111,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
     def shown() -> dict[str, Any]:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
-        document["outboxes"] = [outbox._asdict() for outbox in state.outboxes()]
+        document["outboxes"] = [outbox_shown(outbox) for outbox in state.outboxes()]
         return document
 
     async def api_status(_: Request) -> Response:

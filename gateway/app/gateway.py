@@ -255,6 +255,15 @@ class Gateway:
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
+            log.info(
+                "started",
+                version=__version__,
+                replica=self.settings.replica,
+                listeners={name: listener.place for name, listener in self.listeners.items()},
+                links=sorted(self.settings.links),
+                routes=len(self.dispatcher.router.routes),
+                http=self.http_port or None,
+            )
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()

@@ -173,7 +173,7 @@ class Pauses:
         if kind == "route" and gate is not None:
             gate.open = False
         self._changed()
-        log.warning(f"an operator has paused a {kind}", name=name)
+        log.warning("an operator has paused a route or a link", kind=kind, name=name)
 
     def resume(self, kind: str, name: str) -> None:
         """It goes on; what waited goes first."""
@@ -185,7 +185,7 @@ class Pauses:
             gate.open = True
             self.tick()
         self._changed()
-        log.info(f"a {kind} goes on", name=name)
+        log.info("a route or a link goes on", kind=kind, name=name)
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force: those that are not any more go on."""

@@ -130,7 +130,7 @@ def legible(value: Fact) -> Fact:
 
 def _to_log(event: str, facts: dict[str, Any]) -> None:
     """A line of the log. There are two for each client that comes and goes, so JSON is written at once."""
-    line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "at": _now()}
+    line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "timestamp": _now()}
     if not write_json(line):
         structlog.get_logger(LOGGER).info("audit", audit=event, **facts)
 
@@ -157,7 +157,7 @@ class AuditFile:
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
         """Another line. A disk that takes none is told in the log once, until it takes one again."""
-        line = orjson.dumps({"at": _now(), "audit": event, **facts}, default=str).decode() + "\n"
+        line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
             if self._octets and self._octets + len(line) > self._bytes_max:
                 self._file.doRollover()

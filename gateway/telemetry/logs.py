@@ -122,7 +122,7 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="timestamp"),
     ]
     structlog.configure(
         processors=[*before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from gateway.settings import Limits, Settings
 from gateway.store.journal.columns import COLUMNS
 from gateway.telemetry.metrics import Metrics
 from tests.docs.pages import DOCS, PAGES, ROOT
+from tests.interop.gateway_process import GatewayProcess
 from tests.operator import admitting
 
 REFERENCE: Final = DOCS / "reference"
@@ -105,3 +107,24 @@ def test_every_reason_and_every_guard_is_explained() -> None:
     assert {one.value for one in Reason} - named <= {"none", "lost_property"}  # nobody is told these
     named = set(re.findall(r"`(\w+)`", text_of("metrics.md")))
     assert set(Where.__args__) <= named
+
+
+def test_an_event_of_the_log_has_a_constant_text() -> None:
+    found = list(generate.logged('TEXT = "a"\nlog.info(TEXT, n=1, **more)\nmapping.error(x)\n'))
+    assert found == [generate.Logged("a", "info", ("n",), True)]
+    with pytest.raises(ValueError, match="m.py:1: the text of an event is constant"):
+        list(generate.logged('log.warning(f"{kind} is paused")', "m.py"))
+
+
+def test_a_gateway_that_runs_says_only_what_is_listed(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path) as gateway:
+        gateway.terminate()
+        lines = [json.loads(line) for line in gateway.log.splitlines() if line.startswith("{")]
+    listed = "\n".join(generate.log_events())
+    assert {line["event"] for line in lines} >= {"started", "stopping", "stopped"}
+    for line in lines:
+        assert line.keys() >= {"timestamp", "level", "event", "logger"}
+        assert f"| {line['level']} | {line['event']} |" in listed
+    (started,) = [line for line in lines if line["event"] == "started"]
+    assert started["listeners"].keys() == {"mqtt", "amqp091", "amqpfast"}
+    assert started["logger"] == "gateway.app.gateway"

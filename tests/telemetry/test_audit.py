@@ -86,7 +86,7 @@ def test_events_go_into_the_log() -> None:
     audit("refused", endpoint="mqtt", user=TOKEN, remote="192.0.2.1:9", reason="wrong")
     line = json.loads(out.getvalue())
     assert (line["event"], line["audit"], line["user"]) == ("audit", "refused", "***")
-    assert (line["level"], line["logger"], line["at"][-1]) == ("info", "gateway.audit", "Z")
+    assert (line["level"], line["logger"], line["timestamp"][-1]) == ("info", "gateway.audit", "Z")
     with structlog.testing.capture_logs() as lines:
         audit("refused", user="eve")
     assert [(one["audit"], one["user"]) for one in lines] == [("refused", "eve")], "whoever listens hears it"
@@ -107,7 +107,7 @@ def test_events_go_into_a_file_that_begins_anew(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["audit.jsonl", "audit.jsonl.1"]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[-1]["user"] == "user 4"
-    assert lines[-1]["at"].endswith("Z")
+    assert lines[-1]["timestamp"].endswith("Z")
 
 
 def test_a_disk_that_takes_nothing_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
     ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
     assert (ours["event"], ours["reason"], ours["count"]) == ("refused", "credentials", 2)
     assert (ours["level"], ours["logger"]) == ("warning", "ingress.mqtt")
-    assert ours["at"].endswith("Z")
+    assert ours["timestamp"].endswith("Z")
     assert (theirs["event"], theirs["level"]) == ("broken pipe", "error")
 
 

@@ -113,8 +113,12 @@ class FastDefinitions:
                 try:
                     selects = selection(given["mime_type"], selector)
                 except SelectorRefused as error:
-                    text = "a durable subscription selects nothing: its selector is refused now"
-                    log.warning(text, client=client, identifier=identifier, reason=str(error))
+                    log.warning(
+                        "a durable subscription selects nothing: its selector is refused now",
+                        client=client,
+                        identifier=identifier,
+                        reason=str(error),
+                    )
                     selects = _nothing
                 interest = Interest(
                     given["name"],

@@ -86,7 +86,8 @@ class OutboxTarget(NamedTuple):
 
 
 class OutboxState(NamedTuple):
-    """An outbox for people and metrics. `problem`: why nothing moves; "" when something can."""
+    """An outbox for people and metrics. `problem`: why nothing moves; "" when something can. `waiting` and
+    `waiting_octets` are what its limits count: of all, what has not been handed to the link."""
 
     link: str
     route: str
@@ -96,6 +97,9 @@ class OutboxState(NamedTuple):
     oldest_secs: float
     dropped: int
     problem: str
+    waiting: int
+    waiting_octets: int
+    limits: OutboxLimits
 
 
 class OutboxRecipient(RouteRecipient):
@@ -213,6 +217,9 @@ class Outbox:
             self._oldest_secs(),
             self.dropped,
             self._problem(),
+            len(self._queue),
+            self._queue.octets,
+            self._limits,
         )
 
     def _problem(self) -> str:
