@@ -15,6 +15,7 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
 from gateway.cli.findings import INVALID
 from gateway.cli.options import settings_of
+from gateway.cli.progress import shown
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
@@ -93,7 +94,8 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         from gateway.cli.connecting import tried
 
         router = Router(load(settings.mapping_files()), settings.endpoints(), worlds=settings.worlds())
-        findings += tried(settings, router)
+        with shown("logging in at the brokers of links"):
+            findings += tried(settings, router)
     order = list(Severity)
     placed = [one if one.file else one._replace(**_said(settings, one.text)) for one in findings]
     return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))

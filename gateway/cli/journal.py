@@ -14,6 +14,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.progress import shown
 from gateway.errors import PipelineError
 
 journal = typer.Typer(name="journal", help="Read the journal: what crossed, when, and what became of it.")
@@ -95,11 +96,14 @@ def verify(
 
     reader = reader_of(config, folder)
     findings: list[dict[str, Any]] = []
-    for name in chosen_shards(reader, shard):
-        last = reader.segments(name)[-1].path
-        for item in reader.verify(name):
-            torn = isinstance(item, Hole) and item.path == last and item.end >= last.stat().st_size
-            findings.append(finding_of(name, item, torn=torn))
+    names = chosen_shards(reader, shard)
+    with shown("reading the journal, a shard at a time", len(names)) as bar:
+        for at, name in enumerate(names):
+            bar.update(at)
+            last = reader.segments(name)[-1].path
+            for item in reader.verify(name):
+                torn = isinstance(item, Hole) and item.path == last and item.end >= last.stat().st_size
+                findings.append(finding_of(name, item, torn=torn))
     damaged = any(finding["damage"] for finding in findings)
     if as_json:
         typer.echo(orjson.dumps({"ok": not damaged, "findings": findings}))
@@ -154,7 +158,8 @@ def export(
     assert to is not None
     form: Literal["parquet", "arrow"] = "arrow" if parquet is None else "parquet"
     try:
-        rows, missing = job(reader, to, form, columns=names, chosen=chosen)
+        with shown(f"writing {to}"):
+            rows, missing = job(reader, to, form, columns=names, chosen=chosen)
     except OSError as error:
         raise PipelineError(f"{to} cannot be written: {error.strerror}") from error
     typer.echo(f"{rows} rows in {to}" + (f", {missing} missing in the journal" if missing else ""))

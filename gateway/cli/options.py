@@ -34,8 +34,10 @@ def settings_of(config: Path | None) -> Settings:
 def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
     from gateway.cli.asking import answered
+    from gateway.cli.progress import shown
 
-    return answered(checked(url), token_file, path, choice)
+    with shown("waiting for the gateway"):
+        return answered(checked(url), token_file, path, choice)
 
 
 def checked(url: str) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.progress import shown
 
 if TYPE_CHECKING:
     from gateway.store.damage import Findings
@@ -33,7 +34,9 @@ def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = Fa
     """Say what cannot be read, and change nothing. Exit code 1 when something is lost."""
     from gateway.store import repair as repairing
 
-    findings = repairing.check(_folder(config, folder))
+    at = _folder(config, folder)
+    with shown("reading the store"):
+        findings = repairing.check(at)
     if as_json:
         typer.echo(orjson.dumps(_document(findings)))
     else:
@@ -47,7 +50,9 @@ def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = F
     """Put what can be read into a new database, and the old one aside."""
     from gateway.store import repair as repairing
 
-    findings, aside = repairing.repair(_folder(config, folder))
+    at = _folder(config, folder)
+    with shown("copying the store"):
+        findings, aside = repairing.repair(at)
     if as_json:
         typer.echo(orjson.dumps({**_document(findings), "aside": None if aside is None else str(aside)}))
         return

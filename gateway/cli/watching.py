@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from gateway.cli.options import ask
+from gateway.cli.asking import answered
+from gateway.cli.options import checked
 from gateway.cli.tables import table
 from gateway.errors import GatewayError
 
@@ -36,8 +37,8 @@ class Look(NamedTuple):
 
 def look(url: str, token_file: Path | None) -> Look:
     """Ask the gateway. Raises GatewayError."""
-    status = ask(url, token_file, "/api/v1/status")
-    found = ask(url, token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false")
+    status = answered(checked(url), token_file, "/api/v1/status")
+    found = answered(checked(url), token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false")
     return Look(status, found["items"])
 
 

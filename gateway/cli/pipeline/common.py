@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.cli.options import settings_of
+from gateway.cli.progress import shown
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -64,13 +66,15 @@ def started(
 ) -> SparkSession:
     """A session for the command `name`, which can write tables of these `formats`, and read the `archive`.
     Raises PipelineError: what has to be installed, or where nobody answers."""
-    options = options_of(conf)
+    watched = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}  # Spark's own bar
+    options = watched | options_of(conf)
     installed()
     from gateway.pipeline.session import session
 
-    return session(
-        f"gateway pipeline {name}", master=master, options=options, formats=formats, archive=archive
-    )
+    with shown("starting Spark"):
+        return session(
+            f"gateway pipeline {name}", master=master, options=options, formats=formats, archive=archive
+        )
 
 
 def options_of(conf: list[str] | None) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""What somebody who waits at a terminal sees: a bar on standard error, after a second. Elsewhere nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+AFTER_SECS: Final = 1.0  # what is done by then needs no bar
+
+
+class Bar:
+    """How much of `total` is done (None: nobody knows how much there is)."""
+
+    def __init__(self, text: str, total: float | None) -> None:
+        self._text = text
+        self._total = total
+        self._done = 0.0
+        self._lock = threading.Lock()
+        self._ended = False
+        self._drawn: tuple[Progress, TaskID] | None = None
+
+    def update(self, done: float) -> None:
+        """So much is done."""
+        with self._lock:
+            self._done = done
+            if self._drawn is not None:
+                progress, task = self._drawn
+                progress.update(task, completed=done)
+
+    def start(self) -> None:
+        """Draw it, from now on."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with self._lock:
+            if self._ended:
+                return
+            progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            task = progress.add_task(self._text, total=self._total)
+            progress.update(task, completed=self._done)
+            self._drawn = progress, task
+            progress.start()
+
+    def end(self) -> None:
+        """Take it away."""
+        with self._lock:
+            self._ended = True
+            if self._drawn is not None:
+                self._drawn[0].stop()
+
+
+@contextmanager
+def shown(text: str, total: float | None = None) -> Iterator[Bar]:
+    """A bar for as long as the block takes; nothing else may be printed in it."""
+    bar = Bar(text, total)
+    if not sys.stderr.isatty():
+        yield bar
+        return
+    timer = threading.Timer(AFTER_SECS, bar.start)
+    timer.daemon = True
+    if AFTER_SECS:
+        timer.start()
+    else:
+        bar.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        bar.end()
