@@ -24,6 +24,7 @@ from tests.benchmarks.sections import (
     amqp,
     bridge,
     codec,
+    commands,
     durable,
     embedded,
     fast,
@@ -61,6 +62,11 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),
     "memory": ("Memory", "RabbitMQ", memory.measure),
     "startup": ("Start-up", "limit", startup.measure),
+    "commands": (
+        "The command line, and the first message",
+        "limit",
+        lambda folder, seconds, repeat: commands.measure(folder, repeat),
+    ),
 }
 FAULTS: Final = (LoadError, Wrong, SubjectError, BrokerError, PeerMissingError, OSError)
 
