@@ -168,10 +168,14 @@ def written(path: Path, text: str) -> None:
 
 
 def meeting_places() -> list[Path]:
-    """Folders of this user alone, the best one first."""
+    """Folders of this user alone, the best one first; there may be none, where nothing can be written."""
     given = os.environ.get("XDG_RUNTIME_DIR")
-    own = f"gateway-{os.geteuid()}"
-    return [*([Path(given) / "gateway"] if given else []), Path(tempfile.gettempdir()) / own]
+    found = [Path(given) / "gateway"] if given else []
+    try:
+        found.append(Path(tempfile.gettempdir()) / f"gateway-{os.geteuid()}")
+    except FileNotFoundError as error:
+        log.debug("there is no folder for temporary files", error=str(error))
+    return found
 
 
 def _is_ours(folder: Path) -> bool:
