@@ -525,3 +525,15 @@ async def test_who_changed_something_stands_in_the_audit_log(tmp_path: Path) -> 
     secrets = [root, made.json()["token"], "guess-7", code, session["csrf"]]
     text = json.dumps(told, default=str)
     assert [secret for secret in secrets if secret in text] == []
+
+
+def test_where_nothing_can_be_written_there_is_no_token_for_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(console_tokens.tempfile, "gettempdir", nowhere)
+    assert leave_token(8080, "secret") is None
+    assert left_tokens(8080) == []

@@ -18,13 +18,15 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.store.store import Store
 from tests.benchmarks import wires
-from tests.benchmarks.report import Figure
+from tests.benchmarks.report import Figure, median
 from tests.benchmarks.subjects import Gateway, SubjectError
+from tests.interop.servers import LOOPBACK, free_ports
 
 MESSAGES: Final = 1_000_000
 ROWS: Final = (100, 1)  # messages in each
 FLUSH_ROWS: Final = 1_000  # put into the store together
 SECS_MAX: Final = 5.0
+EMPTY_SECS_MAX: Final = 1.5
 QUEUE: Final = "stored"
 BODY: Final = bytes(128)
 
@@ -88,6 +90,29 @@ def _measured(folder: Path, length: int) -> Figure:
     )
 
 
+def _empty(folder: Path, repeat: int) -> Figure:
+    """Without stored messages, with a store and HTTP, as people have it."""
+    found = []
+    for number in range(repeat):
+        at = folder / str(number)
+        (http,) = free_ports(1)
+        gateway = Gateway(at, store={"path": str(at / "data")}, http={"host": LOOPBACK, "port": http})
+        begin = time.monotonic()
+        with gateway:
+            found.append((time.monotonic() - begin, gateway.rss()))
+    secs = median([one for one, _ in found])
+    return Figure(
+        "start-up without stored messages",
+        "s",
+        secs,
+        EMPTY_SECS_MAX,
+        ratio=EMPTY_SECS_MAX / secs,
+        target=1.0,
+        more={"MB of memory": round(max(octets for _, octets in found) / 1e6)},
+    )
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """One figure per length of row, each measured once."""
-    return [_measured(folder / f"rows-of-{length}", length) for length in ROWS]
+    """One figure per length of row, each measured once; and one of nothing."""
+    stored = [_measured(folder / f"rows-of-{length}", length) for length in ROWS]
+    return [_empty(folder / "empty", repeat), *stored]
