@@ -131,6 +131,8 @@ class QueueRow(Row):
     in_use: bool
     idle_secs: float | None
     temporary: bool
+    arguments: dict[str, Any]
+    """With which it was declared, of AMQP 0-9-1."""
 
 
 class ExchangeRow(Row):

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
-from gateway.admin.messages import asked_of, message_shown
+from gateway.admin.messages import asked_of, message_shown, plain
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.operations import Operation
 from gateway.admin.rates import Meter
@@ -29,6 +29,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.queue import Queue
+from gateway.mapping.conditions import plain_headers
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
@@ -175,6 +176,7 @@ class QueuesApi:
             "in_use": one.in_use,
             "idle_secs": None if idle is None else round(idle, 3),
             "temporary": isinstance(queue, FastQueue | AmqpQueue) and queue.owner is not None,
+            "arguments": plain(plain_headers(queue.arguments)) if isinstance(queue, AmqpQueue) else {},
         }
 
     async def _remove(self, request: Request) -> Response:

@@ -219,7 +219,7 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
         return found
 
     (queue,) = rows("queues", protocol="amqp091", queue="work")
-    assert (queue["messages"], queue["durable"]) == (3, True)
+    assert (queue["messages"], queue["durable"], queue["arguments"]) == (3, True, {"x-max-length": 100})
     assert rows("bindings", destination="work")[0]["key"] == "a.#"
     assert rows("exchanges", name="read*")[0]["type"] == "topic"
     endpoints = {one["name"]: one for one in rows("endpoints")}

@@ -13,7 +13,7 @@ export function Queues() {
       filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]]]} columns=${again => [
       ["Queue", row => row.queue, "text"], ["Of", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Octets", row => octets(row.messages_bytes), "number"],
       ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
-      ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Idle", row => period(row.idle_secs), "number"],
+      ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Arguments", row => Object.keys(row.arguments).length ? JSON.stringify(row.arguments) : "–", "text"], ["Idle", row => period(row.idle_secs), "number"],
       ["", row => html`<span class="acts">
         ${row.kind === "queue" && html`<${Act} label="Peek" name=${row.queue} act=${async () => { look({row, ...await post("queues/peek", {protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue})}); }} />`}
         ${row.kind === "queue" && may() && html`<button aria-label=${`Publish to ${row.queue}`} onClick=${() => publish(row)}>Publish</button>`}
