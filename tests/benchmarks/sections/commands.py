@@ -1,13 +1,15 @@
 """What somebody waits for who tries the gateway: the help of each command, and from `git clone` to the first
 message that crosses.
 
-Help is a process of its own each time, by the system's account of it. The clone is of this checkout as it is
-committed; `make run` installs what it needs from wherever pip finds it, so the network and pip's cache count.
+Help is a process of its own each time, and says itself at its end how much memory it had: the system's
+account of a child begins with what its parent has. The clone is of this checkout as it is committed;
+`make run` installs what it needs from wherever pip finds it, so the network and pip's cache count.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +26,15 @@ from tests.benchmarks.report import Figure, median
 from tests.benchmarks.subjects import CHECKOUT, STOP_SECS_MAX, SubjectError
 from tests.interop.servers import LOOPBACK, amqp_answers, free_ports, mqtt_answers
 
-GATEWAY: Final = Path(sys.executable).with_name("gateway")
+HELP: Final = """
+import sys
+from gateway.cli import main
+try:
+    main()
+finally:
+    with open("/proc/self/status") as status:
+        print(*[line.split()[1] for line in status if line.startswith("VmHWM:")], file=sys.stderr)
+"""
 HELP_SECS_MAX: Final = 0.3
 HELP_OCTETS_MAX: Final = 40 * 1024 * 1024
 HELPS: Final = 3  # of each command, for each repetition that is asked for
@@ -34,9 +44,10 @@ POLL_SECS: Final = 0.05
 
 
 class Cost(NamedTuple):
-    """What one process took; `octets` of memory at most."""
+    """What one process took: by the clock, of a processor, and of memory at most."""
 
     secs: float
+    cpu_secs: float
     octets: int
 
 
@@ -55,14 +66,14 @@ def _lines() -> list[list[str]]:
 
 
 def _help(line: list[str]) -> Cost:
-    begin = time.perf_counter()
-    process = subprocess.Popen((GATEWAY, *line, "--help"), stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    secs = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SubjectError(f"gateway {' '.join(line)} --help ended with {process.returncode}")
-    return Cost(secs, usage.ru_maxrss * 1024)
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    asked = (sys.executable, "-c", HELP, *line, "--help")
+    done = subprocess.run(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    secs, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SubjectError(f"gateway {' '.join(line)} --help: {done.stderr}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(secs, used, int(done.stderr) * 1024)
 
 
 def _helped(line: list[str], repeat: int) -> Figure:
@@ -76,7 +87,10 @@ def _helped(line: list[str], repeat: int) -> Figure:
         HELP_SECS_MAX,
         ratio=ratio,
         target=1.0,
-        more={"MB of memory": f"{octets / 2**20:.1f}"},
+        more={
+            "CPU s": f"{median([one.cpu_secs for one in costs]):.2f}",
+            "MB of memory": f"{octets / 2**20:.1f}",
+        },
     )
 
 
