@@ -214,9 +214,9 @@ class Sources:
     """What is asked at every scrape.
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
-    `forwarded` (copies of dead letters), `engine_records`, `traces` and `spans` by outcome, `forgotten_ids` by route,
-    `authentications` by back end and outcome; `paused_routes` with how many messages each holds. `store`,
-    `journal` and `redaction` have the attributes that their tables name. `turns`: of the loop.
+    `forwarded` (copies of dead letters), `engine_records`, `traces` and `spans` by outcome, `forgotten_ids`
+    by route, `authentications` by back end and outcome; `paused_routes` with how many messages each holds.
+    `store`, `journal` and `redaction` have the attributes that their tables name. `turns`: of the loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
