@@ -110,8 +110,7 @@ def _publish_traced(
             for way, branch in zip(entry.ways, plan.branches, strict=True)
         ]
     )
-    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)
-    every.only = None  # nothing goes the short way, which makes its message itself
+    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)  # no way of it is plain
     whole = RoutingEntry(entry.address, every, ways)
     slot = len(batch)
     batch.watch(slot, trace)
