@@ -22,7 +22,7 @@ from typing import Final
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import (
@@ -49,6 +49,7 @@ TRACESTATE: Final = "tracestate"
 NEVER_DUE: Final = 2**62
 OPEN_MAX: Final = 1_000  # traced messages that nobody has settled yet; the oldest makes room
 SPANS_WAITING_MAX: Final = 4_096
+ATTRIBUTE_MAX: Final = 256  # characters: a peer chooses names of 65 535 octets, and so many spans may wait
 EXPORT_SECS: Final = 5.0
 PROPAGATOR: Final = TraceContextTextMapPropagator()
 
@@ -85,6 +86,7 @@ class Tracing:
         )
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,  # who is traced has been decided here
+            span_limits=SpanLimits(max_attribute_length=ATTRIBUTE_MAX),
             resource=Resource.create(
                 {
                     "service.name": service,
@@ -240,8 +242,8 @@ class MessageTrace:
         now = clock.now()
         deliver.outcome = outcome if deliver.at is None else worse(deliver.outcome, outcome)
         deliver.at = self._last = self._ns(now)
-        if outcome is ACCEPTED and (latency := self._tracing.latency_of_route(deliver.route)) is not None:
-            latency.exemplify(self._exemplar(deliver.span, now))
+        if outcome is ACCEPTED:
+            self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
     def told(self, outcome: Outcome) -> None:
         """The source has been answered."""
@@ -266,8 +268,7 @@ class MessageTrace:
             start_time=self._last or at,
         )
         _end(settle, outcome, at)
-        if (latency := self._tracing.latency_of_endpoint(self._endpoint)) is not None:
-            latency.exemplify(self._exemplar(self._receive, now))
+        self._exemplify(self._tracing.latency_of_endpoint(self._endpoint), self._receive, now)
         self._end(outcome, at)
 
     def abandon(self) -> None:
@@ -285,9 +286,11 @@ class MessageTrace:
         _end(self._receive, outcome, at)
         self._tracing.ended(self)
 
-    def _exemplar(self, span: Span, now: Monotonic) -> Exemplar:
-        of = span.get_span_context()
-        return Exemplar(f"{of.trace_id:032x}", f"{of.span_id:016x}", now - self._received, clock.utc())
+    def _exemplify(self, latency: Latency | None, span: Span, now: Monotonic) -> None:
+        if latency is not None and span.is_recording():
+            of = span.get_span_context()
+            ids = f"{of.trace_id:032x}", f"{of.span_id:016x}"
+            latency.exemplify(Exemplar(*ids, now - self._received, clock.utc()))
 
 
 class _Deliver:
@@ -321,6 +324,8 @@ def _carry(message: Message, span: Span) -> None:
     """Write the span's context into a message that has just been made: nobody else has it yet."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
+    if not carrier:  # the SDK has been told to do nothing: what came is carried on
+        return
     stated: Properties = message.property_set.properties
     kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
     added = tuple((name, string(text)) for name, text in carrier.items())

@@ -252,6 +252,28 @@ def test_of_those_that_nobody_settles_the_oldest_makes_room(
     assert len([span for span in bench.spans() if span.name == "receive test"]) == 1
 
 
+def test_a_name_is_told_as_far_as_it_fits(make: Callable[..., Traced]) -> None:
+    bench = make(OUT % "")
+    bench.publish("mqtt", carrying(SAMPLED, topic="out/" + "é" * 5_000))
+    bench.link.parts[0].settle(ACCEPTED)
+    told = bench.named("receive test").attributes
+    assert told is not None
+    assert told["messaging.destination.name"] == ("out/" + "é" * 5_000)[: traces.ATTRIBUTE_MAX]
+
+
+def test_a_context_is_kept_where_the_sdk_is_told_to_do_nothing(
+    make: Callable[..., Traced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    bench = make(OUT % "")
+    source, _ = bench.publish("mqtt", carrying(SAMPLED, state="vendor=1"))
+    bench.link.parts[0].settle(ACCEPTED)
+    assert source.outcomes == [ACCEPTED]
+    crossed = context(bench.link.parts[0].messages[0])
+    assert (crossed["traceparent"], crossed["tracestate"]) == (SAMPLED, "vendor=1")
+    assert (bench.spans(), bench.dispatcher.latencies["out"].exemplars) == ([], {})
+
+
 def test_an_exemplar_leads_from_the_latency_to_the_trace(make: Callable[..., Traced]) -> None:
     bench = make(OUT % "")
     at_endpoint = Latency()
