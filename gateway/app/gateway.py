@@ -50,7 +50,7 @@ from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import engine_link, topics_of
 from gateway.app.tracing import close as close_tracing
-from gateway.app.tracing import tracing_of
+from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
@@ -162,9 +162,7 @@ class Gateway:
             self._reloading = trio.Lock()
             self.metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
-            if self.tracing is not None:
-                self.tracing.latency_of_route = lambda name: self.dispatcher.latencies.get(name)
-                self.tracing.latency_of_endpoint = self.metrics.latency_of
+            exemplify(self.tracing, self.dispatcher, self.metrics)
             undo.pop_all()
 
     async def run(

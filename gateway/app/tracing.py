@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gateway import __version__
+from gateway.broker.dispatcher import Dispatcher
 from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import Tracing
@@ -23,6 +25,13 @@ def tracing_of(settings: Settings) -> Tracing | None:
 
     stated = settings.tracing.model_dump(exclude={"enabled"})
     return Tracing(**stated, version=__version__, replica=settings.replica)
+
+
+def exemplify(tracing: Tracing | None, dispatcher: Dispatcher, metrics: Metrics) -> None:
+    """Have traced messages be the exemplars of these histograms."""
+    if tracing is not None:
+        tracing.latency_of_route = lambda name: dispatcher.latencies.get(name)
+        tracing.latency_of_endpoint = metrics.latency_of
 
 
 async def close(tracing: Tracing | None) -> None:
