@@ -6,8 +6,7 @@ going.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -36,13 +35,28 @@ if TYPE_CHECKING:  # OpenTelemetry need not be installed
 TICK_SECS: Final = 0.25
 
 
-def _dispatcher_of(journaling: Journaling | None, tracing: Tracing | None) -> Callable[..., Dispatcher]:
+def dispatcher_of(
+    router: Router,
+    dead_letters: DeadLetters,
+    deduplication: Deduplication | None = None,
+    *,
+    journaling: Journaling | None = None,
+    tracing: Tracing | None = None,
+    **more: Any,
+) -> Dispatcher:
     """The kind that records and traces what it has to, and costs nothing else."""
-    if journaling is None:
-        return Dispatcher if tracing is None else partial(TracingDispatcher, tracing)
+    given = (router, dead_letters, deduplication)
     if tracing is None:
-        return partial(RecordingDispatcher, journaling=journaling)
-    return partial(TracingRecordingDispatcher, tracing, journaling=journaling)
+        if journaling is None:
+            return Dispatcher(*given, **more)
+        return RecordingDispatcher(*given, journaling=journaling, **more)
+    made: TracingDispatcher | TracingRecordingDispatcher
+    if journaling is None:
+        made = TracingDispatcher(*given, **more)
+    else:
+        made = TracingRecordingDispatcher(*given, journaling=journaling, **more)
+    made.tracing = tracing
+    return made
 
 
 class BrokerCore:
@@ -84,7 +98,7 @@ class BrokerCore:
                 memory_octets_max=limits.queue_memory_bytes_max,
                 left=None if journaling is None else journaling.left,
             )
-        self.dispatcher = _dispatcher_of(journaling, tracing)(
+        self.dispatcher = dispatcher_of(
             router,
             self.dead_letters,
             self.deduplication,
@@ -94,6 +108,8 @@ class BrokerCore:
             pauses=self.pauses,
             disk_healthy=lambda: store is None or store.healthy,
             memory=memory,
+            journaling=journaling,
+            tracing=tracing,
         )
         self._paused()
         self.redriving = Redriving(self.dispatcher, self.dead_letters)

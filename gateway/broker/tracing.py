@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.journaling import RecordingDispatcher
@@ -125,11 +125,9 @@ def _publish_traced(
 
 
 class TracingDispatcher(Dispatcher):
-    """A dispatcher some of whose messages are traced."""
+    """A dispatcher some of whose messages are traced; `tracing` is set before it is used."""
 
-    def __init__(self, tracing: Tracing, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.tracing = tracing
+    tracing: Tracing
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """As every dispatcher does, and traced if it is to be."""
@@ -155,9 +153,7 @@ class TracingDispatcher(Dispatcher):
 class TracingRecordingDispatcher(RecordingDispatcher):
     """The same with a journal."""
 
-    def __init__(self, tracing: Tracing, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.tracing = tracing
+    tracing: Tracing
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """See TracingDispatcher."""

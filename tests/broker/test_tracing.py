@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +12,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.core import dispatcher_of
 from gateway.broker.journaling import open_journal
-from gateway.broker.tracing import TracingDispatcher, TracingRecordingDispatcher
+from gateway.broker.tracing import TracingRecordingDispatcher
 from gateway.containment import counted
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -41,11 +40,15 @@ class Traced(Bench):
         self.memory = InMemorySpanExporter()
         self.tracing = Tracing(self.memory, **stated)
         router, spaces = routes(*rows), self.dispatcher.namespaces
-        made: Callable[..., Dispatcher] = partial(TracingDispatcher, self.tracing)
-        if folder is not None:
-            journal = open_journal(Journal(enabled=True), folder, router)
-            made = partial(TracingRecordingDispatcher, self.tracing, journaling=journal)
-        self.dispatcher = made(router, self.letters, links=("erp",), namespaces=spaces)
+        journal = None if folder is None else open_journal(Journal(enabled=True), folder, router)
+        self.dispatcher = dispatcher_of(
+            router,
+            self.letters,
+            journaling=journal,
+            tracing=self.tracing,
+            links=("erp",),
+            namespaces=spaces,
+        )
         self.tracing.latency_of_route = self.dispatcher.latencies.get
 
     def spans(self) -> list[ReadableSpan]:
