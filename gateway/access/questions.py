@@ -46,6 +46,13 @@ class Authorizer(Protocol):
         """See to it that the answer is known."""
 
 
+class Asked(Protocol):
+    """Something that a client has to wait for."""
+
+    async def ask(self) -> None:
+        """Wait for it."""
+
+
 class Undecided(Exception):
     """It is not known yet whether something is allowed: `ask`, and try again."""
 

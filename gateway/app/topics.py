@@ -52,9 +52,7 @@ def topics_of(
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
         engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go)
-        topics = EngineNamespace(
-            engine, of_sessions, shares=shares, sessions_max=limits.sessions_max, store=store
-        )
+        topics = EngineNamespace(engine, of_sessions, shares=shares, sessions_max=limits.sessions_max)
         return topics, engine
     retained = Retained(
         messages_max=limits.retained_messages_max, octets_max=limits.retained_bytes_max, store=store

@@ -1,8 +1,9 @@
 """One connection to the cluster, and what is said over it.
 
-It has five channels: to declare and bind; to publish with confirms; to write records into the log; to consume
-this replica's queue; to follow the log. All that must exist is declared in one go, answers come in the order
-of the questions, and what the broker does not grant ends the connection, which says why. When everything is
+It has six channels: to declare and bind; to publish with confirms; to write records into the log; to
+consume this replica's queue; to follow the log; to count what queues had no room for. Those for the queues of
+sessions come on top (consumers.py). All that must exist is declared in one go, answers come in the order of
+the questions, and what the broker does not grant ends the connection, which says why. When everything is
 there, and the log has been read up to a mark of our own, the engine is up.
 """
 
@@ -18,9 +19,10 @@ from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, machine_to
 from gateway.egress.connection import QueueLinkConnection
 from gateway.engine.bindings import Bindings
+from gateway.engine.consumers import Consumers, Done
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
-from gateway.engine.records import Mark, Opened, encode_record
+from gateway.engine.records import Record, encode_record
 from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.spooled import Body
@@ -54,8 +56,9 @@ VERSION: Final = "0-9-1"
 PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 LOG_PREFETCH: Final = 1_000
+DROPPED_PREFETCH: Final = 1_000
+DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
 OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
-Answered = Callable[[], None]
 
 
 class Speaker(Protocol):
@@ -76,11 +79,23 @@ class Speaker(Protocol):
     def follows(self) -> None:
         """The log is being read."""
 
+    def flush(self) -> None:
+        """Write what sessions have to say."""
+
+    def decided(self) -> None:
+        """What waited to be bound is asked for."""
+
+    def stopping(self, write: Callable[[Record], None]) -> None:
+        """The connection is ended in order."""
+
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A message of the replica's queue."""
 
     def record(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A record of the log."""
+
+    def dropped(self, raw: bytes) -> None:
+        """A queue has had no room for a message, or no time."""
 
     def disconnected(self, peer: EngineConnection, why: str) -> None:
         """The connection is gone."""
@@ -97,15 +112,16 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self.ready = False  # all that is needed is there; records can be written
         self._session = session
-        self._asked: deque[Answered | None] = (
-            deque()
-        )  # of the first channel, to be told when they are answered
-        self._declaring = self._publishing = self._recording = self._consuming = self._following = 0
+        self._asked: deque[Done | None] = deque()  # of the first channel, to be told when they are answered
+        self._declaring = self._publishing = self._recording = self._consuming = self._following = (
+            self._dropping
+        ) = 0
         self._records: Publisher | None = None
         self._begun: set[int] = set()  # channels of which more than that they are open has been asked
         self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
         self._done: dict[int, int] = {}  # those of them that can be acknowledged
         self._answering = False
+        self.consumers = Consumers(self, session.names.topics)
 
     # What the stream asks.
 
@@ -116,7 +132,9 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self._stream.again()
 
     def data_to_send(self) -> bytes:
-        """Acknowledgements of what has been dealt with, and whatever was encoded."""
+        """Acknowledgements of what has been dealt with, records, and whatever was encoded."""
+        self._session.flush()
+        self.consumers.flush()
         for channel, tag in self._done.items():
             self.machine.ack(channel, tag, multiple=True)
         self._done.clear()
@@ -129,6 +147,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     def lost(self, reason: str) -> None:
         """The connection is gone."""
         self.ready = False
+        self.consumers.lose()
         self._session.disconnected(self, self._why or reason)
 
     # What the link asks.
@@ -151,15 +170,38 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         """Have this replica's queue get what has such keys."""
         session = self._session
         if self._answering:
-            self._ask(m.QueueBind(session.queue, session.names.topics, key))
+            self.ask(m.QueueBind(session.queue, session.names.topics, key))
 
     def unbind(self, key: str) -> None:
         """The queue is not to get it any more."""
         session = self._session
         if self._answering:
-            self._ask(m.QueueUnbind(session.queue, session.names.topics, key))
+            self.ask(m.QueueUnbind(session.queue, session.names.topics, key))
 
-    def after_bound(self, done: Answered) -> None:
+    def ask(self, method: m.Method, done: Done | None = None) -> None:
+        """Ask for a declaration; `done` is called when it is answered."""
+        self._asked.append(done)
+        self.machine.send_method(self._declaring, method)
+        self._stream.mark()
+
+    def open_channel(self) -> int:
+        """A further channel."""
+        return self.machine.open_channel()
+
+    def decided(self) -> None:
+        """What waited to be bound is asked for."""
+        self._session.decided()
+
+    def wake(self) -> None:
+        """Something is to be written when the wake-up ends."""
+        self._stream.mark()
+
+    def delete_queue(self, queue: str) -> None:
+        """A session has ended."""
+        if self._answering:
+            self.ask(m.QueueDelete(queue))
+
+    def after_bound(self, done: Done) -> None:
         """`done` is called when everything that has been asked for is there."""
         if not self._asked:
             done()
@@ -167,9 +209,10 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         last = self._asked.pop()
         self._asked.append(done if last is None else _both(last, done))
 
-    def write(self, record: Mark | Opened) -> None:
+    def write(self, record: Record) -> None:
         """Append a record to the log."""
-        assert self._records is not None
+        if self._records is None:
+            return
         wire = amqp_address("", self._session.names.state).wire
         self._records.publish_many([(wire, PERSISTENT, encode_record(record))])
         self._stream.mark()
@@ -182,8 +225,10 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
 
     def shut_down(self) -> None:
         """The gateway is stopping, or the link waits: a queue that no client needs any more goes."""
+        if self.ready:
+            self._session.stopping(self.write)
         if self._answering and not len(self._session.bindings):
-            self._ask(m.QueueDelete(self._session.queue))
+            self.ask(m.QueueDelete(self._session.queue))
         super().shut_down()
 
     def give_up(self, why: str) -> None:
@@ -219,16 +264,23 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     def _opened(self) -> None:
         self._session.stats.spoke(self.machine, VERSION)
         self.open = True
-        opened = [self.machine.open_channel() for _ in range(5)]
-        self._declaring, self._publishing, self._recording, self._consuming, self._following = opened
+        self._declaring = self.machine.open_channel()
+        self._publishing = self.machine.open_channel()
+        self._recording = self.machine.open_channel()
+        self._consuming = self.machine.open_channel()
+        self._following = self.machine.open_channel()
+        self._dropping = self.machine.open_channel()
+        self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
         if number not in self.machine.channels:
             return  # the connection has been given up since
+        if self.consumers.opened(number):
+            return
         if number == self._declaring:
             self._answering = True
             for method in self._needed():
-                self._ask(method)
+                self.ask(method)
             self.after_bound(self._declared)
         elif number == self._recording:
             self._records = Publisher(self.machine, number)
@@ -246,14 +298,12 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         yield m.ExchangeBind(names.topics, names.retained)
         yield m.QueueBind(names.state, names.retained)
         yield m.QueueBind(names.state, names.kept)
-        yield m.QueueDeclare(session.queue, durable=True, arguments=_queue_arguments(settings))
+        yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
+        yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
+        yield m.QueueBind(names.dropped, names.dropped)
+        yield m.QueueDeclare(session.queue, durable=True, arguments=_queue_arguments(settings, names))
         for key in session.bindings:
             yield m.QueueBind(session.queue, names.topics, key)
-
-    def _ask(self, method: m.Method) -> None:
-        self._asked.append(None)
-        self.machine.send_method(self._declaring, method)
-        self._stream.mark()
 
     def _declared(self) -> None:
         self.ready = True
@@ -270,6 +320,8 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self.machine.send_method(self._publishing, m.ConfirmSelect())
         if self._consuming in open_now:
             self._consume(self._consuming, session.queue, session.settings.prefetch, ())
+        if self._dropping in open_now:
+            self._consume(self._dropping, session.names.dropped, DROPPED_PREFETCH, ())
         if self._following in open_now:
             at = session.kept.position
             begin = string("first") if at < 0 else Value(ValueType.INT64, at + 1)
@@ -288,6 +340,8 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         elif isinstance(method, m.ConnectionUnblocked):
             log.info("the cluster takes publishes again")
             self._block(False)
+        elif self.consumers.answered(number, method):
+            return
         elif number == self._declaring:
             done = self._asked.popleft() if self._asked else None
             if done is not None:
@@ -305,6 +359,8 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
             self._count_fault(event.reply_code)
+        elif event.reply_code == ReplyCode.NOT_FOUND and self.consumers.closed(event.channel):
+            return
         if event.channel == self._publishing:
             self._session.publisher.close_over(event.reply_code, event.text)
         log.warning("the cluster has closed a channel", why=event.text)
@@ -322,12 +378,19 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
 
     def _deliveries(self, contents: list[Delivery]) -> None:
         session, following = self._session, self._following
-        for number, _, tag, _, wire, raw, body in contents:
-            self._arrived[number] = tag
-            if number == following:
-                session.record(wire, raw, body)
-            else:
+        consuming, dropping, consumers = self._consuming, self._dropping, self.consumers
+        for number, name, tag, redelivered, wire, raw, body in contents:
+            if number == consuming:
+                self._arrived[number] = tag
                 session.deliver(wire, raw, body)
+            elif number == following:
+                self._arrived[number] = tag
+                session.record(wire, raw, body)
+            elif number == dropping:
+                self._arrived[number] = tag
+                session.dropped(raw)
+            else:
+                consumers.delivered(number, name, tag, redelivered, (wire, raw, body))
         session.stats.messages_in += len(contents)
 
     def _leave(self, consumer: AmqpLinkConsumer) -> None:
@@ -343,19 +406,26 @@ def _log_arguments(settings: RabbitEngine) -> Headers:
     )
 
 
-def _queue_arguments(settings: RabbitEngine) -> Headers:
-    """At its limit a queue refuses more; it goes with a replica that is away for longer than its clients
-    stay."""
+_DROPPED_ARGUMENTS: Final[Headers] = (
+    ("x-max-length", Value(ValueType.INT64, DROPPED_MAX)),
+    ("x-overflow", string("drop-head")),
+)
+
+
+def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
+    """At its limit a queue loses what is oldest, for others must not wait for a replica that does not keep
+    up; it goes with one that is away for longer than its clients stay."""
     expires = int((settings.engine_timeout_secs + OUTLIVES_SECS) * 1000)
     return (
         ("x-queue-type", string(settings.queue_type)),
         ("x-expires", Value(ValueType.INT64, expires)),
         ("x-max-length-bytes", Value(ValueType.INT64, settings.queue_bytes_max)),
-        ("x-overflow", string("reject-publish")),
+        ("x-overflow", string("drop-head")),
+        ("x-dead-letter-exchange", string(names.dropped)),
     )
 
 
-def _both(one: Answered, other: Answered) -> Answered:
+def _both(one: Done, other: Done) -> Done:
     def call() -> None:
         one()
         other()

@@ -32,7 +32,9 @@ class Names(NamedTuple):
     retained: str
     kept: str
     state: str
-    queues: str  # with what the names of queues begin
+    queues: str  # with what the names of replicas' queues begin
+    sessions: str  # and those of sessions
+    dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
@@ -43,6 +45,8 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.kept",
         f"{namespace}.state",
         f"{namespace}.replica",
+        f"{namespace}.session",
+        f"{namespace}.dropped",
     )
 
 

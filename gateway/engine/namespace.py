@@ -1,29 +1,48 @@
 """MQTT's topics on the shared engine: subscriptions are this replica's clients', everything else is
 everybody's.
 
-A session ends with its connection, for there is no queue of its own on the cluster; shared subscriptions are
-not offered. Wills are this replica's to publish: they are in its store, as the embedded broker has them, and
-those of a replica that was killed are published when it is back.
+A client that comes is written to the log first, and let in when that has come back: by then it is known what
+session it finds, and whoever had it has heard of it. Its session is here for as long as its connection, and
+is left to the log and its queue after that. Wills are on the log, too; this replica publishes those of its
+own clients, and of sessions that it keeps.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import structlog
+import trio
 
-from gateway.broker.mqtt.namespace import MqttNamespace, Offers, SessionShares
-from gateway.broker.mqtt.session import Session, SessionLimits, SubscriptionOptions
+from gateway import clock
+from gateway.access.questions import Asked
+from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
+from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS
+from gateway.engine.client_session import ClientSession, LoggedReceivedIds
+from gateway.engine.envelope import Number
+from gateway.engine.opening import Coming, Opening
+from gateway.engine.records import Owner, WillSaid
 from gateway.engine.session import EngineSession
+from gateway.engine.table import Arrival, SessionState
+from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.model.address import Address
-from gateway.model.batch import Sink
-from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.store.store import Store
+from gateway.model.batch import Sink, SubBatch
+from gateway.model.message import Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.properties import decode_list, encode_list
+from gateway.protocols.mqtt.spec import WILL as WILL_LIST
+from gateway.protocols.mqtt.spec import Property
 
 log = structlog.get_logger(limited=True)
+
+EXPIRES_MS_MAX = 0xFFFF_FFFF  # of a queue
 
 
 class EngineNamespace(MqttNamespace):
@@ -36,24 +55,41 @@ class EngineNamespace(MqttNamespace):
         *,
         shares: SessionShares,
         sessions_max: int,
-        store: Store | None,
     ) -> None:
-        """`store` has the wills."""
         self._engine = engine
         self._shown = 0  # what clients wait for, since the start
         self._walks: list[
             tuple[Session, str, SubscriptionOptions]
         ] = []  # that begin when the log has been read
+        self._arrived: dict[str, tuple[Opening, Arrival]] = {}  # clients that are about to be let in
+        self._delays: dict[str, float] = {}  # UTC, of wills of clients that are just going
+        self._publishing: dict[str, Owner] = {}  # wills of sessions that are kept here, by client
         super().__init__(
             self._changed_filter,
             limits,
             shares=shares,
             sessions_max=sessions_max,
             retained=engine.kept,
-            store=store,
         )
-        self.offers = Offers(persistent=False, shared=False)
+        self.offers = Offers(shared=False)
         engine.clients = self
+        engine.publisher.number_of = self._number_of
+        self._arguments = self._queue_arguments()
+
+    def _queue_arguments(self) -> Headers:
+        """The queue of a session loses what is oldest at its limit. It outlives what the log says of it, for
+        while that stands it is looked for again and again."""
+        settings, limits = self._engine.settings, self.limits
+        expires = min(int(settings.state_secs * 2_000), EXPIRES_MS_MAX)
+        return (
+            ("x-queue-type", string(settings.queue_type)),
+            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
+            ("x-expires", Value(ValueType.INT64, expires)),
+            ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
+            ("x-max-length-bytes", Value(ValueType.INT64, limits.octets_max)),
+            ("x-overflow", string("drop-head")),
+            ("x-dead-letter-exchange", string(self._engine.names.dropped)),
+        )
 
     def _changed_filter(self, levels: list[str]) -> None:
         self._engine.forget_entries()
@@ -62,30 +98,26 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def recorded(self) -> int:
-        """Moves with whatever a client must not be told before the cluster, or the disk, knows it."""
-        return super().recorded + self._shown
+        """Moves with whatever a client must not be told before the cluster knows it."""
+        return self._shown
 
     @property
     def unavailable(self) -> str:
         """Why no client can be let in now."""
         return self._engine.why_not
 
+    @property
+    def failing(self) -> bool:
+        """So much waits for the log that nothing more is begun."""
+        return self._engine.recorder.full
+
     def unsaid(self, before: int) -> bool:
         """Since `recorded` was `before` something has changed that a client must not be told yet."""
         return self.recorded != before
 
     def after_recorded(self, done: Callable[[Outcome], None]) -> None:
-        """`done` hears ACCEPTED when the disk has what it must, and then the cluster."""
-        if self.store is None or self.failing:
-            self._engine.after_recorded(partial(self._recorded, done))
-        else:
-            super().after_recorded(partial(self._on_disk, done))
-
-    def _on_disk(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        if outcome is ACCEPTED:
-            self._engine.after_recorded(partial(self._recorded, done))
-        else:
-            done(outcome)
+        """`done` hears ACCEPTED when the cluster has what it must."""
+        self._engine.after_recorded(partial(self._recorded, done))
 
     def _recorded(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         walks, self._walks = self._walks, []
@@ -94,6 +126,11 @@ class EngineNamespace(MqttNamespace):
                 self._owe(session, topic_filter, options)
         done(outcome)
 
+    def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
+        """The log has to know what the client is told of QoS 2."""
+        lasting = isinstance(session, ClientSession) and session.lasting
+        return self._engine.after_logged if lasting else None
+
     # Topics.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
@@ -101,13 +138,15 @@ class EngineNamespace(MqttNamespace):
         return super().sinks(address) if address.name.startswith(SYS) else self._engine.sinks(address)
 
     def wanting(self, address: Address) -> tuple[Sink, ...]:
-        """Who of this replica's clients gets messages of a topic."""
-        return super().sinks(address)
+        """Who of this replica's clients gets messages of a topic by its queue."""
+        return tuple(sink for sink in super().sinks(address) if not _by_own_queue(sink))
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         """Add or replace a subscription; what is retained is owed when the log has been read up to now."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
+        if isinstance(session, ClientSession) and session.lasting and options != before:
+            session.subscribed(topic_filter, options, 0 if before is None else before.qos)
         self._shown += 1
         if topic_filter.split("/", 1)[0] == SYS:
             self.system.show()
@@ -115,41 +154,267 @@ class EngineNamespace(MqttNamespace):
             self._walks.append((session, topic_filter, options))
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        if topic_filter not in session.subscriptions:
-            self._engine.bind(topic_filter.split("/"))
+        before = session.subscriptions.get(topic_filter)
         super()._enter(session, topic_filter, options)
+        lasting = isinstance(session, ClientSession) and session.lasting
+        had = before is not None and not (lasting and before.qos)
+        has = not (lasting and options.qos)
+        if has and not had:
+            self._engine.bind(topic_filter.split("/"))
+        elif had and not has:
+            self._engine.unbind(topic_filter.split("/"))
 
     def _remove(self, session: Session, topic_filter: str) -> None:
+        options = session.subscriptions[topic_filter]
+        self._leave(session, topic_filter)
+        if isinstance(session, ClientSession) and session.lasting:
+            session.subscribed(topic_filter, None, options.qos)
+
+    def _leave(self, session: Session, topic_filter: str) -> None:
+        """Nothing of this replica is for that subscription any more."""
+        options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
-        self._engine.unbind(topic_filter.split("/"))
+        if not (isinstance(session, ClientSession) and session.lasting and options.qos):
+            self._engine.unbind(topic_filter.split("/"))
+
+    # QoS 2.
+
+    def _number_of(self, part: SubBatch, at: int) -> Number | None:
+        """The number that the log has for a client's message."""
+        receipt = part.batch.receipts[part.slots[at]]
+        if not isinstance(receipt, tuple) or not isinstance(receipt[0], AdmittedGuest):
+            return None
+        session = receipt[0].session
+        ids = None if session is None else session.received_ids
+        return ids.number(receipt[1]) if isinstance(ids, LoggedReceivedIds) else None
+
+    def taking(self, session: Session, packet_ids: list[int]) -> Asked | None:
+        """The log knows the ids of a lasting session's messages before these are published."""
+        ids = session.received_ids
+        if not isinstance(ids, LoggedReceivedIds) or not ids.announce(packet_ids):
+            return None
+        logged = Logged()
+        self._engine.after_logged(logged.told)
+        return logged
 
     # Sessions.
+
+    def user_of(self, client_id: str) -> str | None:
+        """Whose the session of a client is; None: there is none."""
+        state = self._engine.table.states.get(client_id)
+        return super().user_of(client_id) if state is None else state.user
+
+    def finds(self, client_id: str) -> bool:
+        """A client that is about to be let in has an earlier session."""
+        found = self._arrived.get(client_id)
+        return found is not None and found[1].resumed
+
+    def make_room(self, user: str, place: str) -> str:
+        """The sessions of all replicas have a limit, too."""
+        if len(self._engine.table) >= self.sessions_max:
+            return "sessions_max"
+        return super().make_room(user, place)
+
+    def arriving(self, guest: object, coming: Newcomer) -> Asked | None:
+        """A client wants in: it has to wait for the log. None: the log knows it."""
+        assert isinstance(guest, MqttGuest)
+        found = self._arrived.get(coming.client_id)
+        if found is not None and found[0].coming.guest is guest:
+            return None
+        will = None if coming.will is None else _said(coming.will, coming.sender)
+        return self._engine.open(
+            Coming(
+                guest,
+                coming.client_id,
+                coming.clean,
+                coming.expiry_secs,
+                coming.sender.user,
+                coming.place,
+                will,
+                coming.only_own,
+            )
+        )
+
+    def arrived(self, opening: Opening, arrival: Arrival) -> None:
+        """The log knows that a client has come to this replica, and what it has found."""
+        if not arrival.refused:
+            self._arrived[opening.coming.client] = (opening, arrival)
+        opening.answer()
+
+    def dropped(self, *, expired: bool) -> None:
+        """A queue has had no room for a message; or it `expired` there."""
+        self.tally.expired += expired
+        self.tally.queue_full += not expired
+
+    def sweep(self) -> None:
+        """Clients that have gone before they were let in."""
+        for client, (opening, arrival) in list(self._arrived.items()):
+            if opening.coming.guest.stream.closed:
+                del self._arrived[client]
+                if arrival.state is not None:
+                    self._engine.abandon(opening, arrival.state)
 
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """A session of `client_id`, of which every replica hears."""
-        opened = super().open(client_id, clean=clean, expiry_secs=expiry_secs, user=user, place=place)
-        self._shown += 1
-        self._engine.opened(client_id)
-        return opened
+        """The session of a client that the log knows to be here."""
+        opening, arrival = self._arrived.pop(client_id)
+        session = ClientSession(client_id, self.limits, self.tally, self._engine, opening.owner)
+        session.user, session.place, session.expiry_secs = user, place, expiry_secs
+        self.sessions[client_id] = session
+        self._count(session)
+        state = arrival.state
+        if state is not None and state.queue:
+            session.begin(state, f"{self._engine.names.sessions}.{state.queue}", self._arguments)
+            session.fresh = not arrival.resumed
+            for topic_filter, options in state.subscribed.items():
+                self._enter(session, topic_filter, options)
+            self._shown += bool(state.subscribed)
+            self._engine.acquire(session, arrival.before)
+        return session, arrival.resumed
 
-    def opened_elsewhere(self, client: str) -> bool:
-        """Another replica has a client by that identifier now. True: it was here."""
+    def left(self, session: Session, now: float) -> None:
+        """The client of a session that outlives its connection has gone."""
+        self._part(session)
+
+    def discard(self, session: Session) -> None:
+        """End a session whose client is here."""
+        session.expiry_secs = 0.0
+        self._part(session)
+
+    def _part(self, session: Session) -> None:
+        if self.sessions.get(session.client_id) is not session:
+            return
+        assert isinstance(session, ClientSession)
+        for topic_filter in list(session.subscriptions):
+            self._leave(session, topic_filter)
+        self.hand_over(session, ended=True)
+        del self.sessions[session.client_id]
+        self._forget_owner(session)
+        will_at = self._delays.pop(session.client_id, 0.0)
+        state = self._engine.table.states.get(session.client_id)
+        if state is not None and state.owner == session.owner:
+            self._engine.leave(session, will_at)
+        elif session.lasting:
+            self._engine.leave(session, 0.0)
+
+    def hand_over(self, session: Session, *, ended: bool = False) -> None:
+        """The client was lost: others get what it had of queues, of this replica or another one."""
+        if isinstance(session, ClientSession) and not session.lasting:
+            session.give_back()
+
+    def lasting(self) -> list[ClientSession]:
+        """Sessions of clients that are here, with queues."""
+        return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.lasting]
+
+    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool) -> bool:
+        """A client by that identifier has another owner now; `late`: for some time. True: it was here.
+
+        Its will says that the first connection is gone; when the client has long been there again that would
+        only mislead.
+        """
+        waiting = self._arrived.get(client)
+        if waiting is not None and waiting[0].owner != owner:
+            del self._arrived[client]
+            waiting[0].lose("taken over")
         session = self.sessions.get(client)
-        outlet: object = None if session is None else session.outlet
+        if not isinstance(session, ClientSession) or session.owner == owner:
+            return False
+        outlet: object = session.outlet
         if not isinstance(outlet, MqttGuest):
             return False
-        log.info("a client has gone to another replica", client=client)
+        log.info("a client has come anew, here or at another replica", client=client)
+        if late and isinstance(outlet, AdmittedGuest):
+            outlet.will = None
         try:
             outlet.taken_over()
         except Exception as error:  # of this one alone
             outlet.stream.fail(error)
         return True
 
-    def opening_lost(self) -> None:
-        """Nobody knows whether others have heard of clients that have just come: they come again."""
-        for client, session in list(self.sessions.items()):
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        """A client has to connect anew."""
+        outlet: object = session.outlet
+        if isinstance(outlet, MqttGuest):
+            outlet.stream.abort(why)
+
+    # Wills.
+
+    def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
+        """The log has it."""
+
+    def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
+        """Whoever keeps the session publishes it in time; here only what is due."""
+        if at <= OVERDUE:
+            super().delay_will(client_id, at, publish)
+        else:
+            self._delays[client_id] = time.time() + at - clock.now()
+
+    def publish_left(self, state: SessionState) -> None:
+        """The will of a session is due."""
+        will = state.will
+        if will is None:
+            return
+        self._publishing[state.client] = state.owner
+        sender = Sender(will.endpoint, state.client, will.user, will.address)
+        properties = decode_list(will.properties, WILL_LIST)
+        given = Will(will.topic, will.body, will.qos, will.retain, properties)
+        self._left_wills.append(LeftWill(given, sender, 0.0))
+
+    def forget_will(self, client_id: str) -> None:
+        """It is published, or will not be."""
+        owner = self._publishing.pop(client_id, None)
+        if owner is not None:
+            self._engine.willed(client_id, owner)
+
+    def wills_pass(self) -> None:
+        """Other replicas hold this life for dead, and publish the wills of its clients."""
+        for session in self.sessions.values():
             outlet: object = session.outlet
-            if isinstance(outlet, MqttGuest) and self._engine.opening(client):
-                outlet.stream.abort("the cluster was lost before it knew of this client")
+            if isinstance(outlet, AdmittedGuest) and session.client_id in self._engine.table.states:
+                outlet.will = None
+
+    def end_delays(self) -> bool:
+        """The process ends: another replica sees to what waits for a delay."""
+        self._engine.stopped = True
+        return False
+
+
+class Logged:
+    """Something that waits until the log knows what was said."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    async def ask(self) -> None:
+        """Wait for it."""
+        await self._event.wait()
+
+    def told(self, outcome: Outcome) -> None:
+        """It does."""
+        self._event.set()
+
+
+def _by_own_queue(sink: Sink) -> bool:
+    """What it wants comes by the queue of its session."""
+    return (
+        isinstance(sink, Grant)
+        and sink.qos > 0
+        and isinstance(sink.session, ClientSession)
+        and sink.session.lasting
+    )
+
+
+def _said(will: Will, sender: Sender) -> WillSaid:
+    delay: Any = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+    return WillSaid(
+        will.topic,
+        will.body,
+        will.qos,
+        will.retain,
+        encode_list(will.properties, WILL_LIST),
+        delay,
+        sender.endpoint,
+        sender.user,
+        sender.address,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import ClassVar, Final
 
 from gateway.broker.poison import poisoned
@@ -62,6 +63,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self._live = encode_short_string(names.topics)
         self._retained = encode_short_string(names.retained)
         self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
+        self.number_of: Callable[[SubBatch, int], Number | None] = _no_number  # that the log has for it
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
         # By client, QoS, durability and hops, of messages that say no more.
@@ -106,10 +108,18 @@ class EnginePublisher(AmqpLinkPublisher):
 
     def _number_of(self, part: SubBatch, at: int) -> Number:
         """The same whenever the message is sent: after a lost connection it may have come already."""
+        given = self.number_of(part, at)
+        if given is not None:
+            return given
         if not part.number:
             part.number = self._next_number
             self._next_number += len(part.messages)
         return self._life, part.number + at
+
+    def next_number(self) -> Number:
+        """For a message that is published later."""
+        self._next_number += 1
+        return self._life, self._next_number - 1
 
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
         if message.retain:
@@ -135,3 +145,7 @@ class EnginePublisher(AmqpLinkPublisher):
             found = (self._live + tail, self._retained + tail)
         self._wires[topic] = found
         return found
+
+
+def _no_number(part: SubBatch, at: int) -> Number | None:
+    return None

@@ -138,6 +138,11 @@ class EngineRetained(Retained):
                 self._kept_in.delete_all(kind)
             self._noted = -1
 
+    def oldest(self, octets: float) -> float:
+        """The position behind which there are so many octets, about."""
+        each = self.octets_read / self.records_read if self.records_read else RECORD_OCTETS
+        return self.position - octets / each
+
     def due(self, state_secs: float, state_octets: int) -> list[tuple[Message, int]]:
         """Messages that have to be written again, with their origins; those that have expired are dropped.
 
@@ -146,8 +151,7 @@ class EngineRetained(Retained):
         utc = time.time()
         share = HALF - SPREAD * random.random()
         limit = (utc - state_secs * share) * 1000
-        each = self.octets_read / self.records_read if self.records_read else RECORD_OCTETS
-        oldest = self.position - state_octets * share / each
+        oldest = self.oldest(state_octets * share)
         found: list[tuple[Message, int]] = []
         for topic, placed in list(self._placed.items()):
             if placed.written > limit and placed.offset > oldest:

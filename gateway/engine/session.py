@@ -6,6 +6,10 @@ waits for: all bindings that were asked for are there, and a mark, written behin
 log, so that all that was retained before has been read. There is one mark on its way at a time; whoever comes
 meanwhile waits for the next one.
 
+Sessions that outlive their connections are a table, which the log says too (table.py). Their queues are
+consumed by the replica that has the client; who takes one over waits a moment for the owner before to let go
+of it. Of sessions whose clients are away the keeper sees to the end, and to the will.
+
 Each life of a process has a queue of its own, so that two processes of one name cannot take each other's
 messages. A queue outlives a short absence of its replica; when the cluster has been away for
 `engine_timeout_secs` the clients are let go, and another life begins.
@@ -16,6 +20,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -26,13 +31,29 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
+from gateway.engine.client_session import ClientSession, Told
 from gateway.engine.connection import EngineConnection
-from gateway.engine.envelope import ENGINE, Arrived, decode, encode
+from gateway.engine.consumers import Content
+from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
 from gateway.engine.once import Once
+from gateway.engine.opening import Coming, Opening
 from gateway.engine.publisher import EnginePublisher
-from gateway.engine.records import Mark, Opened, decode_record
+from gateway.engine.recorder import Recorder
+from gateway.engine.records import (
+    Ended,
+    Gone,
+    Inherited,
+    Left,
+    Mark,
+    Opened,
+    Owner,
+    Record,
+    Willed,
+    decode_record,
+)
 from gateway.engine.retained import EngineRetained
+from gateway.engine.table import Arrival, SessionState, SessionTable
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
@@ -42,7 +63,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.spooled import Body, PassedOver
 from gateway.model.times import Monotonic
-from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091.codec import decode_address, decode_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Target
@@ -60,8 +81,15 @@ RECORD_OVERHEAD: Final = 64  # octets of a record on the cluster's disks besides
 ONCE_MIN: Final = (
     65_536  # numbers that are remembered of each life, at least: replicas differ in their windows
 )
+EXPIRED: Final = "expired"  # as RabbitMQ says it
 AWAY: Final = "the cluster is away"
-LOST: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, AWAY)
+BEHIND: Final = "too much waits for the log"
+ALIVE_SECS: Final = 5.0  # between signs of life, at most
+SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
+LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
+LET_GO_SECS: Final = (
+    1.0  # that an owner has to free a session's queue, before others wait for it in the broker
+)
 Done = Callable[[Outcome], None]
 Entry = tuple[Address, tuple[Recipient, ...]]
 
@@ -72,11 +100,29 @@ class Clients(Protocol):
     def wanting(self, address: Address) -> tuple[Sink, ...]:
         """Who of them gets messages of a topic."""
 
-    def opened_elsewhere(self, client: str) -> bool:
-        """Another replica has a client by that identifier now. True: it was here."""
+    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool) -> bool:
+        """A client by that identifier has another owner now; `late`: for some time. True: it was here."""
 
-    def opening_lost(self) -> None:
-        """The connection is gone, and with it what was written of clients that have just come."""
+    def arrived(self, opening: Opening, arrival: Arrival) -> None:
+        """The log knows that a client has come to this replica, and what it has found."""
+
+    def lasting(self) -> list[ClientSession]:
+        """Sessions of clients that are here, with queues."""
+
+    def publish_left(self, state: SessionState) -> None:
+        """The will of a session is due."""
+
+    def wills_pass(self) -> None:
+        """Other replicas hold this life for dead, and publish the wills of its clients."""
+
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        """A client has to connect anew."""
+
+    def dropped(self, *, expired: bool) -> None:
+        """A queue has had no room for a message; or it `expired` there."""
+
+    def sweep(self) -> None:
+        """Once a second."""
 
 
 class EngineSession:
@@ -115,8 +161,11 @@ class EngineSession:
             octets_max=limits.queue_bytes_max,
             topics_max=limits.cache_entries_max,
         )
+        self.table = SessionTable(settings.namespace, self, store, trio.current_time)
+        self.recorder = Recorder(self._wake)
         self.clients: Clients
         self.life = ""
+        self.stopped = False  # the process ends
         self.records = dict.fromkeys(("taken", "late", "passed_over", "written_again", "moved"), 0)
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
@@ -124,7 +173,15 @@ class EngineSession:
         self._peer: EngineConnection | None = None
         self._up = False
         self._down_since: float | None = None
-        self._numbers = 0
+        self._openings: dict[str, Opening] = {}  # that have not come back, by client
+        self._taking_over: dict[
+            ClientSession, tuple[Owner, float]
+        ] = {}  # who has to let go first, until when
+        self._pumping: dict[ClientSession, None] = {}
+        self._alive_secs = min(ALIVE_SECS, settings.engine_timeout_secs / 4)
+        self._alive_at = 0.0
+        self._up_since = 0.0
+        self._said: dict[str, float] = {}  # records of our keeping, that are not written each second
         self._waiting: list[Done] = []
         self._marked: list[Done] = []
         self._mark: int | None = None  # its number, while one is on its way
@@ -139,7 +196,7 @@ class EngineSession:
 
     def _begin_life(self) -> None:
         self.life = secrets.token_hex(6)
-        self._opened: dict[str, int] = {}
+        self.recorder.begin(self.life)
 
     @property
     def queue(self) -> str:
@@ -151,13 +208,18 @@ class EngineSession:
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_log_position": lambda: self.kept.position,
-            "gateway_engine_unconfirmed_clients": lambda: len(self._waiting) + len(self._marked),
+            "gateway_engine_sessions": lambda: len(self.table),
+            "gateway_engine_unconfirmed_clients": lambda: (
+                len(self._waiting) + len(self._marked) + len(self._openings)
+            ),
         }
 
     @property
     def why_not(self) -> str:
         """Why clients cannot be served; "": they can."""
-        return "" if self._up else (self.status.why or AWAY)
+        if not self._up:
+            return self.status.why or AWAY
+        return BEHIND if self.recorder.full else ""
 
     # What the dispatcher asks, through the namespace.
 
@@ -203,6 +265,13 @@ class EngineSession:
         if len(batch):
             self._batch = Batch(self, clock.now())
             batch.send()
+        pumping, self._pumping = self._pumping, {}
+        for session in pumping:
+            try:
+                session.pump()
+            except Exception as error:
+                contained("delivery", error, client=session.client_id)
+        self.table.note(self.kept.position)
         self.kept.note()
         if self._peer is not None:
             self._peer.dealt_with()
@@ -217,18 +286,55 @@ class EngineSession:
             return
         if self._mark is not None and now - self._mark_since >= MARK_SECS:
             log.warning("the log is read from its beginning", position=self.kept.position)
-            self.kept.begin_anew()
+            self._begin_anew()
             self._peer.give_up("a mark did not come back on the log")
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
+        if self._up:
+            self._keep_house(now, time.time())
+            self.clients.sweep()
+
+    def _begin_anew(self) -> None:
+        self.kept.begin_anew()
+        self.table.begin_anew()
 
     def _give_clients_up(self, now: float) -> None:
         self._down_since = now
+        if self._peer is None:
+            self.clients.wills_pass()
         self._let_go()
         if self._peer is None:
             self._begin_life()
+
+    def _keep_house(self, now: float, utc: float) -> None:
+        """What is due of sessions whose clients are away, and of replicas that are not heard of."""
+        for session, (_, until) in list(self._taking_over.items()):
+            if now >= until:
+                self._consume(session)
+        self._said = {what: at for what, at in self._said.items() if now - at < MARK_SECS}
+        for state in self.table.kept_by(self.life):
+            if state.will is not None and 0 < state.will_at <= utc:
+                if self._once(f"will {state.owner}", now):
+                    self.clients.publish_left(state)
+            elif state.queue and state.ends_at <= utc and self._once(f"end {state.owner}", now):
+                number = self.recorder.next_number()
+                self.recorder.put(Ended(state.client, self.life, number, state.owner))
+        if now - self._alive_at >= self._alive_secs:
+            self._send_mark(alive=True)
+            limit = self.settings.engine_timeout_secs + SILENT_SIGNS * self._alive_secs
+            for life in self.table.silent(self.life, now - limit, self._up_since):
+                if self._once(f"life {life}", now):
+                    log.info("a replica is not heard of, its sessions are kept here", life=life)
+                    self.recorder.put(Inherited(self.life, self.recorder.next_number(), life, utc))
+
+    def _once(self, what: str, now: float) -> bool:
+        """It is not on its way already."""
+        if what in self._said:
+            return False
+        self._said[what] = now
+        return True
 
     def _write_again(self) -> None:
         assert self._peer is not None
@@ -241,6 +347,15 @@ class EngineSession:
         if rows:
             self.records["written_again"] += len(rows)
             self._peer.write_again(rows)
+
+        def oldest(share: float) -> float:
+            return self.kept.oldest(self.settings.state_bytes_max * share)
+
+        for state in self.table.due(self.settings.state_secs, oldest):
+            self.records["written_again"] += 1
+            self.recorder.put(state.standing(self.life, self.recorder.next_number(), self.kept.position))
+            if state.queue:
+                self._peer.consumers.touch(f"{self.names.sessions}.{state.queue}")
 
     # What batches ask: this is their source.
 
@@ -269,23 +384,19 @@ class EngineSession:
         self._waiting = self._marked + self._waiting
         self._marked = []
         self._mark = None
-        self.clients.opening_lost()
-        self._opened.clear()
+        self.recorder.down()
+        openings, self._openings = self._openings, {}
+        for opening in openings.values():
+            opening.lose("the cluster was lost before it knew of this client")
         self.publisher.close()
         self.status.went_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A message of the replica's queue."""
-        try:
-            address, recipients = self._entries.get(wire) or self._entry(wire)
-            arrived = self._known.get(raw) or self._read(raw)
-        except (NameRefused, RemoteProtocolError) as error:
-            self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+        found = self._read_content(wire, raw, body)
+        if found is None:
             return
-        if not body and isinstance(body, PassedOver):
-            text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
-            self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
-            return
+        (address, recipients), arrived, body = found
         if arrived.number is not None and not self.once.is_first(arrived.number):
             self.stats.duplicates += 1
             return
@@ -295,6 +406,19 @@ class EngineSession:
                 self._batch.add_only(None, recipients[0], message)
             else:
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
+
+    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[Entry, Arrived, Body] | None:
+        try:
+            entry = self._entries.get(wire) or self._entry(wire)
+            arrived = self._known.get(raw) or self._read(raw)
+        except (NameRefused, RemoteProtocolError) as error:
+            self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            return None
+        if not body and isinstance(body, PassedOver):
+            text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
+            self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
+            return None
+        return entry, arrived, body
 
     def record(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A record of the log."""
@@ -310,7 +434,7 @@ class EngineSession:
         if arrived.offset >= 0:
             if 0 <= position < arrived.offset - 1:
                 log.warning("the log has forgotten records that were not read", position=position)
-                self.kept.begin_anew()
+                self._begin_anew()
             self.kept.position = arrived.offset
         if exchange:
             self._retain(key, arrived, body)
@@ -318,11 +442,28 @@ class EngineSession:
         record = decode_record(bytes(body))
         if record is None:
             self.records["passed_over"] += 1
-            log.warning("a record of the log is passed over, another version may have written it")
-        elif isinstance(record, Mark):
-            self._mark_came(record)
-        else:
-            self._opened_at(record)
+            return
+        if not self.table.apply(record, self.kept.position):
+            self.records["late"] += 1
+        if record.life == self.life:
+            self.recorder.came(record.number)
+            if isinstance(record, Mark):
+                self._mark_came(record)
+
+    def dropped(self, raw: bytes) -> None:
+        """A queue has had no room for a message, or no time."""
+        try:
+            headers = dict(decode_properties(raw).headers or ())
+        except RemoteProtocolError as error:
+            self.stats.refuse(Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            return
+        reason, queue = (
+            "" if found is None else str(found.value)
+            for found in (headers.get("x-first-death-reason"), headers.get("x-first-death-queue"))
+        )
+        self.clients.dropped(expired=reason == EXPIRED)
+        if reason != EXPIRED:
+            log.warning("a queue on the cluster is full, and loses its oldest messages", queue=queue)
 
     def _retain(self, key: str, arrived: Arrived, body: Body) -> None:
         try:
@@ -390,25 +531,32 @@ class EngineSession:
         self._waiting.append(done)
         self._send_mark()
 
-    def _send_mark(self) -> None:
+    def _send_mark(self, *, alive: bool = False) -> None:
         peer = self._peer
-        if self._mark is not None or peer is None or not peer.ready or (self._up and not self._waiting):
+        if self._mark is not None or peer is None or not peer.ready:
             return
-        self._marked, self._waiting = self._waiting, []
-        self._numbers += 1
-        self._mark = self._numbers
-        self._mark_since = trio.current_time()
-        mark = Mark(self.replica, self.life, self._numbers)
-        peer.after_bound(lambda: peer.write(mark))
+        if self._up and (peer.consumers.undecided or not (self._waiting or alive)):
+            return
+        if self._up:
+            self._marked, self._waiting = self._waiting, []
+        number = self._mark = self.recorder.next_number()
+        self._mark_since = self._alive_at = trio.current_time()
+        peer.after_bound(partial(self._write_mark, peer, number))
+
+    def decided(self) -> None:
+        """What waited to be bound is asked for."""
+        self._send_mark()
+
+    def _write_mark(self, peer: EngineConnection, number: int) -> None:
+        self.recorder.flush()
+        peer.write(Mark(self.replica, self.life, number))
 
     def _mark_came(self, mark: Mark) -> None:
-        if mark.life != self.life or mark.number != self._mark:
+        if mark.number != self._mark:
             return
         self._mark = None
         if not self._up:
-            self._up = True
-            self._down_since = None
-            self.status.came_up()
+            self._came_up()
         marked, self._marked = self._marked, []
         for done in marked:
             try:
@@ -417,23 +565,174 @@ class EngineSession:
                 contained("connection", error)
         self._send_mark()
 
-    def opened(self, client: str) -> None:
-        """A client has come to this replica: others let go of it."""
-        if self._peer is not None and self._peer.ready:
-            self._numbers += 1
-            self._opened[client] = self._numbers
-            self._peer.write(Opened(client, self.replica, self.life, self._numbers))
+    def _came_up(self) -> None:
+        """The log has been read to its end: who has lost a client by then knows it."""
+        assert self._peer is not None
+        self._up = True
+        self._down_since = None
+        self._up_since = trio.current_time()
+        self.status.came_up()
+        self.recorder.up(self._peer.write)
+        for session in self.clients.lasting():
+            state = self.table.states.get(session.client_id)
+            if state is None or state.owner != session.owner:
+                self.clients.let_go_of(session, "the log does not know its session any more")
+            elif session not in self._taking_over:
+                self._peer.consumers.begin(session)
 
-    def opening(self, client: str) -> bool:
-        """What was written of that client has not come back."""
-        return client in self._opened
+    # Clients that come and go, and what the table has learnt of them.
 
-    def _opened_at(self, record: Opened) -> None:
-        if record.life == self.life:
-            if self._opened.get(record.client) == record.number:
-                del self._opened[record.client]
-        elif record.client not in self._opened:  # of ours the log will say later that it is here
-            self.records["moved"] += self.clients.opened_elsewhere(record.client)
+    def _wake(self) -> None:
+        if self._peer is not None:
+            self._peer.wake()
+
+    def flush(self) -> None:
+        """Write what sessions have to say."""
+        self.recorder.flush()
+
+    def open(self, coming: Coming) -> Opening:
+        """A client has come; the log hears of it, and says what it finds."""
+        assert self._peer is not None
+        client = coming.client
+        number = self.recorder.next_number()
+        before = self._openings.get(client)
+        if before is not None:
+            before.lose("taken over")
+        opening = self._openings[client] = Opening(coming, (self.life, number))
+        self._peer.write(
+            Opened(
+                client,
+                self.replica,
+                self.life,
+                number,
+                coming.clean,
+                coming.expiry_secs,
+                time.time(),
+                coming.user,
+                coming.place,
+                coming.will,
+                coming.only_own,
+            )
+        )
+        return opening
+
+    def came(self, record: Opened, arrival: Arrival) -> None:
+        """A client has been opened at some replica."""
+        opening = self._openings.get(record.client)
+        ours = opening is not None and opening.owner == record.owner
+        if not arrival.refused:
+            self.records["moved"] += self.clients.opened_elsewhere(
+                record.client, record.owner, late=not self._up or time.time() - record.utc > LATE_SECS
+            )
+            if arrival.ended is not None:
+                self.is_over(arrival.ended, record)
+        if ours:
+            assert opening is not None
+            del self._openings[record.client]
+            self.clients.arrived(opening, arrival)
+
+    def let_go(self, client: str, owner: Owner) -> None:
+        """An owner has freed the queue of a session."""
+        for session, (before, _) in list(self._taking_over.items()):
+            if session.client_id == client and before == owner:
+                self._consume(session)
+
+    def is_over(self, state: SessionState, record: Record) -> None:
+        """A session has ended by that record; its writer cleans up."""
+        if record.life != self.life:
+            return
+        if state.queue and self._peer is not None:
+            self._peer.delete_queue(f"{self.names.sessions}.{state.queue}")
+        if (
+            state.will is not None
+            and state.will_at
+            and self._once(f"will {state.owner}", trio.current_time())
+        ):
+            self.clients.publish_left(state)
+
+    def buried(self, life: str) -> None:
+        """A life is over, and others have what it had. If it is ours, we have been away for too long."""
+        if life != self.life:
+            return
+        log.warning("other replicas hold this one for dead: it begins anew", life=life)
+        self.clients.wills_pass()
+        self._let_go()
+        self._begin_life()
+        if self._peer is not None:
+            self._peer.give_up("other replicas held this one for dead")
+
+    def stopping(self, write: Callable[[Record], None]) -> None:
+        """The connection is ended in order: if the process ends, others keep what it has kept."""
+        if self.stopped:
+            self.recorder.flush()
+            write(Gone(self.life, self.recorder.next_number(), time.time()))
+
+    def acquire(self, session: ClientSession, before: Owner | None) -> None:
+        """Consume the queue of a session, when the owner before has let go of it."""
+        if before is None:
+            self._consume(session)
+        else:
+            self._taking_over[session] = before, trio.current_time() + LET_GO_SECS
+
+    def _consume(self, session: ClientSession) -> None:
+        self._taking_over.pop(session, None)
+        if self._peer is not None and self._up:
+            self._peer.consumers.begin(session)
+
+    def leave(self, session: ClientSession, will_at: float) -> None:
+        """The client of a session has gone: the log hears of it when its queue is free."""
+        self._taking_over.pop(session, None)
+        self._pumping.pop(session, None)
+        expiry_secs, utc = session.expiry_secs, time.time()
+
+        def left() -> None:
+            number = self.recorder.next_number()
+            self.recorder.put(
+                Left(session.client_id, self.life, number, session.owner, utc, expiry_secs, will_at)
+            )
+
+        if self.stopped or self._peer is None:
+            left()
+        else:
+            self._peer.consumers.end(session, left)
+
+    def abandon(self, opening: Opening, state: SessionState) -> None:
+        """A client has come, and has gone before it was let in."""
+        number = self.recorder.next_number()
+        client, owner = opening.coming.client, opening.owner
+        self.recorder.put(Left(client, self.life, number, owner, time.time(), state.expiry_secs, 0.0))
+
+    def willed(self, client: str, owner: Owner) -> None:
+        """A will has been published."""
+        self.recorder.put(Willed(client, self.life, self.recorder.next_number(), owner))
+
+    # What sessions ask.
+
+    def changed(self, session: ClientSession) -> None:
+        """Something of it has to be written to the log when the wake-up ends."""
+        self.recorder.changed(session)
+
+    def after_logged(self, done: Told) -> None:
+        """`done` hears when all that was to be written until now is on the log."""
+        self.recorder.after_logged(done)
+
+    def pump(self, session: ClientSession) -> None:
+        """It has something for its client; it is pumped when the wake-up ends."""
+        self._pumping[session] = None
+
+    def next_number(self) -> Number:
+        """For a message that is going to be published."""
+        return self.publisher.next_number()
+
+    def read(self, session: ClientSession, content: Content) -> tuple[Message, Number | None] | None:
+        """The message of a delivery; None: there is none that could be delivered."""
+        found = self._read_content(*content)
+        return None if found is None else (_message(found[0][0], found[1], found[2]), found[1].number)
+
+    def bind_queue(self, session: ClientSession, key: str) -> None:
+        """`unbound` says what is to be done with a key."""
+        if self._peer is not None:
+            self._peer.consumers.bind(session, key)
 
     # A message of nobody's.
 

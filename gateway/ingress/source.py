@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from gateway import clock
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
+from gateway.access.questions import Asked
 from gateway.access.rights import Decision, Rights
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.guests import Connection, Entrance, Farewell, Guests
@@ -260,9 +260,9 @@ class ListenerSource(ABC):
                 return Decision(False, f"route {branch.route.name} takes it from role {role}")
         return WHATEVER
 
-    def decide(self, stream: Stream, question: Undecided, then: Callable[[], None] | None = None) -> None:
-        """Find out what a client may do; meanwhile it is not read. What it has said is gone on with as it was
-        left, or by `then`."""
+    def decide(self, stream: Stream, question: Asked, then: Callable[[], None] | None = None) -> None:
+        """Find out what a client has to wait for, as what it may do; meanwhile it is not read. What it has
+        said is gone on with as it was left, or by `then`."""
 
         async def task() -> None:
             try:

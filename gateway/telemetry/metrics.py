@@ -131,6 +131,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
+    "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",

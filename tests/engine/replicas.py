@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from gateway.engine.session import EngineSession
-from gateway.settings import Store
+from gateway.settings import Limits, Store
 from gateway.settings.engine import RabbitEngine
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, quickened, settings_of
@@ -27,11 +28,22 @@ PATIENCE_SECS: Final = 15.0
 class Replica(Running):
     """One gateway over the cluster at `url`; `more` are keys of `broker`."""
 
-    def __init__(self, name: str, url: str, namespace: str, folder: Path | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        namespace: str,
+        folder: Path | None = None,
+        limits: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
         listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
         broker = RabbitEngine(engine="rabbitmq", urls=(url,), namespace=namespace, **more)
         store = Store(enabled=False) if folder is None else Store(path=folder)
-        super().__init__(settings_of(listeners={"mqtt": listener}, broker=broker, replica=name, store=store))
+        given = {} if limits is None else {"limits": Limits(**limits)}
+        super().__init__(
+            settings_of(listeners={"mqtt": listener}, broker=broker, replica=name, store=store, **given)
+        )
 
     @property
     def engine(self) -> EngineSession:
@@ -74,7 +86,10 @@ class Client:
         clean: bool | None = None,
         properties: Properties | None = None,
         will: str = "",
+        will_properties: Properties | None = None,
+        ack: bool = True,
     ) -> None:
+        """Not `ack`: what comes at QoS 1 and 2 is not acknowledged before `acknowledge` is called."""
         self.messages: list[paho.MQTTMessage] = []
         self.answers: list[list[ReasonCode]] = []
         self.ended: list[ReasonCode] = []
@@ -89,9 +104,13 @@ class Client:
         paho_client.on_subscribe = self._on_subscribe
         paho_client.on_disconnect = self._on_disconnect
         if will:
-            paho_client.will_set(will, b"gone", qos=1)
+            paho_client.will_set(will, b"gone", qos=1, properties=will_properties)
+        paho_client.manual_ack_set(not ack)
         self.paho = paho_client
-        paho_client.connect(LOOPBACK, port, properties=properties)
+        more: dict[str, Any] = {}
+        if version == paho.MQTTv5 and clean is not None:
+            more["clean_start"] = clean
+        paho_client.connect(LOOPBACK, port, properties=properties, **more)
         paho_client.loop_start()
         self.until(lambda: self.welcome is not None)
 
@@ -143,6 +162,11 @@ class Client:
         assert info.is_published()
         return info
 
+    def acknowledge(self) -> None:
+        """What has come until now."""
+        for message in self.messages:
+            self.paho.ack(message.mid, message.qos)
+
     def leave(self) -> None:
         leave(self.paho)
 
@@ -159,3 +183,14 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+
+def lasting(port: int, name: str, *, secs: int = 300, **more: Any) -> Client:
+    """A client whose session outlives its connection; one that was there before is resumed."""
+    if more.get("version", paho.MQTTv5) != paho.MQTTv5:
+        return Client(port, name, clean=False, **more)
+    said = Properties(PacketTypes.CONNECT)
+    said.SessionExpiryInterval = secs
+    if "receive_max" in more:
+        said.ReceiveMaximum = more.pop("receive_max")
+    return Client(port, name, clean=False, properties=said, **more)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from gateway.engine import envelope
 from gateway.engine.envelope import decode, encode
-from gateway.engine.records import Mark, Opened, decode_record, encode_record
 from gateway.model.message import Message, Sender
 from gateway.model.properties import NO_PROPERTIES, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties, encode_table
@@ -94,31 +93,6 @@ def test_a_header_that_is_cut_short_is_passed_over() -> None:
 def test_the_offset_is_read() -> None:
     pair = encode_table((("x-stream-offset", Value(ValueType.INT64, 12)),))[4:]
     assert decode(with_pair(encode(message_of(), 0.0), pair)).offset == 12
-
-
-def test_records_come_back() -> None:
-    for record in (Mark("a", "life", 3), Opened("a client\0é", "b", "life", 4)):
-        assert decode_record(encode_record(record)) == record
-
-
-def test_records_of_others_are_passed_over() -> None:
-    for body in (
-        b"",
-        b"[]",
-        b"{}",
-        b"3",
-        b'{"version": 2, "kind": "mark", "replica": "a", "life": "b", "number": 1}',
-        b'{"version": 1, "kind": "other"}',
-        b'{"version": 1, "kind": ["mark"]}',
-        b'{"version": 1, "kind": "mark", "replica": "a", "life": "b", "number": "1"}',
-        b'{"version": 1, "kind": "mark", "replica": "a", "life": 5, "number": 1}',
-    ):
-        assert decode_record(body) is None
-
-
-def test_a_record_that_says_more_is_understood() -> None:
-    body = b'{"version": 1, "kind": "mark", "replica": "a", "life": "b", "number": 1, "more": {}}'
-    assert decode_record(body) == Mark("a", "b", 1)
 
 
 YES = Value(ValueType.BOOL, True)

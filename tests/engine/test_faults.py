@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
 
@@ -27,6 +30,7 @@ def apart(folder: Path, rabbitmq: RabbitMQ, name: str) -> GatewayProcess:
             "namespace": NAMESPACE,
             "heartbeat_secs": 1,
             "reconnect_max_secs": 0.5,
+            "engine_timeout_secs": 4.0,
         },
     )
 
@@ -53,24 +57,82 @@ def test_a_frozen_replica_lets_go_of_a_client_that_went_elsewhere(rabbitmq: Rabb
 
 
 def test_what_a_killed_replica_leaves_is_everybodys(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Its clients go elsewhere, and find what it has retained; their wills come when it is back."""
-    here = Replica("left", rabbitmq.url, NAMESPACE)
-    with replicas(here), apart(tmp_path, rabbitmq, "killed") as killed:
+    """Its clients go elsewhere, and find what it has retained, and what they are owed. Wills of those that do
+    not come are published by another replica, once."""
+    here = Replica("left", rabbitmq.url, NAMESPACE, engine_timeout_secs=4.0)
+    third = Replica("third", rabbitmq.url, NAMESPACE, engine_timeout_secs=4.0)
+    delayed = Properties(PacketTypes.WILLMESSAGE)
+    delayed.WillDelayInterval = 2
+    with replicas(here, third), apart(tmp_path, rabbitmq, "killed") as killed:
         until(lambda: _serves(killed))
         with (
             Client(here.mqtt, "heir") as heir,
-            Client(killed.port("mqtt"), "poor", will="faults/will") as poor,
+            Client(killed.port("mqtt"), "poor", will="faults/will/poor") as poor,
+            lasting(killed.port("mqtt"), "rich", ack=False, will="faults/will/rich") as rich,
+            lasting(killed.port("mqtt"), "late", will="faults/will/late", will_properties=delayed) as late,
         ):
             heir.subscribe("faults/#", qos=1)
+            rich.subscribe("faults/owed", qos=1)
             poor.publish("faults/kept", b"x", retain=True)
+            poor.publish("faults/owed", b"1")
+            rich.until(lambda: rich.messages)
             killed.kill()
-            poor.until(lambda: poor.ended)
-            with Client(here.mqtt, "poor") as again:
+            for client in (poor, rich, late):
+                client.until(lambda one=client: one.ended)
+            with lasting(here.mqtt, "rich") as again:
+                assert again.present
+                heir.publish("faults/owed", b"2")
+                again.until(lambda: len(again.messages) >= 2)
+                assert again.told == [("faults/owed", b"1"), ("faults/owed", b"2")]
                 again.subscribe("faults/kept", qos=1)
-                again.until(lambda: again.messages)
-                assert again.messages[0].retain
-            killed.start()
-            heir.until(lambda: ("faults/will", b"gone") in heir.told)
+                again.until(lambda: len(again.messages) >= 3)
+                assert again.messages[2].retain
+                heir.until(lambda: ("faults/will/late", b"gone") in heir.told)
+                heir.until(lambda: ("faults/will/poor", b"gone") in heir.told)
+            heir.publish("faults/end", b"")
+            heir.until(lambda: ("faults/end", b"") in heir.told)
+            wills = [name for name, body in heir.told if body == b"gone"]
+            assert sorted(wills) == ["faults/will/late", "faults/will/poor"]
+            for one in (here, third):
+                one.until(lambda states=one.engine.table.states: "poor" not in states)
+                one.until(lambda states=one.engine.table.states: not states["late"].will)
+
+
+def test_a_frozen_owner_stops_when_it_wakes(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Others have long had what was its, and its client goes on where it came back: nothing is lost, and
+    nothing of QoS 2 comes twice. What it held is not thrown in when it wakes."""
+    here = Replica("host", rabbitmq.url, NAMESPACE, engine_timeout_secs=4.0)
+    with replicas(here), apart(tmp_path, rabbitmq, "sleeper") as sleeper:
+        until(lambda: _serves(sleeper))
+        with (
+            Client(here.mqtt, "feeding") as feeding,
+            lasting(sleeper.port("mqtt"), "guest", will="faults/will/guest") as before,
+            lasting(sleeper.port("mqtt"), "absent", will="faults/will/absent") as absent,
+        ):
+            feeding.subscribe("faults/will/#", qos=1)
+            before.subscribe("faults/guest", qos=2)
+            for at in range(5):
+                feeding.publish("faults/guest", b"%d" % at, qos=2)
+            before.until(lambda: len(before.messages) == 5)
+            sleeper.process.send_signal(signal.SIGSTOP)
+            try:
+                for at in range(5, 10):
+                    feeding.publish("faults/guest", b"%d" % at, qos=2)
+                with lasting(here.mqtt, "guest") as after:
+                    assert after.present
+                    after.until(lambda: len(after.messages) >= 5)
+                    feeding.until(lambda: ("faults/will/absent", b"gone") in feeding.told)
+                    sleeper.process.send_signal(signal.SIGCONT)
+                    before.until(lambda: before.ended)
+                    absent.until(lambda: absent.ended)
+                    feeding.publish("faults/guest", b"10", qos=2)
+                    after.until(lambda: (("faults/guest", b"10")) in after.told)
+                    assert [int(body) for _, body in after.told] == list(range(5, 11))
+                    assert not after.ended
+                until(lambda: _serves(sleeper))
+                assert feeding.told == [("faults/will/absent", b"gone")]
+            finally:
+                sleeper.process.send_signal(signal.SIGCONT)
 
 
 def test_all_of_it_survives_a_broker_that_is_started_again(rabbitmq: RabbitMQ) -> None:

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import paho.mqtt.client as paho
 import pika
@@ -35,13 +34,6 @@ def two(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Replica]]:
 def topic() -> str:
     """One of this test's own."""
     return f"tests/{next(numbers)}"
-
-
-def connect_with(**given: Any) -> Properties:
-    found = Properties(PacketTypes.CONNECT)
-    for name, value in given.items():
-        setattr(found, name, value)
-    return found
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -236,13 +228,9 @@ def test_wills_are_everybodys(two: tuple[Replica, Replica], topic: str) -> None:
 
 
 def test_what_is_not_offered_is_refused_in_words(two: tuple[Replica, Replica], topic: str) -> None:
-    with Client(two[0].mqtt, "asking", properties=connect_with(SessionExpiryInterval=60)) as client:
-        assert client.offered.SessionExpiryInterval == 0
+    with Client(two[0].mqtt, "asking") as client:
         assert client.offered.SharedSubscriptionAvailable == 0
         assert client.subscribe(f"$share/group/{topic}", qos=1) == ["Shared subscription not supported"]
-    with Client(two[0].mqtt, "older", version=paho.MQTTv311, clean=False) as client:
-        assert client.welcome is not None
-        assert client.welcome.is_failure
     with Client(two[0].mqtt, "older", version=paho.MQTTv311) as client:
         assert client.subscribe(f"$share/group/{topic}", qos=1) == ["Unspecified error"]
 
@@ -270,6 +258,35 @@ def test_clean_sessions_cost_no_queue(two: tuple[Replica, Replica], topic: str, 
         for client in clients:
             client.leave()
     two[0].until(lambda: len(two[0].engine.bindings) == bindings - len(clients) - 1)
+
+
+def test_a_replica_that_does_not_keep_up_stops_nobody_else(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    """What its queue has no room for is counted, by whichever replica."""
+    with Proxy(rabbitmq.port) as proxy:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port))
+        slow = Replica("slow", url, NAMESPACE, queue_type="classic", queue_bytes_max=1_048_576, prefetch=1)
+        with (
+            replicas(slow),
+            Client(slow.mqtt, f"slow {topic}") as subscriber,
+            Client(two[0].mqtt, f"p {topic}") as publisher,
+        ):
+            subscriber.subscribe(topic, qos=1)
+            proxy.stall("down")
+            infos = [publisher.paho.publish(topic, bytes(100_000), qos=1) for _ in range(30)]
+            for info in infos:
+                info.wait_for_publish(10)
+            publisher.publish(topic, b"last")
+
+            def dropped() -> int:
+                return sum(one.gateway.mqtt.tally.queue_full for one in (*two, slow))
+
+            two[0].until(lambda: dropped() > 0)
+            proxy.cut()
+            subscriber.until(lambda: (topic, b"last") in subscriber.told)
+            two[0].until(lambda: dropped() + len(subscriber.messages) >= 31)
+            assert dropped() >= 15
 
 
 def test_its_metrics_are_there(two: tuple[Replica, Replica], topic: str) -> None:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 from mypy_extensions import mypyc_attr
 
+from gateway.access.questions import Asked
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
@@ -65,13 +66,24 @@ class SessionShares(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """What clients may ask for of whatever stands behind the topics: the highest QoS, sessions that outlive
-    their connections, and shared subscriptions.
+    """What clients may ask for of whatever stands behind the topics: the highest QoS, and shared
+    subscriptions.
     """
 
     qos_max: int = 2
-    persistent: bool = True
     shared: bool = True
+
+
+class Newcomer(NamedTuple):
+    """A client that wants in. `only_own`: not to a session of another user."""
+
+    client_id: str
+    clean: bool
+    expiry_secs: float
+    place: str
+    will: Will | None
+    sender: Sender
+    only_own: bool
 
 
 class LeftWill(NamedTuple):
@@ -216,6 +228,14 @@ class MqttNamespace:
         assert self.store is not None
         self.store.after_commit(done)
 
+    def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
+        """What tells when PUBREL and PUBCOMP of a session may be said; None: at once."""
+        return self.store.after_commit if session.kept and self.store is not None else None
+
+    def taking(self, session: Session, packet_ids: list[int]) -> Asked | None:
+        """Messages of QoS 2 have come under these ids; None: they can be published at once."""
+        return None
+
     # Topics.
 
     @property
@@ -328,6 +348,19 @@ class MqttNamespace:
         session.share(pass_on)
 
     # Sessions.
+
+    def arriving(self, guest: object, coming: Newcomer) -> Asked | None:
+        """A client wants in, by this connection; None: it need not wait."""
+        return None
+
+    def finds(self, client_id: str) -> bool:
+        """Is there an earlier session?"""
+        return client_id in self.sessions
+
+    def user_of(self, client_id: str) -> str | None:
+        """Whose the session of a client is; None: there is none."""
+        known = self.sessions.get(client_id)
+        return None if known is None else known.user
 
     def sessions_of(self, user: str) -> int:
         """How many sessions are that user's."""

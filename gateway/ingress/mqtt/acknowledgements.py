@@ -1,7 +1,7 @@
 """Acknowledgements from a client: what they free in its session, and what they are answered with.
 
 PUBREL and PUBCOMP make the other side forget. Those of a session that survives a restart are said when what
-led to them is on disk.
+led to them is on disk, or wherever it survives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import violation
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, ReasonCode, Version
-from gateway.store.store import Store
 from gateway.transport.stream import Stream
 
 PUBREL = PacketType.PUBREL
@@ -23,19 +22,22 @@ PUBCOMP = PacketType.PUBCOMP
 
 
 class Answers:
-    """Acknowledgements of one connection that wait for the disk."""
+    """Acknowledgements of one connection that wait for the disk, or the log of the engine."""
 
-    __slots__ = ("_machine", "_store", "_stream", "_unsaid")
+    __slots__ = ("_after", "_machine", "_stream", "_unsaid")
 
-    def __init__(self, store: Store, machine: ServerConnection, stream: Stream) -> None:
-        self._store = store
+    def __init__(
+        self, after: Callable[[Callable[[Outcome], None]], None], machine: ServerConnection, stream: Stream
+    ) -> None:
+        """`after` calls back when everything that was said before is safe."""
+        self._after = after
         self._machine = machine
         self._stream = stream
         self._unsaid: list[tuple[PacketType, list[int]]] = []
 
     def say_when_safe(self, kind: PacketType, packet_ids: list[int]) -> None:
-        """Say them when everything that was handed to the store before is on disk."""
-        self._store.after_commit(partial(self._committed, kind, packet_ids))
+        """Say them when everything that was handed over before is safe."""
+        self._after(partial(self._committed, kind, packet_ids))
 
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
         if outcome is not ACCEPTED:

@@ -18,6 +18,7 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.access.tokens import Tokens
+from gateway.broker.mqtt.namespace import Newcomer
 from gateway.broker.mqtt.session import Session
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
@@ -286,27 +287,40 @@ class AdmittedGuest(MqttGuest):
         principal: Principal | None,
         otherwise: ReasonCode,
         proof: Mapping[Property, Any] = NO_PROPERTIES,
+        assigned: str = "",
     ) -> None:
-        """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication."""
+        """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication.
+        `assigned`: the identifier of a client that brought none, and has had to wait."""
         if principal is None:
             self._refuse(otherwise, "")
             return
-        client_id = packet.client_id or self._ingress.new_client_id()
+        client_id = packet.client_id or assigned or self._ingress.new_client_id()
         rights = self._ingress.rights_of(principal, client_id)
         sender = Sender(self._ingress.name, client_id, principal.name, self.stream.remote)
         try:
             refusal = self._refusal(packet, rights, sender)
         except Undecided as question:
-            again = partial(self._admit_later, packet, principal, otherwise, proof)
+            again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
             self._ingress.decide(self.stream, question, again)
             return
         if refusal is not None:
             self._refuse(*refusal)
             return
         namespace, machine = self._ingress.namespace, self.machine
+        expires, place = (
+            expiry_secs(packet, self._ingress.expiry_secs_max(rights)),
+            place_of(self.stream.remote),
+        )
+        coming = Newcomer(
+            client_id, packet.clean_start, expires, place, packet.will, sender, not rights.unlimited
+        )
+        if (waiting := namespace.arriving(self, coming)) is not None:
+            again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
+            self._ingress.decide(self.stream, waiting, again)
+            return
         before = namespace.recorded
         self._ingress.take_over(client_id)  # a session that ends with its connection is not found any more
-        present = client_id in namespace.sessions and not packet.clean_start
+        present = namespace.finds(client_id) and not packet.clean_start
         expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.offer_to(rights)
         properties = connack_properties(
             packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
@@ -323,9 +337,9 @@ class AdmittedGuest(MqttGuest):
         session, _ = namespace.open(
             client_id,
             clean=packet.clean_start,
-            expiry_secs=expiry_secs(packet, expiry_max),
+            expiry_secs=expires,
             user=principal.name,
-            place=place_of(self.stream.remote),
+            place=place,
         )
         if present and not rights.unlimited:
             self._ingress.drop_forbidden(session, rights, sender, patient=True)
@@ -340,9 +354,10 @@ class AdmittedGuest(MqttGuest):
         principal: Principal,
         otherwise: ReasonCode,
         proof: Mapping[Property, Any],
+        client_id: str,
     ) -> None:
-        """It is known what the client may do; go on with what came behind CONNECT."""
-        self._admit(packet, principal, otherwise, proof)
+        """What it had to wait for is known; go on with what came behind CONNECT."""
+        self._admit(packet, principal, otherwise, proof, client_id)
         if not self.gone and self.session is not None:
             self.receive(b"", self._ingress.now())
         self.stream.mark()
@@ -355,8 +370,6 @@ class AdmittedGuest(MqttGuest):
             return ReasonCode.SERVER_UNAVAILABLE, why
         if identifier_refused(packet):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
-        if not namespace.offers.persistent and packet.version < Version.V5 and not packet.clean_start:
-            return ReasonCode.SERVER_UNAVAILABLE, "sessions end with their connections: ask for a clean one"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
         alone = known is None or known.outlet is None  # or it takes another one's place
@@ -387,8 +400,8 @@ class AdmittedGuest(MqttGuest):
         if not decision.allowed:
             self._ingress.denied(sender, "client_id", packet.client_id, decision.rule)
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is not the user's"
-        known = self._ingress.namespace.sessions.get(packet.client_id)
-        if known is not None and known.user != sender.user:
+        user = self._ingress.namespace.user_of(packet.client_id)
+        if user is not None and user != sender.user:
             self._ingress.denied(sender, "session", packet.client_id, "the session is another user's")
             return ReasonCode.NOT_AUTHORIZED, "the session is another user's"
         return None

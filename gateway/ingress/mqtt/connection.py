@@ -485,6 +485,8 @@ class MqttConnection(AdmittedGuest):
             self._generation = dispatcher.generation
         if self.offer is not None:
             check_publish(rows, self.offer)
+        if self._answers is not None and self._waits_for_ids(rows):
+            return rows
         entries = self._entries
         publish = dispatcher.publish
         batch = ingress.begun_batch()
@@ -550,6 +552,19 @@ class MqttConnection(AdmittedGuest):
         if self._unacknowledged >= ingress.unsettled_max and not self._held:
             self._overrun()
         return left
+
+    def _waits_for_ids(self, rows: list[PublishRow]) -> bool:
+        """The ids of QoS 2 messages have to be known elsewhere before these are published; then the rows come
+        again."""
+        session = self.session
+        packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
+        if not packet_ids or session is None:
+            return False
+        question = self._ingress.namespace.taking(session, packet_ids)
+        if question is None:
+            return False
+        self._ingress.decide(self.stream, question)
+        return True
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
         """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
@@ -773,9 +788,9 @@ class MqttConnection(AdmittedGuest):
     def open(self, session: Session, receive_max: int) -> None:
         """The client is let in."""
         self.session = session
-        store = self._ingress.namespace.store
-        if session.kept and store is not None:
-            self._answers = Answers(store, self.machine, self.stream)
+        after = self._ingress.namespace.answers_after(session)
+        if after is not None:
+            self._answers = Answers(after, self.machine, self.stream)
         session.attach(self, receive_max)
         if session.owed:
             self._ingress.owe_retained(session)

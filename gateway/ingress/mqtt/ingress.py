@@ -187,8 +187,6 @@ class MqttIngress(ListenerSource):
 
     def expiry_secs_max(self, rights: Rights) -> int:
         """How long a session may outlive its connection."""
-        if not self.namespace.offers.persistent:
-            return 0
         own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
         most = self.limits.session_expiry_secs_max
         return most if own is None else min(own, most)

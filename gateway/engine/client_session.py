@@ -1,0 +1,497 @@
+"""The session of a client that is connected to this replica.
+
+One that outlives its connection has a queue on the cluster, bound to its filters of QoS 1 and 2; what filters
+of QoS 0 want comes by the replica's queue, for that is for clients that are connected. A message of the queue
+is acknowledged there when the client has acknowledged it here. What is not, another replica gets when the
+client is there, under another packet id, which at QoS 1 is all the same.
+
+At QoS 2 the log knows which message has which id before the client gets it, and that it has it before
+PUBREL. So whoever owns the session next goes on: a message that was sent comes under its old id, and one that
+the client has had is acknowledged and not sent. The ids of messages that the client publishes are on the log
+before these are published, with the numbers by which subscribers' replicas know them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from gateway.broker.mqtt.received_ids import ReceivedIds
+from gateway.broker.mqtt.session import (
+    PACKET_IDS,
+    ROWS_MAX,
+    ROWS_OCTETS_MAX,
+    UNKEPT,
+    Grant,
+    Outlet,
+    Row,
+    Session,
+    SessionLimits,
+    SessionTally,
+    SubscriptionOptions,
+)
+from gateway.broker.topics import topic_matches
+from gateway.engine.consumers import Consumer, Content, Done
+from gateway.engine.envelope import Number
+from gateway.engine.names import binding_of
+from gateway.engine.records import Changed, Options, Owner
+from gateway.engine.table import RECENT_MAX, SessionState, said
+from gateway.model.address import Address
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+from gateway.model.properties import Headers
+from gateway.protocols.mqtt.spec import PacketType
+
+GRANTS_MAX: Final = 1_024  # topics of which a session remembers what it is granted of them
+Told = Callable[[Outcome], None]
+
+
+class Delivery(NamedTuple):
+    """Where a message has come from, and how it is settled there."""
+
+    consumer: Consumer
+    tag: int
+    number: Number | None
+    again: bool
+
+    def settle(self) -> None:
+        """It has been dealt with."""
+        self.consumer.settle(self.tag)
+
+    def give_back(self) -> None:
+        """Somebody else is to have it."""
+        self.consumer.give_back(self.tag)
+
+
+class Engine(Protocol):
+    """What a session asks of the engine."""
+
+    def changed(self, session: ClientSession) -> None:
+        """Something of it has to be written to the log when the wake-up ends."""
+
+    def after_logged(self, done: Told) -> None:
+        """`done` hears when all that was to be written until now is on the log."""
+
+    def pump(self, session: ClientSession) -> None:
+        """It has something for its client; it is pumped when the wake-up ends."""
+
+    def next_number(self) -> Number:
+        """For a message that is going to be published."""
+
+    def read(self, session: ClientSession, content: Content) -> tuple[Message, Number | None] | None:
+        """The message of a delivery; None: there is none that could be delivered."""
+
+    def bind_queue(self, session: ClientSession, key: str) -> None:
+        """`unbound` says what is to be done with a key."""
+
+
+class ClientSession(Session):
+    """A session on the engine. `state` is what the log says of it; None: it ends with its connection."""
+
+    __slots__ = (
+        "_cached",
+        "_change",
+        "_deliveries",
+        "_engine",
+        "_flight",
+        "_left",
+        "_next",
+        "_old",
+        "_recent",
+        "_reserved",
+        "_sent",
+        "arguments",
+        "fresh",
+        "owner",
+        "prefetch",
+        "queue",
+        "unbound",
+    )
+
+    def __init__(
+        self, client_id: str, limits: SessionLimits, tally: SessionTally, engine: Engine, owner: Owner
+    ) -> None:
+        super().__init__(client_id, limits, tally)
+        self.owner = owner
+        self.queue = ""
+        self.prefetch = limits.in_flight_max
+        self.arguments: Headers = ()
+        self.fresh = False
+        self.unbound: dict[str, tuple[bool, Done]] = {}
+        self._engine = engine
+        self._left = False  # an earlier owner may have sent what does not come again
+        self._change = Pending()
+        self._next = 0
+        self._deliveries: dict[int, Delivery] = {}  # of what waits, by position
+        self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
+        self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that the log knows, or will
+        self._sent: dict[Number, int] = {}  # the same the other way round
+        self._recent: dict[Number, None] = {}
+        self._old = 0  # so many messages of the queue were there before the client
+        self._cached: dict[str, Grant | None] = {}
+
+    @property
+    def lasting(self) -> bool:
+        """It has a queue."""
+        return self.queue != ""
+
+    def begin(self, state: SessionState, queue: str, arguments: Headers) -> None:
+        """The client owns what the log says of its session."""
+        self.queue, self.arguments = queue, arguments
+        self.received_ids = LoggedReceivedIds(self._engine, self, state.taken)
+        self._left = bool(state.sent)
+        self._reserved.update(state.sent)
+        self._sent.update({number: at for at, number in state.sent.items() if number is not None})
+        self._recent.update(state.recent)
+        self.released.update(state.released)
+
+    # What the log is to know.
+
+    def flush(self, life: str, number: int) -> Changed:
+        """What has become of it since the last time."""
+        change, self._change = self._change, Pending()
+        return change.record(self.client_id, life, number, self.owner)
+
+    def change(self) -> Pending:
+        """To which is added what the log is to know."""
+        self._engine.changed(self)
+        return self._change
+
+    # Subscriptions.
+
+    @property
+    def keys(self) -> Iterable[str]:
+        """What its queue is bound to."""
+        for topic_filter, options in self.subscriptions.items():
+            if options.qos and (key := binding_of(topic_filter.split("/"))) is not None:
+                yield key
+
+    def subscribed(self, topic_filter: str, options: SubscriptionOptions | None, before: int) -> None:
+        """A subscription is made, or ends (None). The log hears of it when the queue is bound, but of one
+        that ends at once. `before`: the QoS that it had."""
+        self._cached.clear()
+        given = None if options is None else said(options)
+        note = partial(self._note, topic_filter, given)
+        key = binding_of(topic_filter.split("/"))
+        wanted = options is not None and options.qos > 0
+        if key is None or wanted == (before > 0):
+            note()
+        elif wanted:
+            self.unbound[key] = (True, note)
+            self._engine.bind_queue(self, key)
+        else:
+            note()
+            self.unbound[key] = (False, _nobody)
+            self._engine.bind_queue(self, key)
+
+    def _note(self, topic_filter: str, options: Options | None) -> None:
+        self.change().subscribed[topic_filter] = options
+
+    def _granted(self, address: Address) -> Grant | None:
+        topic = address.name
+        if topic in self._cached:
+            return self._cached[topic]
+        levels = topic.split("/")
+        matching = [
+            options
+            for topic_filter, options in self.subscriptions.items()
+            if not topic_filter.startswith("$share/") and topic_matches(topic_filter.split("/"), levels)
+        ]
+        if len(self._cached) >= GRANTS_MAX:
+            self._cached.clear()
+        found = self._cached[topic] = Grant(self, matching) if matching else None
+        return found
+
+    # What comes from a queue.
+
+    def waits(self, count: int) -> None:
+        """So many messages are in the queue already."""
+        self._old = count
+
+    def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+        """A message of the queue."""
+        old = self._old > 0
+        self._old -= old
+        if self._left and not redelivered:
+            self._left = False
+            self._close_left()
+        found = self._engine.read(self, content)
+        grant = None if found is None else self._granted(found[0].address)
+        if found is None or grant is None:
+            consumer.settle(tag)
+            return
+        message, number = found
+        self.owe(message, grant, Delivery(consumer, tag, number, redelivered), old=old)
+
+    def owe(self, message: Message, grant: Grant, delivery: Delivery, *, old: bool = False) -> bool:
+        """Owe a message of a queue. `old`: it came when the client was away. False: it is settled."""
+        qos = min(message.assurance, grant.qos)
+        if grant.no_local and message.sender.client == self.client_id:
+            delivery.settle()
+            return False
+        if not qos:
+            delivery.settle()
+            if old:
+                self.tally.offline += 1
+                return False
+            self._waiting.append((message, grant, UNKEPT))
+        elif qos == 2 and self.lasting and delivery.number is not None:
+            if delivery.number in self._recent:
+                delivery.settle()
+                return False
+            at = self._sent.get(delivery.number)
+            if at is not None:
+                self._again_at(at, message, grant, delivery)
+                return True
+            self._enqueue(message, grant, delivery)
+        else:
+            self._enqueue(message, grant, delivery)
+        self._octets += message.octets
+        self._engine.pump(self)
+        return True
+
+    def _enqueue(self, message: Message, grant: Grant, delivery: Delivery) -> None:
+        self._next += 1
+        self._deliveries[self._next] = delivery
+        self._waiting.append((message, grant, self._next))
+
+    def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
+        """A message that is known under a packet id: it is in flight here, or was at an earlier owner."""
+        if packet_id in self.released:
+            delivery.settle()
+            return
+        self._flight[packet_id] = delivery
+        if packet_id not in self.in_flight:
+            row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
+            self._octets += message.octets
+            self._again.append(row)
+            self._engine.pump(self)
+
+    def _close_left(self) -> None:
+        """What an earlier owner had sent, and has not come again, has expired: the client may have it, and
+        is told that it is over."""
+        for packet_id in list(self._reserved):
+            if packet_id not in self.in_flight and packet_id not in self.released:
+                self.released[packet_id] = None
+                self.change().released.append(packet_id)
+                self._engine.after_logged(partial(self._release, packet_id))
+
+    def _release(self, packet_id: int, outcome: Outcome) -> None:
+        if self.outlet is not None and packet_id in self.released:
+            self.credit -= 1
+            self.outlet.send_release(packet_id)
+
+    # Out.
+
+    def _next_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        while self._again and len(rows) < ROWS_MAX:
+            row = self._again[0]
+            if row.dup:  # the others had their credit before they were written down
+                if self.credit <= 0:
+                    break
+                self.credit -= 1
+            rows.append(self._again.popleft())
+        if rows:
+            return rows
+        return self._fresh_rows()
+
+    def _fresh_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        unsaid: list[Row] = []
+        waiting = self._waiting
+        octets = gone = 0
+        while waiting and len(rows) + len(unsaid) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+            message, grant, position = waiting[0]
+            qos = min(message.assurance, grant.qos)
+            if qos and self.credit <= 0:
+                break
+            waiting.popleft()
+            delivery = self._deliveries.pop(position, None)
+            if message.expires and message.expires <= time.time():
+                self.tally.expired += 1
+                gone += message.octets
+                if delivery is not None:
+                    delivery.settle()
+                continue
+            octets += message.octets
+            packet_id = self._free_id() if qos else 0
+            row = Row(message, grant, qos, packet_id, delivery is not None and delivery.again and qos > 0)
+            if qos:
+                self.credit -= 1
+                self.in_flight[packet_id] = row
+                if delivery is not None:
+                    self._flight[packet_id] = delivery
+            else:
+                gone += message.octets
+            if qos == 2 and self.lasting:
+                self._reserve(packet_id, None if delivery is None else delivery.number)
+                unsaid.append(row._replace(dup=False))
+            else:
+                rows.append(row)
+        if unsaid:
+            self._engine.after_logged(partial(self._say, unsaid))
+        self._let_go(gone)
+        return rows
+
+    def _reserve(self, packet_id: int, number: Number | None) -> None:
+        self._reserved[packet_id] = number
+        if number is not None:
+            self._sent[number] = packet_id
+        self.change().sent[packet_id] = number
+
+    def _say(self, rows: list[Row], outcome: Outcome) -> None:
+        """The log knows them."""
+        if self.outlet is not None:
+            self._again.extend(rows)
+            self.pump()
+
+    def _free_id(self) -> int:
+        candidate = self._last_id
+        while True:
+            candidate = candidate + 1 if candidate < PACKET_IDS else 1
+            if candidate not in self.in_flight and candidate not in self._reserved:
+                self._last_id = candidate
+                return candidate
+
+    # The client acknowledges, comes and goes.
+
+    def attach(self, outlet: Outlet, receive_maximum: int) -> None:
+        """As Session; PUBREL is said for what an earlier owner had heard of."""
+        self.outlet = outlet
+        self.credit = receive_maximum - len(self.released)
+        self.prefetch = max(receive_maximum, 1)
+        for packet_id in self.released:
+            outlet.send_release(packet_id)
+        self.pump()
+
+    def awaits(self, kind: PacketType, packet_id: int) -> bool:
+        """As Session; an earlier owner may have sent what is unknown here."""
+        return packet_id in self._reserved or super().awaits(kind, packet_id)
+
+    def received(self, packet_id: int) -> bool:
+        """As Session; the log has it before PUBREL is said."""
+        if packet_id not in self._reserved:
+            return super().received(packet_id)
+        if packet_id not in self.released:
+            self.released[packet_id] = None
+            self.change().released.append(packet_id)
+            self._had(self._reserved[packet_id])
+            delivery = self._flight.pop(packet_id, None)
+            if delivery is not None:
+                self._engine.after_logged(partial(_settle, delivery))
+        return True
+
+    def finish(self, packet_id: int) -> bool:
+        """As Session."""
+        delivery = self._flight.pop(packet_id, None)
+        if delivery is not None:
+            delivery.settle()
+        known = packet_id in self._reserved
+        if known:
+            number = self._reserved.pop(packet_id)
+            self._had(number)
+            if number is not None:
+                self._sent.pop(number, None)
+            self.change().completed.append(packet_id)
+        if super().finish(packet_id):
+            return True
+        if known and packet_id in self.released:
+            del self.released[packet_id]
+            self.credit += 1
+        return known
+
+    def _had(self, number: Number | None) -> None:
+        if number is not None and number not in self._recent:
+            self._recent[number] = None
+            if len(self._recent) > RECENT_MAX:
+                del self._recent[next(iter(self._recent))]
+
+    def give_back(self) -> None:
+        """The client is gone: others may have what came from queues."""
+        waiting, flight = self._deliveries, self._flight
+        self._deliveries, self._flight = {}, {}
+        for delivery in (*flight.values(), *waiting.values()):
+            delivery.give_back()
+
+    def discarded(self) -> None:
+        """As Session; what the log says of it ends by a record of its own."""
+
+
+class LoggedReceivedIds(ReceivedIds):
+    """The ids of QoS 2 messages of a client. What is taken is on the log, with the number of the message,
+    before that is published: whoever gets it again publishes it under the same number."""
+
+    __slots__ = ("_engine", "_numbers", "_session")
+
+    def __init__(self, engine: Engine, session: ClientSession, taken: dict[int, Number]) -> None:
+        super().__init__()
+        self._engine = engine
+        self._session = session
+        self._numbers = dict(taken)
+
+    def number(self, packet_id: int) -> Number | None:
+        """By which a message is known again."""
+        return self._numbers.get(packet_id)
+
+    def announce(self, packet_ids: Iterable[int]) -> bool:
+        """Have the log know these ids. False: it knows them."""
+        lacking = [packet_id for packet_id in packet_ids if packet_id not in self._numbers]
+        for packet_id in lacking:
+            number = self._numbers[packet_id] = self._engine.next_number()
+            self._session.change().taken[packet_id] = number
+        return bool(lacking)
+
+    def forget(self, packet_id: int) -> None:
+        """As above."""
+        super().forget(packet_id)
+        self._free(packet_id)
+
+    def release(self, packet_id: int) -> bool:
+        """As above."""
+        return super().release(packet_id) | self._free(packet_id)
+
+    def _free(self, packet_id: int) -> bool:
+        if self._numbers.pop(packet_id, None) is None:
+            return False
+        self._session.change().freed.append(packet_id)
+        return True
+
+
+class Pending:
+    """What has become of a session in this wake-up: the fields of Changed."""
+
+    __slots__ = ("completed", "freed", "released", "sent", "subscribed", "taken")
+
+    def __init__(self) -> None:
+        self.subscribed: dict[str, Options | None] = {}
+        self.completed: list[int] = []
+        self.sent: dict[int, Number | None] = {}
+        self.released: list[int] = []
+        self.freed: list[int] = []
+        self.taken: dict[int, Number] = {}
+
+    def record(self, client: str, life: str, number: int, owner: Owner) -> Changed:
+        """For the log."""
+        return Changed(
+            client,
+            life,
+            number,
+            owner,
+            self.subscribed,
+            tuple(self.completed),
+            self.sent,
+            tuple(self.released),
+            tuple(self.freed),
+            self.taken,
+        )
+
+
+def _settle(delivery: Delivery, outcome: Outcome) -> None:
+    delivery.settle()
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""

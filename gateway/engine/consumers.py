@@ -1,0 +1,348 @@
+"""The queues of sessions, as one connection consumes them.
+
+A queue is looked for before it is consumed: one that is not there is declared, with its bindings. Many
+consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
+hear that the channel has done so: then another replica finds everything in its order. Queues have a single
+active consumer, so whoever comes before the last one is known to be gone waits in the broker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from gateway.model.properties import Headers
+from gateway.model.spooled import Body
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.codec import encode_short_string
+
+log = structlog.get_logger(limited=True)
+
+CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
+Done = Callable[[], None]
+
+
+class Target(Protocol):
+    """Whoever consumes a queue."""
+
+    queue: str
+    prefetch: int
+    arguments: Headers
+    fresh: bool  # the queue is not there yet
+    unbound: dict[str, tuple[bool, Done]]  # keys that have to be bound, or unbound, and who hears of it
+
+    @property
+    def keys(self) -> Iterable[str]:
+        """What the queue is bound to."""
+
+    def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+        """A message has come; it is to be settled by its tag."""
+
+    def waits(self, count: int) -> None:
+        """So many messages are in the queue already."""
+
+
+Content = tuple[bytes, bytes, Body]
+"""The octets of its address, of its content header, and its body."""
+
+
+class Broker(Protocol):
+    """The connection."""
+
+    machine: ClientConnection
+
+    def wake(self) -> None:
+        """Something is to be written."""
+
+    def ask(self, method: m.Method, done: Done | None = None) -> None:
+        """On the channel for declarations; `done` when it is answered."""
+
+    def open_channel(self) -> int:
+        """A further channel."""
+
+    def decided(self) -> None:
+        """Of no queue it is open any more whether it is there."""
+
+
+class Consumer:
+    """One queue that is consumed, or about to be."""
+
+    __slots__ = ("_consumers", "_unsettled", "asked", "channel", "ending", "name", "target", "then")
+
+    def __init__(self, consumers: Consumers, target: Target, name: str) -> None:
+        self.target = target
+        self.name = name
+        self.channel = 0
+        self.asked = False  # to consume
+        self.ending = False
+        self.then: Done | None = None
+        self._consumers = consumers
+        self._unsettled: dict[int, None] = {}
+
+    def take(self, tag: int) -> None:
+        """A message has come that has to be settled."""
+        self._unsettled[tag] = None
+
+    def settle(self, tag: int) -> None:
+        """Acknowledge it. A tag that has been given back, or of a connection that is gone, says nothing."""
+        if tag in self._unsettled:
+            del self._unsettled[tag]
+            self._consumers.acknowledge(self.channel, tag)
+
+    def give_back(self, tag: int) -> None:
+        """Somebody else is to have it."""
+        if tag in self._unsettled:
+            del self._unsettled[tag]
+            self._consumers.give_back(self.channel, [tag])
+
+    def drain(self) -> list[int]:
+        """What has not been settled, in order; it is not ours any more."""
+        tags = sorted(self._unsettled)
+        self._unsettled.clear()
+        return tags
+
+
+class Consumers:
+    """All of one connection."""
+
+    def __init__(self, broker: Broker, exchange: str) -> None:
+        """`exchange`: what queues are bound to."""
+        self._broker = broker
+        self._exchange = exchange
+        self._channels: dict[int, deque[Done | None]] = {}  # what is asked there, in order
+        self._checking = 0
+        self._checks: deque[Consumer | str] = deque()  # a name: of a queue that nobody consumes here
+        self._consumers: dict[Target, Consumer] = {}
+        self._by_name: dict[tuple[int, bytes], Consumer] = {}
+        self._numbers = 0
+        self._turn = 0
+        self._waiting: list[Consumer] = []  # for channels
+        self._acks: list[tuple[int, int]] = []
+        self._live = True
+
+    # Channels.
+
+    def open(self) -> None:
+        """The connection stands."""
+        self._checking = self._broker.open_channel()
+        for _ in range(CHANNELS):
+            self._channels[self._broker.open_channel()] = deque()
+
+    def opened(self, channel: int) -> bool:
+        """A channel can be used. False: it is none of these."""
+        if channel == self._checking:
+            for what in self._checks:
+                self._look(what)
+            return True
+        return channel in self._channels
+
+    def closed(self, channel: int) -> bool:
+        """The broker has closed a channel: what was looked for first is not there. False: that is not why."""
+        if channel != self._checking or not self._checks:
+            return False
+        lacking = self._checks.popleft()
+        self._checking = self._broker.open_channel()  # the others are looked for again there
+        if isinstance(lacking, Consumer):
+            log.warning("a session's queue was not there, it is declared again", queue=lacking.target.queue)
+            self._declare(lacking)
+        if not self._checks:
+            self._broker.decided()
+        return True
+
+    def answered(self, channel: int, method: m.Method) -> bool:
+        """A method has come. False: it is for somebody else."""
+        if channel == self._checking:
+            if self._checks and isinstance(method, m.QueueDeclareOk):
+                found = self._checks.popleft()
+                if isinstance(found, Consumer):
+                    found.target.waits(method.message_count)
+                    self._bind(found, list(found.target.unbound))
+                    self._consume(found)
+                if not self._checks:
+                    self._broker.decided()
+            return True
+        asked = self._channels.get(channel)
+        if asked is None:
+            return False
+        if isinstance(method, m.BasicCancel):
+            self._cancelled_by_broker(channel, method)
+        elif asked and (done := asked.popleft()) is not None:
+            done()
+        return True
+
+    def lose(self) -> None:
+        """The connection is gone: nothing that was taken from it can be settled."""
+        self._live = False
+        consumers = list(self._consumers.values())
+        self._consumers.clear()
+        for consumer in consumers:
+            consumer.drain()
+            if consumer.then is not None:
+                consumer.then()
+
+    # Consuming.
+
+    @property
+    def undecided(self) -> bool:
+        """Keys wait to be bound until it is known whether their queues are there."""
+        return any(isinstance(one, Consumer) and one.target.unbound for one in self._checks)
+
+    def consumes(self, target: Target) -> bool:
+        """It has been begun, and not ended."""
+        return target in self._consumers
+
+    def begin(self, target: Target) -> None:
+        """Consume its queue."""
+        if target in self._consumers or not self._live:
+            return
+        self._numbers += 1
+        consumer = self._consumers[target] = Consumer(self, target, str(self._numbers))
+        if target.fresh:
+            self._declare(consumer)
+        else:
+            self._checks.append(consumer)
+            self._look(consumer)
+
+    def end(self, target: Target, then: Done | None) -> None:
+        """Free its queue; `then` is called when it is free."""
+        consumer = self._consumers.get(target)
+        if consumer is None:
+            if then is not None:
+                then()
+            return
+        consumer.ending = True
+        consumer.then = then
+        if consumer.asked:
+            self._ask(consumer.channel, m.BasicCancel(consumer.name), partial(self._cancelled, consumer))
+
+    def touch(self, queue: str) -> None:
+        """A queue is still wanted, though nobody consumes it: its time begins anew."""
+        self._checks.append(queue)
+        self._look(queue)
+
+    def _look(self, what: Consumer | str) -> None:
+        """For its queue; of a channel that is not open yet, when it is."""
+        queue = what.target.queue if isinstance(what, Consumer) else what
+        self._broker.machine.send_method(self._checking, m.QueueDeclare(queue, passive=True))
+        self._broker.wake()
+
+    def _declare(self, consumer: Consumer) -> None:
+        target = consumer.target
+        target.fresh = False
+
+        keys = dict.fromkeys([*target.keys, *target.unbound])
+        declare = m.QueueDeclare(target.queue, durable=True, arguments=target.arguments)
+        self._broker.ask(declare, None if keys else partial(self._consume, consumer))
+        self._bind(consumer, keys)
+        if keys:
+            self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
+
+    def bind(self, target: Target, key: str) -> None:
+        """Its queue is to get what has such keys, or no longer; if it is not known yet whether that is there,
+        when it is."""
+        consumer = self._consumers.get(target)
+        if consumer is not None and consumer not in self._checks:
+            self._bind(consumer, [key])
+
+    def _bind(self, consumer: Consumer, keys: Iterable[str]) -> None:
+        target = consumer.target
+        for key in keys:
+            on, done = target.unbound.get(key, (True, _nobody))
+            self._broker.ask(_binding(target, self._exchange, key, on), _answered(target, key, done))
+
+    def _consume(self, consumer: Consumer) -> None:
+        if consumer.ending:
+            self._over(consumer)
+            return
+        channels = list(self._channels)
+        self._turn = (self._turn + 1) % len(channels)
+        channel = consumer.channel = channels[self._turn]
+        consumer.asked = True
+        target = consumer.target
+        self._by_name[channel, encode_short_string(consumer.name)] = consumer
+        self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
+        self._ask(channel, m.BasicConsume(target.queue, consumer.name))
+
+    def _ask(self, channel: int, method: m.Method, done: Done | None = None) -> None:
+        self._channels[channel].append(done)
+        self._broker.machine.send_method(channel, method)
+        self._broker.wake()
+
+    def _cancelled(self, consumer: Consumer) -> None:
+        self.give_back(consumer.channel, consumer.drain())
+        self._ask(consumer.channel, m.BasicQos(prefetch_count=1), partial(self._over, consumer))
+
+    def _over(self, consumer: Consumer) -> None:
+        self._by_name.pop((consumer.channel, encode_short_string(consumer.name)), None)
+        if self._consumers.get(consumer.target) is consumer:
+            del self._consumers[consumer.target]
+            if consumer.then is not None:
+                consumer.then()
+
+    def _cancelled_by_broker(self, channel: int, method: m.BasicCancel) -> None:
+        """The queue is gone, or has another home: it is looked for again."""
+        consumer = self._by_name.pop((channel, encode_short_string(method.consumer_tag)), None)
+        if consumer is None:
+            return
+        consumer.drain()
+        target, then, ending = consumer.target, consumer.then, consumer.ending
+        self._consumers.pop(target, None)
+        if ending:
+            if then is not None:
+                then()
+            return
+        log.warning("the cluster has cancelled a consumer, it begins anew", queue=target.queue)
+        self.begin(target)
+
+    # Messages.
+
+    def delivered(self, channel: int, name: bytes, tag: int, redelivered: bool, content: Content) -> None:
+        """A message has come."""
+        consumer = self._by_name.get((channel, name))
+        if consumer is None:
+            return
+        consumer.take(tag)
+        if not consumer.ending:
+            consumer.target.deliver(consumer, tag, redelivered, content)
+
+    def acknowledge(self, channel: int, tag: int) -> None:
+        """A message has been dealt with."""
+        if self._live:
+            self._acks.append((channel, tag))
+            self._broker.wake()
+
+    def give_back(self, channel: int, tags: list[int]) -> None:
+        """Somebody else is to have these."""
+        if self._live and tags:
+            self.flush()
+            for tag in tags:
+                self._broker.machine.nack(channel, tag, requeue=True)
+            self._broker.wake()
+
+    def flush(self) -> None:
+        """Encode the acknowledgements that have gathered."""
+        acks, self._acks = self._acks, []
+        for channel, tag in acks:
+            self._broker.machine.ack(channel, tag)
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
+
+
+def _binding(target: Target, exchange: str, key: str, on: bool) -> m.Method:
+    return m.QueueBind(target.queue, exchange, key) if on else m.QueueUnbind(target.queue, exchange, key)
+
+
+def _answered(target: Target, key: str, done: Done) -> Done:
+    def call() -> None:
+        if target.unbound.get(key, (True, None))[1] is done:
+            del target.unbound[key]
+        done()
+
+    return call
