@@ -32,6 +32,7 @@ from gateway.broker.mqtt.session import (
     SessionTally,
     SubscriptionOptions,
 )
+from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import Consumer, Content, Done
 from gateway.engine.envelope import Number
@@ -49,7 +50,7 @@ Told = Callable[[Outcome], None]
 
 
 class Delivery(NamedTuple):
-    """Where a message has come from, and how it is settled there."""
+    """Where a message has come from, and how it is settled there. `again`: its client may have had it."""
 
     consumer: Consumer
     tag: int
@@ -80,8 +81,11 @@ class Engine(Protocol):
     def next_number(self) -> Number:
         """For a message that is going to be published."""
 
-    def read(self, session: ClientSession, content: Content) -> tuple[Message, Number | None] | None:
+    def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """The message of a delivery; None: there is none that could be delivered."""
+
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        """Its client has to connect anew."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
@@ -165,7 +169,9 @@ class ClientSession(Session):
     def keys(self) -> Iterable[str]:
         """What its queue is bound to."""
         for topic_filter, options in self.subscriptions.items():
-            if options.qos and (key := binding_of(topic_filter.split("/"))) is not None:
+            if not options.qos or shared_pattern(topic_filter) is not None:
+                continue
+            if (key := binding_of(topic_filter.split("/"))) is not None:
                 yield key
 
     def subscribed(self, topic_filter: str, options: SubscriptionOptions | None, before: int) -> None:
@@ -174,7 +180,7 @@ class ClientSession(Session):
         self._cached.clear()
         given = None if options is None else said(options)
         note = partial(self._note, topic_filter, given)
-        key = binding_of(topic_filter.split("/"))
+        key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         wanted = options is not None and options.qos > 0
         if key is None or wanted == (before > 0):
             note()
@@ -197,7 +203,7 @@ class ClientSession(Session):
         matching = [
             options
             for topic_filter, options in self.subscriptions.items()
-            if not topic_filter.startswith("$share/") and topic_matches(topic_filter.split("/"), levels)
+            if shared_pattern(topic_filter) is None and topic_matches(topic_filter.split("/"), levels)
         ]
         if len(self._cached) >= GRANTS_MAX:
             self._cached.clear()
@@ -217,7 +223,7 @@ class ClientSession(Session):
         if self._left and not redelivered:
             self._left = False
             self._close_left()
-        found = self._engine.read(self, content)
+        found = self._engine.read(content)
         grant = None if found is None else self._granted(found[0].address)
         if found is None or grant is None:
             consumer.settle(tag)
@@ -410,11 +416,14 @@ class ClientSession(Session):
                 del self._recent[next(iter(self._recent))]
 
     def give_back(self) -> None:
-        """The client is gone: others may have what came from queues."""
-        waiting, flight = self._deliveries, self._flight
-        self._deliveries, self._flight = {}, {}
-        for delivery in (*flight.values(), *waiting.values()):
-            delivery.give_back()
+        """The client is gone: others may have what it was owed of shared subscriptions."""
+        for delivery in (*self._flight.values(), *self._deliveries.values()):
+            if delivery.consumer.target is not self:
+                delivery.give_back()
+
+    def unreachable(self) -> None:
+        """The node that has its queue is down."""
+        self._engine.let_go_of(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
         """As Session; what the log says of it ends by a record of its own."""

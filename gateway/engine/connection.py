@@ -56,6 +56,7 @@ VERSION: Final = "0-9-1"
 PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 LOG_PREFETCH: Final = 1_000
+UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 DROPPED_PREFETCH: Final = 1_000
 DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
 OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
@@ -359,7 +360,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
             self._count_fault(event.reply_code)
-        elif event.reply_code == ReplyCode.NOT_FOUND and self.consumers.closed(event.channel):
+        elif event.reply_code in UNUSED and self.consumers.closed(event.channel, event.text):
             return
         if event.channel == self._publishing:
             self._session.publisher.close_over(event.reply_code, event.text)

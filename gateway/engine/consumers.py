@@ -23,6 +23,7 @@ from gateway.protocols.amqp091.codec import encode_short_string
 
 log = structlog.get_logger(limited=True)
 
+UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a classic queue is down
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 
@@ -45,6 +46,9 @@ class Target(Protocol):
 
     def waits(self, count: int) -> None:
         """So many messages are in the queue already."""
+
+    def unreachable(self) -> None:
+        """The node that has the queue is down: it is not consumed."""
 
 
 Content = tuple[bytes, bytes, Body]
@@ -116,7 +120,7 @@ class Consumers:
         self._exchange = exchange
         self._channels: dict[int, deque[Done | None]] = {}  # what is asked there, in order
         self._checking = 0
-        self._checks: deque[Consumer | str] = deque()  # a name: of a queue that nobody consumes here
+        self._checks: deque[Consumer | m.Method] = deque()
         self._consumers: dict[Target, Consumer] = {}
         self._by_name: dict[tuple[int, bytes], Consumer] = {}
         self._numbers = 0
@@ -141,25 +145,36 @@ class Consumers:
             return True
         return channel in self._channels
 
-    def closed(self, channel: int) -> bool:
-        """The broker has closed a channel: what was looked for first is not there. False: that is not why."""
+    def closed(self, channel: int, text: str) -> bool:
+        """The broker has closed a channel: what was looked for first is not there, or is still used by
+        others. False: that is not why."""
         if channel != self._checking or not self._checks:
             return False
         lacking = self._checks.popleft()
         self._checking = self._broker.open_channel()  # the others are looked for again there
         if isinstance(lacking, Consumer):
-            log.warning("a session's queue was not there, it is declared again", queue=lacking.target.queue)
-            self._declare(lacking)
+            self._lacks(lacking, text)
         if not self._checks:
             self._broker.decided()
         return True
 
+    def _lacks(self, consumer: Consumer, text: str) -> None:
+        target = consumer.target
+        if UNREACHABLE in text:
+            log.warning("a queue cannot be reached", queue=target.queue, why=text)
+            consumer.ending = True
+            self._over(consumer)
+            target.unreachable()
+            return
+        log.info("a queue is not there, it is declared", queue=target.queue)
+        self._declare(consumer)
+
     def answered(self, channel: int, method: m.Method) -> bool:
         """A method has come. False: it is for somebody else."""
         if channel == self._checking:
-            if self._checks and isinstance(method, m.QueueDeclareOk):
+            if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk):
                 found = self._checks.popleft()
-                if isinstance(found, Consumer):
+                if isinstance(found, Consumer) and isinstance(method, m.QueueDeclareOk):
                     found.target.waits(method.message_count)
                     self._bind(found, list(found.target.unbound))
                     self._consume(found)
@@ -205,8 +220,7 @@ class Consumers:
         if target.fresh:
             self._declare(consumer)
         else:
-            self._checks.append(consumer)
-            self._look(consumer)
+            self._check(consumer)
 
     def end(self, target: Target, then: Done | None) -> None:
         """Free its queue; `then` is called when it is free."""
@@ -222,13 +236,20 @@ class Consumers:
 
     def touch(self, queue: str) -> None:
         """A queue is still wanted, though nobody consumes it: its time begins anew."""
-        self._checks.append(queue)
-        self._look(queue)
+        self._check(m.QueueDeclare(queue, passive=True))
 
-    def _look(self, what: Consumer | str) -> None:
-        """For its queue; of a channel that is not open yet, when it is."""
-        queue = what.target.queue if isinstance(what, Consumer) else what
-        self._broker.machine.send_method(self._checking, m.QueueDeclare(queue, passive=True))
+    def remove(self, queue: str) -> None:
+        """A queue goes unless others consume it."""
+        self._check(m.QueueDelete(queue, if_unused=True))
+
+    def _check(self, what: Consumer | m.Method) -> None:
+        self._checks.append(what)
+        self._look(what)
+
+    def _look(self, what: Consumer | m.Method) -> None:
+        """On a channel that is not open yet this is done when it is."""
+        method = m.QueueDeclare(what.target.queue, passive=True) if isinstance(what, Consumer) else what
+        self._broker.machine.send_method(self._checking, method)
         self._broker.wake()
 
     def _declare(self, consumer: Consumer) -> None:

@@ -19,6 +19,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 
 TO_KEY: Final[LevelTranslation] = translation(MQTT, AMQP091, "percent")
 TO_TOPIC: Final[LevelTranslation] = translation(AMQP091, MQTT, "percent")
+READABLE_OCTETS_MAX: Final = 96
 WILD: Final = {"+": "*", "#": "#"}
 
 
@@ -33,7 +34,8 @@ class Names(NamedTuple):
     kept: str
     state: str
     queues: str  # with what the names of replicas' queues begin
-    sessions: str  # and those of sessions
+    sessions: str  # and those of sessions, and
+    shares: str  # of shared subscriptions
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
 
 
@@ -46,8 +48,14 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.state",
         f"{namespace}.replica",
         f"{namespace}.session",
+        f"{namespace}.share",
         f"{namespace}.dropped",
     )
+
+
+def readable(name: str) -> str:
+    """A name of a client's within the name of a queue, for people's eyes."""
+    return name.encode()[:READABLE_OCTETS_MAX].decode(errors="ignore")
 
 
 def key_of(topic: str) -> bytes | None:

@@ -21,12 +21,15 @@ from gateway import clock
 from gateway.access.questions import Asked
 from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
+from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.client_session import ClientSession, LoggedReceivedIds
+from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.records import Owner, WillSaid
 from gateway.engine.session import EngineSession
+from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
 from gateway.engine.table import Arrival, SessionState
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
@@ -71,7 +74,11 @@ class EngineNamespace(MqttNamespace):
             sessions_max=sessions_max,
             retained=engine.kept,
         )
-        self.offers = Offers(shared=False)
+        # What is sent at QoS 2 is its client's even if that does not come back: nobody else could have it.
+        self.offers = Offers(shared_qos_max=1)
+        self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
+        self._unused: dict[str, float] = {}  # filters that nobody here has since then, monotonic
+        self._touched = 0.0
         engine.clients = self
         engine.publisher.number_of = self._number_of
         self._arguments = self._queue_arguments()
@@ -79,11 +86,14 @@ class EngineNamespace(MqttNamespace):
     def _queue_arguments(self) -> Headers:
         """The queue of a session loses what is oldest at its limit. It outlives what the log says of it, for
         while that stands it is looked for again and again."""
+        single = ("x-single-active-consumer", Value(ValueType.BOOL, True))
+        return (single, *self._arguments_of(self._engine.settings.state_secs * 2))
+
+    def _arguments_of(self, expires_secs: float) -> Headers:
         settings, limits = self._engine.settings, self.limits
-        expires = min(int(settings.state_secs * 2_000), EXPIRES_MS_MAX)
+        expires = min(int(expires_secs * 1_000), EXPIRES_MS_MAX)
         return (
             ("x-queue-type", string(settings.queue_type)),
-            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
             ("x-expires", Value(ValueType.INT64, expires)),
             ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
             ("x-max-length-bytes", Value(ValueType.INT64, limits.octets_max)),
@@ -148,6 +158,8 @@ class EngineNamespace(MqttNamespace):
         if isinstance(session, ClientSession) and session.lasting and options != before:
             session.subscribed(topic_filter, options, 0 if before is None else before.qos)
         self._shown += 1
+        if shared_pattern(topic_filter) is not None:
+            return
         if topic_filter.split("/", 1)[0] == SYS:
             self.system.show()
         if options.retain_handling == 0 or (options.retain_handling == 1 and before is None):
@@ -156,6 +168,9 @@ class EngineNamespace(MqttNamespace):
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
         super()._enter(session, topic_filter, options)
+        if shared_pattern(topic_filter) is not None:
+            self._share(topic_filter)
+            return
         lasting = isinstance(session, ClientSession) and session.lasting
         had = before is not None and not (lasting and before.qos)
         has = not (lasting and options.qos)
@@ -174,8 +189,47 @@ class EngineNamespace(MqttNamespace):
         """Nothing of this replica is for that subscription any more."""
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
+        if shared_pattern(topic_filter) is not None:
+            if topic_filter not in self._groups and (shared := self._shared.pop(topic_filter, None)):
+                self._engine.share(shared, on=False)
+                self._unused[topic_filter] = clock.now()
+            return
         if not (isinstance(session, ClientSession) and session.lasting and options.qos):
             self._engine.unbind(topic_filter.split("/"))
+
+    # Shared subscriptions.
+
+    def _share(self, topic_filter: str) -> None:
+        self._unused.pop(topic_filter, None)
+        if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
+            return  # what is this replica's own is shared here
+        queue = queue_of(self._engine.names.shares, topic_filter)
+        group, prefetch = self._groups[topic_filter], self.limits.in_flight_max
+        shared = SharedQueue(self._engine, group, queue, self._arguments_of(EXPIRES_SECS), prefetch)
+        self._shared[topic_filter] = shared
+        self._engine.share(shared, on=True)
+
+    def _sweep_shares(self, consumers: Consumers, now: float) -> None:
+        for shared in self._shared.values():
+            consumers.begin(shared)  # if its node was down, or the cluster
+        table = self._engine.table
+        for topic_filter, since in list(self._unused.items()):
+            if now - since >= GRACE_SECS:
+                del self._unused[topic_filter]
+                if not table.subscribed(topic_filter):
+                    consumers.remove(queue_of(self._engine.names.shares, topic_filter))
+        if now - self._touched >= TOUCH_SECS:
+            self._touched = now
+            wanted = {name for state in table.states.values() for name in state.subscribed}
+            for topic_filter in wanted:
+                if shared_pattern(topic_filter) is not None and topic_filter not in self._shared:
+                    consumers.touch(queue_of(self._engine.names.shares, topic_filter))
+
+    def ended(self, state: SessionState) -> None:
+        """A session is over, and this replica cleans up."""
+        for topic_filter in state.subscribed:
+            if shared_pattern(topic_filter) is not None and topic_filter not in self._shared:
+                self._unused[topic_filter] = clock.now()
 
     # QoS 2.
 
@@ -246,8 +300,9 @@ class EngineNamespace(MqttNamespace):
         self.tally.expired += expired
         self.tally.queue_full += not expired
 
-    def sweep(self) -> None:
-        """Clients that have gone before they were let in."""
+    def sweep(self, consumers: Consumers, now: float) -> None:
+        """Once a second: clients that have gone before they were let in, and shared subscriptions."""
+        self._sweep_shares(consumers, now)
         for client, (opening, arrival) in list(self._arrived.items()):
             if opening.coming.guest.stream.closed:
                 del self._arrived[client]
@@ -286,9 +341,9 @@ class EngineNamespace(MqttNamespace):
         if self.sessions.get(session.client_id) is not session:
             return
         assert isinstance(session, ClientSession)
+        self.hand_over(session, ended=True)
         for topic_filter in list(session.subscriptions):
             self._leave(session, topic_filter)
-        self.hand_over(session, ended=True)
         del self.sessions[session.client_id]
         self._forget_owner(session)
         will_at = self._delays.pop(session.client_id, 0.0)
@@ -299,8 +354,8 @@ class EngineNamespace(MqttNamespace):
             self._engine.leave(session, 0.0)
 
     def hand_over(self, session: Session, *, ended: bool = False) -> None:
-        """The client was lost: others get what it had of queues, of this replica or another one."""
-        if isinstance(session, ClientSession) and not session.lasting:
+        """The client was lost: others get what it was owed of shared subscriptions, here or elsewhere."""
+        if isinstance(session, ClientSession):
             session.give_back()
 
     def lasting(self) -> list[ClientSession]:
@@ -396,8 +451,8 @@ class Logged:
 
 
 def _by_own_queue(sink: Sink) -> bool:
-    """What it wants comes by the queue of its session."""
-    return (
+    """What it wants comes by the queue of its session, or of a shared subscription."""
+    return isinstance(sink, SharedGroup) or (
         isinstance(sink, Grant)
         and sink.qos > 0
         and isinstance(sink.session, ClientSession)

@@ -33,7 +33,7 @@ from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
 from gateway.engine.client_session import ClientSession, Told
 from gateway.engine.connection import EngineConnection
-from gateway.engine.consumers import Content
+from gateway.engine.consumers import Consumers, Content
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
 from gateway.engine.once import Once
@@ -53,6 +53,7 @@ from gateway.engine.records import (
     decode_record,
 )
 from gateway.engine.retained import EngineRetained
+from gateway.engine.shares import SharedQueue
 from gateway.engine.table import Arrival, SessionState, SessionTable
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
@@ -121,7 +122,10 @@ class Clients(Protocol):
     def dropped(self, *, expired: bool) -> None:
         """A queue has had no room for a message; or it `expired` there."""
 
-    def sweep(self) -> None:
+    def ended(self, state: SessionState) -> None:
+        """A session is over, and this replica cleans up."""
+
+    def sweep(self, consumers: Consumers, now: float) -> None:
         """Once a second."""
 
 
@@ -294,7 +298,7 @@ class EngineSession:
             self._write_again()
         if self._up:
             self._keep_house(now, time.time())
-            self.clients.sweep()
+            self.clients.sweep(self._peer.consumers, now)
 
     def _begin_anew(self) -> None:
         self.kept.begin_anew()
@@ -579,6 +583,7 @@ class EngineSession:
                 self.clients.let_go_of(session, "the log does not know its session any more")
             elif session not in self._taking_over:
                 self._peer.consumers.begin(session)
+        self.clients.sweep(self._peer.consumers, self._up_since)
 
     # Clients that come and go, and what the table has learnt of them.
 
@@ -641,6 +646,7 @@ class EngineSession:
         """A session has ended by that record; its writer cleans up."""
         if record.life != self.life:
             return
+        self.clients.ended(state)
         if state.queue and self._peer is not None:
             self._peer.delete_queue(f"{self.names.sessions}.{state.queue}")
         if (
@@ -673,6 +679,14 @@ class EngineSession:
             self._consume(session)
         else:
             self._taking_over[session] = before, trio.current_time() + LET_GO_SECS
+
+    def share(self, shared: SharedQueue, *, on: bool) -> None:
+        """This replica has members of a shared subscription, or no longer."""
+        if self._peer is not None and self._up:
+            if on:
+                self._peer.consumers.begin(shared)
+            else:
+                self._peer.consumers.end(shared, None)
 
     def _consume(self, session: ClientSession) -> None:
         self._taking_over.pop(session, None)
@@ -724,7 +738,11 @@ class EngineSession:
         """For a message that is going to be published."""
         return self.publisher.next_number()
 
-    def read(self, session: ClientSession, content: Content) -> tuple[Message, Number | None] | None:
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        """Its client has to connect anew."""
+        self.clients.let_go_of(session, why)
+
+    def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """The message of a delivery; None: there is none that could be delivered."""
         found = self._read_content(*content)
         return None if found is None else (_message(found[0][0], found[1], found[2]), found[1].number)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine.envelope import Number
+from gateway.engine.names import readable
 from gateway.engine.records import (
     Changed,
     Ended,
@@ -40,7 +41,6 @@ from gateway.store.store import Store
 RECENT_MAX: Final = 256  # numbers of messages of QoS 2 that a session remembers to have had
 ENDED_MAX: Final = 16_384  # sessions of which it is remembered where the log has their end
 DEAD_MAX: Final = 1_024  # lives that are over
-CLIENT_OCTETS_MAX: Final = 96  # of its identifier in the name of a queue
 HALF: Final = 0.5
 SPREAD: Final = 0.25
 AGAIN_MAX: Final = 500  # sessions that are written again at once
@@ -308,7 +308,7 @@ class SessionTable:
             found = SessionState(client, record.owner, offset) if record.lasting else None
             if found is not None:
                 if record.expiry_secs > 0:
-                    found.queue = f"{_readable(client)}.{record.life}.{record.number}"
+                    found.queue = f"{readable(client)}.{record.life}.{record.number}"
                 self._put(found)
             arrival = Arrival(found, False, None, before)
         state = arrival.state
@@ -413,6 +413,10 @@ class SessionTable:
         found = [one for one in self.states.values() if one.written <= limit or one.placed <= oldest]
         return found[:AGAIN_MAX]
 
+    def subscribed(self, topic_filter: str) -> bool:
+        """Some session has it."""
+        return any(topic_filter in state.subscribed for state in self.states.values())
+
     # On disk.
 
     def note(self, position: int) -> None:
@@ -437,8 +441,3 @@ class SessionTable:
         self._unsaved.clear()
         if self._kept_in is not None:
             self._kept_in.delete_all(self._kind)
-
-
-def _readable(client: str) -> str:
-    """An identifier for people's eyes."""
-    return client.encode()[:CLIENT_OCTETS_MAX].decode(errors="ignore")

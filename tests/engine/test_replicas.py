@@ -227,14 +227,6 @@ def test_wills_are_everybodys(two: tuple[Replica, Replica], topic: str) -> None:
         assert subscriber.told == [(topic, b"gone")]
 
 
-def test_what_is_not_offered_is_refused_in_words(two: tuple[Replica, Replica], topic: str) -> None:
-    with Client(two[0].mqtt, "asking") as client:
-        assert client.offered.SharedSubscriptionAvailable == 0
-        assert client.subscribe(f"$share/group/{topic}", qos=1) == ["Shared subscription not supported"]
-    with Client(two[0].mqtt, "older", version=paho.MQTTv311) as client:
-        assert client.subscribe(f"$share/group/{topic}", qos=1) == ["Unspecified error"]
-
-
 def test_a_topic_that_no_key_can_hold_is_refused(two: tuple[Replica, Replica], topic: str) -> None:
     with Client(two[0].mqtt, "publisher") as publisher:
         answers: list[int] = []

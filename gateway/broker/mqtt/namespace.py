@@ -66,12 +66,12 @@ class SessionShares(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """What clients may ask for of whatever stands behind the topics: the highest QoS, and shared
+    """What clients may ask for of whatever stands behind the topics: the highest QoS, and that of shared
     subscriptions.
     """
 
     qos_max: int = 2
-    shared: bool = True
+    shared_qos_max: int = 2
 
 
 class Newcomer(NamedTuple):

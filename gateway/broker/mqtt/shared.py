@@ -88,15 +88,21 @@ class SharedGroup:
 
     def pass_on(self, message: Message, but: Session | None, *, away: bool) -> bool:
         """Have another member owe a message. `away`: its client need not be connected. False: none can."""
+        chosen = self.choose(but, away=away)
+        if chosen is None:
+            return False
+        chosen.offer([message], self.members[chosen])
+        return True
+
+    def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:
+        """Whose turn it is; `away`: its client need not be connected. None: nobody's."""
         able = [one for one in self.members if one is not but and not one.full]
         here = [one for one in able if one.outlet is not None]
         candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]
         if not candidates:
-            return False
+            return None
         at = self._next([one.room for one in candidates])
         if at < 0:
             at = self._turn % len(candidates)
             self._turn = at + 1
-        chosen = candidates[at]
-        chosen.offer([message], self.members[chosen])
-        return True
+        return candidates[at]

@@ -70,7 +70,7 @@ def connack_properties(
     """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
     if packet.version < Version.V5:
         return {}
-    properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: int(offer.shared)}
+    properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
     if offer.qos_max < 2:
         properties[Property.MAXIMUM_QOS] = offer.qos_max
     if not offer.retain:

@@ -720,6 +720,8 @@ class MqttConnection(AdmittedGuest):
                 reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
                 continue
             qos = wanted.qos if self.offer is None else min(wanted.qos, self.offer.qos_max)
+            if shared_pattern(wanted.filter) is not None:
+                qos = min(qos, self._ingress.namespace.offers.shared_qos_max)
             options = SubscriptionOptions(
                 qos,
                 wanted.no_local or (bridge and shared_pattern(wanted.filter) is None),
@@ -741,8 +743,6 @@ class MqttConnection(AdmittedGuest):
     ) -> ReasonCode | None:
         if wanted.filter.count("/") >= self._ingress.limits.topic_levels_max or not is_filter(wanted.filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        if shared_pattern(wanted.filter) is not None and not self._ingress.namespace.offers.shared:
-            return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         if not decision.allowed:
             self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
             return ReasonCode.NOT_AUTHORIZED

@@ -179,11 +179,10 @@ class MqttIngress(ListenerSource):
 
     def offer_to(self, rights: Rights) -> Offer:
         """What a client with these rights may publish with."""
-        offers = self.namespace.offers
-        qos_max, retain = min(int(self.options.qos_max), offers.qos_max), self.options.retain
+        qos_max, retain = min(int(self.options.qos_max), self.namespace.offers.qos_max), self.options.retain
         if not rights.unlimited:
             qos_max, retain = min(qos_max, rights.mqtt.qos_max), retain and rights.mqtt.retain
-        return Offer(qos_max, retain, offers.shared)
+        return Offer(qos_max, retain)
 
     def expiry_secs_max(self, rights: Rights) -> int:
         """How long a session may outlive its connection."""

@@ -23,12 +23,10 @@ TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds
 
 
 class Offer(NamedTuple):
-    """What a client may publish with, beside its topics, and whether it may share subscriptions: as listener,
-    roles and namespace have it."""
+    """What a client may publish with, beside its topics: as listener, roles and namespace have it."""
 
     qos_max: int = 2
     retain: bool = True
-    shared: bool = True
 
 
 WHOLE_OFFER: Final = Offer()

@@ -1,0 +1,130 @@
+"""Shared subscriptions: their members are at any replica, connected or away."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.engine import shares
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
+from tests.interop.servers import RabbitMQ
+
+NAMESPACE = "shares"
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def two(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Replica]]:
+    one, other = (Replica(name, rabbitmq.url, NAMESPACE, queue_type="classic") for name in ("one", "other"))
+    with replicas(one, other):
+        yield one, other
+
+
+@pytest.fixture
+def topic() -> str:
+    """One of this test's own."""
+    return f"shares/{next(numbers)}"
+
+
+def until(clients: list[Client], bodies: list[bytes]) -> None:
+    """All of it has come, once, to one or another of them."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    while len([one for client in clients for one in client.messages]) < len(bodies):
+        assert time.monotonic() < deadline, [client.told for client in clients]
+        time.sleep(0.02)
+    assert sorted(body for client in clients for _, body in client.told) == sorted(bodies)
+
+
+def test_members_at_all_replicas_share(two: tuple[Replica, Replica], topic: str) -> None:
+    names = [f"m{at} {topic}" for at in range(4)]
+    clients = [Client(two[at % 2].mqtt, name) for at, name in enumerate(names)]
+    with Client(two[0].mqtt, f"p {topic}") as publisher, Client(two[1].mqtt, f"all {topic}") as everything:
+        try:
+            everything.subscribe(f"{topic}/#", qos=1)
+            for at, client in enumerate(clients):
+                assert client.subscribe(f"$share/g {topic[-1]}/{topic}/+", qos=at % 3) == [
+                    f"Granted QoS {min(at % 3, 1)}"
+                ]
+            bodies = [b"%d" % at for at in range(200)]
+            for body in bodies:
+                publisher.publish(f"{topic}/x", body, qos=int(body) % 3)
+            everything.until(lambda: len(everything.messages) == len(bodies))
+            until(clients, bodies)
+            counts = [len(client.messages) for client in clients]
+            assert min(counts) >= 20, counts
+            assert not any(message.dup for client in clients for message in client.messages)
+        finally:
+            for client in clients:
+                client.leave()
+
+
+def test_what_a_lost_member_had_goes_to_another_one(two: tuple[Replica, Replica], topic: str) -> None:
+    shared = f"$share/lost/{topic}"
+    with (
+        Client(two[0].mqtt, f"p {topic}") as publisher,
+        Client(two[1].mqtt, f"stays {topic}") as stays,
+        Client(two[0].mqtt, f"lost {topic}", ack=False) as lost,
+    ):
+        lost.subscribe(shared, qos=1)
+        bodies = [b"%d" % at for at in range(10)]
+        for body in bodies:
+            publisher.publish(topic, body)
+        lost.until(lambda: len(lost.messages) == 10)
+        stays.subscribe(shared, qos=1)
+        lost.vanish()
+        stays.until(lambda: len(stays.messages) >= 10)
+        assert sorted(body for _, body in stays.told) == bodies
+
+
+def test_the_queue_waits_for_sessions_that_are_away(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    """It is there as long as one of them is, and goes with the last one."""
+    shared, name = f"$share/away/{topic}", f"away {topic}"
+    with lasting(two[0].mqtt, name) as member:
+        member.subscribe(shared, qos=1)
+    queue = shares.queue_of(two[0].engine.names.shares, shared)
+    with Client(two[0].mqtt, f"p {topic}") as publisher:
+        publisher.publish(topic, b"1")
+        with lasting(two[1].mqtt, name) as member:
+            assert member.present
+            publisher.publish(topic, b"2")
+            member.until(lambda: len(member.messages) >= 2)
+            assert member.told == [(topic, b"1"), (topic, b"2")]
+            assert queue in rabbitmq.control("list_queues", "name")
+            member.paho.unsubscribe(shared)
+            two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
+
+
+def test_a_queue_that_others_consume_stays(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    shared = f"$share/stay/{topic}"
+    queue = shares.queue_of(two[0].engine.names.shares, shared)
+    with Client(two[0].mqtt, f"p {topic}") as publisher, Client(two[1].mqtt, f"s {topic}") as stays:
+        stays.subscribe(shared, qos=1)
+        with Client(two[0].mqtt, f"goes {topic}") as goes:
+            goes.subscribe(shared, qos=1)
+        before = two[0].gateway.links["engine"].stats.connects
+        namespace = two[0].gateway.mqtt
+        two[0].until(lambda: not namespace._unused)
+        publisher.publish(topic, b"x")
+        stays.until(lambda: stays.messages)
+        assert stays.told == [(topic, b"x")]
+        assert two[0].gateway.links["engine"].stats.connects == before
+        assert queue in rabbitmq.control("list_queues", "name")
+    two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
+
+
+def test_members_that_have_gone_for_good_leave_no_queue(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    shared, name = f"$share/ended/{topic}", f"ended {topic}"
+    with lasting(two[0].mqtt, name, secs=1) as member:
+        member.subscribe(shared, qos=1)
+    queue = shares.queue_of(two[0].engine.names.shares, shared)
+    assert queue in rabbitmq.control("list_queues", "name")
+    two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
