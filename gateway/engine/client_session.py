@@ -375,7 +375,9 @@ class ClientSession(Session):
 
     def awaits(self, kind: PacketType, packet_id: int) -> bool:
         """As Session; an earlier owner may have sent what is unknown here."""
-        return packet_id in self._reserved or super().awaits(kind, packet_id)
+        if packet_id in self._reserved and packet_id not in self.in_flight:
+            return kind is not PacketType.PUBACK
+        return super().awaits(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
         """As Session; the log has it before PUBREL is said."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -122,6 +123,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
         self._done: dict[int, int] = {}  # those of them that can be acknowledged
         self._answering = False
+        self._bound = False  # all that the replica's queue is to get has been asked for
         self.consumers = Consumers(self, session.names.topics)
 
     # What the stream asks.
@@ -167,17 +169,13 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self._arrived.clear()
             self._stream.mark()
 
-    def bind(self, key: str) -> None:
-        """Have this replica's queue get what has such keys."""
+    def bind(self, key: str, on: bool) -> None:
+        """This replica's queue is to get what has such keys, or is not any more."""
         session = self._session
-        if self._answering:
-            self.ask(m.QueueBind(session.queue, session.names.topics, key))
-
-    def unbind(self, key: str) -> None:
-        """The queue is not to get it any more."""
-        session = self._session
-        if self._answering:
-            self.ask(m.QueueUnbind(session.queue, session.names.topics, key))
+        if self._bound:
+            given = session.queue, session.names.topics, key
+            method = m.QueueBind(*given) if on else m.QueueUnbind(*given)
+            self.ask(method, partial(session.bindings.stands, key, on))
 
     def ask(self, method: m.Method, done: Done | None = None) -> None:
         """Ask for a declaration; `done` is called when it is answered."""
@@ -282,7 +280,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self._answering = True
             for method in self._needed():
                 self.ask(method)
-            self.after_bound(self._declared)
+            self.consumers.look_for(self._session.queue, self._found)
         elif number == self._recording:
             self._records = Publisher(self.machine, number)
         self._go_on()
@@ -302,9 +300,18 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
         yield m.QueueBind(names.dropped, names.dropped)
-        yield m.QueueDeclare(session.queue, durable=True, arguments=_queue_arguments(settings, names))
-        for key in session.bindings:
-            yield m.QueueBind(session.queue, names.topics, key)
+
+    def _found(self, there: bool) -> None:
+        """The queue of this life is there, with the bindings that it had, or has to be declared."""
+        session = self._session
+        if not there:
+            session.bindings.anew()
+            arguments = _queue_arguments(session.settings, session.names)
+            self.ask(m.QueueDeclare(session.queue, durable=True, arguments=arguments))
+        self._bound = True
+        for key, on in session.bindings.lacking():
+            self.bind(key, on)
+        self.after_bound(self._declared)
 
     def _declared(self) -> None:
         self.ready = True

@@ -121,6 +121,7 @@ class Consumers:
         self._channels: dict[int, deque[Done | None]] = {}  # what is asked there, in order
         self._checking = 0
         self._checks: deque[Consumer | m.Method] = deque()
+        self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
         self._consumers: dict[Target, Consumer] = {}
         self._by_name: dict[tuple[int, bytes], Consumer] = {}
         self._numbers = 0
@@ -152,6 +153,7 @@ class Consumers:
             return False
         lacking = self._checks.popleft()
         self._checking = self._broker.open_channel()  # the others are looked for again there
+        self._found(lacking, there=False)
         if isinstance(lacking, Consumer):
             self._lacks(lacking, text)
         if not self._checks:
@@ -174,6 +176,7 @@ class Consumers:
         if channel == self._checking:
             if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk):
                 found = self._checks.popleft()
+                self._found(found, there=True)
                 if isinstance(found, Consumer) and isinstance(method, m.QueueDeclareOk):
                     found.target.waits(method.message_count)
                     self._bind(found, list(found.target.unbound))
@@ -237,6 +240,17 @@ class Consumers:
     def touch(self, queue: str) -> None:
         """A queue is still wanted, though nobody consumes it: its time begins anew."""
         self._check(m.QueueDeclare(queue, passive=True))
+
+    def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
+        """Is there a queue that is not consumed here?"""
+        method = m.QueueDeclare(queue, passive=True)
+        self._own = method, found
+        self._check(method)
+
+    def _found(self, what: Consumer | m.Method, *, there: bool) -> None:
+        if self._own is not None and what is self._own[0]:
+            found, self._own = self._own[1], None
+            found(there)
 
     def remove(self, queue: str) -> None:
         """A queue goes unless others consume it."""

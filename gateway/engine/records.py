@@ -91,7 +91,7 @@ class Opened:
 @dataclass(frozen=True)
 class Left:
     """A client has gone: its session waits for `expiry_secs`, and its will until `will_at`; 0: there is none
-    any more. Its queue is free."""
+    any more."""
 
     client: str
     life: str
@@ -101,6 +101,17 @@ class Left:
     expiry_secs: float
     will_at: float
     kind: Literal["left"] = "left"
+
+
+@dataclass(frozen=True)
+class Freed:
+    """An owner does not consume the queue of a session any more, and has given back what it held."""
+
+    client: str
+    life: str
+    number: int
+    owner: Owner
+    kind: Literal["freed"] = "freed"
 
 
 @dataclass(frozen=True)
@@ -199,7 +210,7 @@ class Standing:
     kind: Literal["standing"] = "standing"
 
 
-Record = Mark | Opened | Left | Changed | Ended | Willed | Gone | Inherited | Standing
+Record = Mark | Opened | Left | Freed | Changed | Ended | Willed | Gone | Inherited | Standing
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from gateway.engine.publisher import EnginePublisher
 from gateway.engine.recorder import Recorder
 from gateway.engine.records import (
     Ended,
+    Freed,
     Gone,
     Inherited,
     Left,
@@ -87,6 +88,7 @@ AWAY: Final = "the cluster is away"
 BEHIND: Final = "too much waits for the log"
 ALIVE_SECS: Final = 5.0  # between signs of life, at most
 SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
+FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
 LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
 LET_GO_SECS: Final = (
     1.0  # that an owner has to free a session's queue, before others wait for it in the broker
@@ -181,6 +183,7 @@ class EngineSession:
         self._taking_over: dict[
             ClientSession, tuple[Owner, float]
         ] = {}  # who has to let go first, until when
+        self._freed_lately: dict[Owner, None] = {}
         self._pumping: dict[ClientSession, None] = {}
         self._alive_secs = min(ALIVE_SECS, settings.engine_timeout_secs / 4)
         self._alive_at = 0.0
@@ -522,13 +525,13 @@ class EngineSession:
         """A client of this replica wants what matches a filter."""
         key = self.bindings.add(levels)
         if key is not None and self._peer is not None:
-            self._peer.bind(key)
+            self._peer.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
         """It does not any more."""
         key = self.bindings.remove(levels)
         if key is not None and self._peer is not None:
-            self._peer.unbind(key)
+            self._peer.bind(key, False)
 
     def after_recorded(self, done: Done) -> None:
         """`done` hears ACCEPTED when all that was asked for is there, and the log has been read up to now."""
@@ -638,6 +641,9 @@ class EngineSession:
 
     def let_go(self, client: str, owner: Owner) -> None:
         """An owner has freed the queue of a session."""
+        self._freed_lately[owner] = None
+        if len(self._freed_lately) > FREED_MAX:
+            del self._freed_lately[next(iter(self._freed_lately))]
         for session, (before, _) in list(self._taking_over.items()):
             if session.client_id == client and before == owner:
                 self._consume(session)
@@ -675,7 +681,7 @@ class EngineSession:
 
     def acquire(self, session: ClientSession, before: Owner | None) -> None:
         """Consume the queue of a session, when the owner before has let go of it."""
-        if before is None:
+        if before is None or before in self._freed_lately:
             self._consume(session)
         else:
             self._taking_over[session] = before, trio.current_time() + LET_GO_SECS
@@ -694,27 +700,23 @@ class EngineSession:
             self._peer.consumers.begin(session)
 
     def leave(self, session: ClientSession, will_at: float) -> None:
-        """The client of a session has gone: the log hears of it when its queue is free."""
+        """The client of a session has gone: the log hears of it, and again when its queue is free."""
         self._taking_over.pop(session, None)
         self._pumping.pop(session, None)
-        expiry_secs, utc = session.expiry_secs, time.time()
+        client, owner, number = session.client_id, session.owner, self.recorder.next_number()
+        self.recorder.put(Left(client, self.life, number, owner, time.time(), session.expiry_secs, will_at))
+        if session.lasting and not self.stopped and self._peer is not None:
+            self._peer.consumers.end(session, partial(self._freed, client, owner))
 
-        def left() -> None:
-            number = self.recorder.next_number()
-            self.recorder.put(
-                Left(session.client_id, self.life, number, session.owner, utc, expiry_secs, will_at)
-            )
-
-        if self.stopped or self._peer is None:
-            left()
-        else:
-            self._peer.consumers.end(session, left)
+    def _freed(self, client: str, owner: Owner) -> None:
+        self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner))
 
     def abandon(self, opening: Opening, state: SessionState) -> None:
         """A client has come, and has gone before it was let in."""
         number = self.recorder.next_number()
         client, owner = opening.coming.client, opening.owner
         self.recorder.put(Left(client, self.life, number, owner, time.time(), state.expiry_secs, 0.0))
+        self._freed(client, owner)
 
     def willed(self, client: str, owner: Owner) -> None:
         """A will has been published."""

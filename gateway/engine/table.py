@@ -23,6 +23,7 @@ from gateway.engine.names import readable
 from gateway.engine.records import (
     Changed,
     Ended,
+    Freed,
     Gone,
     Inherited,
     Left,
@@ -48,12 +49,14 @@ AGAIN_MAX: Final = 500  # sessions that are written again at once
 
 class SessionState:
     """One session. `queue` is "" for one that ends with its connection, of which only the will has to be
-    known. `placed` and `written` (seconds UTC): where and since when the log has it whole."""
+    known; `consumer` is the owner who may still consume it, if there is one. `placed` and `written` (seconds
+    UTC): where and since when the log has it whole."""
 
     __slots__ = (
         "attached",
         "changed_at",
         "client",
+        "consumer",
         "expiry_secs",
         "keeper",
         "owner",
@@ -77,6 +80,7 @@ class SessionState:
         self.owner = owner
         self.keeper = owner[0]
         self.queue = ""
+        self.consumer: Owner | None = owner
         self.attached = True
         self.utc = 0.0  # when its client last came or went
         self.expiry_secs = 0.0
@@ -168,6 +172,7 @@ def state_of(record: Standing, offset: int) -> SessionState:
     """The session that a record says whole."""
     state = SessionState(record.client, record.owner, offset)
     state.keeper, state.queue, state.attached = record.keeper, record.queue, record.attached
+    state.consumer = record.owner if record.attached else None
     state.utc, state.expiry_secs = record.utc, record.expiry_secs
     state.user, state.place = record.user, record.place
     state.will, state.will_at = record.will, record.will_at
@@ -284,10 +289,16 @@ class SessionTable:
                 counts = self._of_session(record, state, offset)
             else:
                 counts = False
-            if isinstance(record, Left):
-                self._heard.let_go(record.client, record.owner)
             return counts
+        if isinstance(record, Freed):
+            self._free(record.client, record.owner)
         return True
+
+    def _free(self, client: str, owner: Owner) -> None:
+        state = self.states.get(client)
+        if state is not None and state.consumer == owner:
+            state.consumer = None
+        self._heard.let_go(client, owner)
 
     def _opened(self, record: Opened, offset: int) -> bool:
         client = record.client
@@ -297,9 +308,8 @@ class SessionTable:
             return False
         self._unsaved[client] = None
         if before is not None and not record.clean and before.resumable(record.utc):
-            owner = before.owner if before.attached else None
             self._keep(before, record.life)
-            arrival = Arrival(before, True, owner)
+            arrival = Arrival(before, True, before.consumer)
             before.changed_at = offset
         else:
             self._drop(client)
@@ -314,6 +324,7 @@ class SessionTable:
         state = arrival.state
         if state is not None:
             state.owner, state.attached, state.utc = record.owner, True, record.utc
+            state.consumer = record.owner
             state.expiry_secs, state.user, state.place = record.expiry_secs, record.user, record.place
             state.will, state.will_at = record.will, 0.0
         self._heard.came(record, arrival)
@@ -358,7 +369,7 @@ class SessionTable:
                 state.leave(utc)
                 state.changed_at = offset
                 self._unsaved[client] = None
-                self._heard.let_go(client, state.owner)
+            self._free(client, state.owner)
 
     def _inherited(self, record: Inherited, offset: int) -> bool:
         if record.of in self._dead:

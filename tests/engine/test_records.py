@@ -7,6 +7,7 @@ import pytest
 from gateway.engine.records import (
     Changed,
     Ended,
+    Freed,
     Gone,
     Inherited,
     Left,
@@ -32,6 +33,7 @@ OWNER = ("life", 7)
         Opened("a client\0é", "b", "life", 4, False, 60.0, 1e9, "user", "place", WILL),
         Opened("c", "b", "life", 4, True, 0.0, 1e9, "", "", None, only_own=True),
         Left("c", "life", 5, OWNER, 1e9, 60.0, 0.0),
+        Freed("c", "life", 5, OWNER),
         Changed("c", "life", 6, OWNER),
         Changed(
             "c",

@@ -9,6 +9,7 @@ from gateway.engine.envelope import Number
 from gateway.engine.records import (
     Changed,
     Ended,
+    Freed,
     Gone,
     Inherited,
     Left,
@@ -98,7 +99,9 @@ def test_who_comes_last_is_the_owner_and_the_one_before_changes_nothing() -> Non
     assert log.say(late, good, left(("one", 1))) == [False, True, False]
     assert list(log.state().subscribed) == ["good"]
     assert log.state().attached
+    log.say(Freed("c", "one", 3, ("one", 1)))
     assert log.heard.freed == [("one", 1)]  # the queue is free all the same
+    assert log.state().consumer == ("two", 1)
 
 
 def test_a_session_is_found_until_its_time_is_over() -> None:
@@ -106,8 +109,12 @@ def test_a_session_is_found_until_its_time_is_over() -> None:
     log.say(opened("one", 1), left(("one", 1), utc=1000.0, secs=10.0))
     log.say(opened("two", 1, utc=1009.0))
     assert log.heard.arrivals[-1].resumed
+    assert log.heard.arrivals[-1].before == ("one", 1)  # who has not said that the queue is free
+    log.say(left(("two", 1), utc=1010.0, secs=10.0), Freed("c", "two", 2, ("two", 1)))
+    log.say(opened("one", 2, utc=1015.0))
+    assert log.heard.arrivals[-1].resumed
     assert log.heard.arrivals[-1].before is None
-    log.say(left(("two", 1), utc=1010.0, secs=10.0), opened("one", 2, utc=1021.0))
+    log.say(left(("one", 2), utc=1015.0, secs=5.0), opened("one", 3, utc=1021.0))
     assert not log.heard.arrivals[-1].resumed
     found = log.heard.arrivals[-1].ended
     assert found is not None

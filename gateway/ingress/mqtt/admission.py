@@ -380,7 +380,7 @@ class AdmittedGuest(MqttGuest):
         if namespace.failing and not recorded and expires > 0:
             return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
-        if refused is None and known is None:
+        if refused is None and namespace.user_of(packet.client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
                 return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
             if limit := namespace.make_room(user, place_of(remote)):
