@@ -56,6 +56,7 @@ log = structlog.get_logger(limited=True)
 VERSION: Final = "0-9-1"
 PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
+RECORD_OCTETS: Final = 4_194_304  # that a record may have besides a will: a session with its subscriptions
 LOG_PREFETCH: Final = 1_000
 UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 DROPPED_PREFETCH: Final = 1_000
@@ -109,7 +110,10 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     _codes = ReplyCode
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
-        settings, limits = session.settings, session.limits
+        settings = session.settings
+        # A record may have a will of that size, and says it in other letters.
+        octets_max = 2 * session.limits.message_bytes_max + RECORD_OCTETS
+        limits = session.limits.model_copy(update={"message_bytes_max": octets_max})
         machine = machine_to(target, limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self.ready = False  # all that is needed is there; records can be written

@@ -421,8 +421,9 @@ class EngineSession:
         except (NameRefused, RemoteProtocolError) as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return None
-        if not body and isinstance(body, PassedOver):
-            text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
+        size = body.size if not body and isinstance(body, PassedOver) else len(body)
+        if size > self.limits.message_bytes_max:
+            text = f"a body of {size} octets exceeds limits.message_bytes_max; it was not kept"
             self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
             return None
         return entry, arrived, body

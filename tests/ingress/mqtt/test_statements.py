@@ -169,7 +169,7 @@ def test_an_empty_body_clears_what_is_retained_and_a_plain_one_does_not(
         ):
             writer.publish("a", body, 1, number, retain=retain)
             writer.acked(PUBACK)
-            assert gateway.ask(lambda: "a" in gateway.gateway.mqtt.retained) is kept
+            gateway.until(lambda wanted=kept: ("a" in gateway.gateway.mqtt.retained) is wanted)
 
 
 @pytest.mark.parametrize("as_published", [True, False])
