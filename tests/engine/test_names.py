@@ -62,9 +62,24 @@ def test_a_filter_is_a_binding_key(topic_filter: str, key: str) -> None:
 def test_a_key_is_bound_once_and_unbound_when_nobody_needs_it() -> None:
     bindings = Bindings()
     assert [bindings.add(["a", "+"]) for _ in range(3)] == ["a.*", None, None]
-    assert list(bindings) == ["a.*"]
+    assert list(bindings.lacking()) == [("a.*", True)]
     assert [bindings.remove(["a", "+"]) for _ in range(3)] == [None, None, "a.*"]
     assert not len(bindings)
+
+
+def test_only_the_difference_is_asked_for_over_another_connection() -> None:
+    bindings = Bindings()
+    for level in "abc":
+        bindings.add([level])
+    bindings.stands("a", True)
+    bindings.stands("b", True)
+    bindings.remove(["b"])
+    assert list(bindings.lacking()) == [("c", True), ("b", False)]
+    bindings.stands("b", False)
+    bindings.stands("c", True)
+    assert not list(bindings.lacking())
+    bindings.anew()
+    assert list(bindings.lacking()) == [("a", True), ("c", True)]
 
 
 def test_what_is_of_this_replica_alone_is_not_bound() -> None:
