@@ -242,7 +242,7 @@ class ClientSession(Session):
             if old:
                 self.tally.offline += 1
                 return False
-            self._waiting.append((message, grant, UNKEPT))
+            self._wait([(message, grant, UNKEPT)])
         elif qos == 2 and self.lasting and delivery.number is not None:
             if delivery.number in self._recent:
                 delivery.settle()
@@ -261,7 +261,7 @@ class ClientSession(Session):
     def _enqueue(self, message: Message, grant: Grant, delivery: Delivery) -> None:
         self._next += 1
         self._deliveries[self._next] = delivery
-        self._waiting.append((message, grant, self._next))
+        self._wait([(message, grant, self._next)])
 
     def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
         """A message that is known under a packet id: it is in flight here, or was at an earlier owner."""
@@ -272,7 +272,7 @@ class ClientSession(Session):
         if packet_id not in self.in_flight:
             row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
             self._octets += message.octets
-            self._again.append(row)
+            self._again.insert(0, row)
             self._engine.pump(self)
 
     def _close_left(self) -> None:
@@ -294,12 +294,12 @@ class ClientSession(Session):
     def _next_rows(self) -> list[Row]:
         rows: list[Row] = []
         while self._again and len(rows) < ROWS_MAX:
-            row = self._again[0]
+            row = self._again[-1]
             if row.dup:  # the others had their credit before they were written down
                 if self.credit <= 0:
                     break
                 self.credit -= 1
-            rows.append(self._again.popleft())
+            rows.append(self._again.pop())
         if rows:
             return rows
         return self._fresh_rows()
@@ -308,6 +308,8 @@ class ClientSession(Session):
         rows: list[Row] = []
         unsaid: list[Row] = []
         waiting = self._waiting
+        if waiting is None:
+            return rows
         octets = gone = 0
         while waiting and len(rows) + len(unsaid) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             message, grant, position = waiting[0]
@@ -351,7 +353,7 @@ class ClientSession(Session):
     def _say(self, rows: list[Row], outcome: Outcome) -> None:
         """The log knows them."""
         if self.outlet is not None:
-            self._again.extend(rows)
+            self._again[:0] = reversed(rows)
             self.pump()
 
     def _free_id(self) -> int:
