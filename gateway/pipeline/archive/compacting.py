@@ -1,7 +1,8 @@
 """Few files of many: what every run adds to a day and a route becomes one file when it is worth it.
 
-It is when there are many small ones, or when the day is over and there are two; so that the files of today
-are not written again by every run.
+It is when there are many small ones; or when the day is over, and they make a file of the useful size, or two of
+them are tiny. For to merge costs as much as to write: the files of today are not written again by every run,
+and not those of a long run at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gateway.pipeline.archive.writing import FILED, Writer
 from gateway.pipeline.journal.arrow import DICTIONARIES
 
 CODED_NAMES: Final = sorted(DICTIONARIES & set(FILED))
-SMALL_MAX: Final = 8  # small files of a day that goes on
+SMALL_MAX: Final = 8  # small files of a day
+TINY_PER_USEFUL: Final = 32  # so many tiny files make one of the useful size
 
 
 class Merge(NamedTuple):
@@ -37,7 +39,9 @@ def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
     found: list[Merge] = []
     for (date, _), group in groupby(small, key=lambda file: (file.date, file.route)):
         for files in _filled(group, file_octets):
-            if len(files) >= (2 if date < newest else SMALL_MAX):
+            tiny = sum(file.octets < file_octets // TINY_PER_USEFUL for file in files)
+            useful = len(files) > 1 and sum(file.octets for file in files) >= file_octets
+            if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
                 found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
     return found
 

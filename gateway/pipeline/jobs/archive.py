@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -31,7 +33,9 @@ from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
 
 FILE_OCTETS: Final = 128 * 1_048_576
-TASK_OCTETS: Final = 64 * 1_048_576  # of journal; less would make many files, more few tasks
+PART_OCTETS: Final = 64 * 1_048_576  # of journal
+PARTS_MAX: Final = 8  # that a task takes, one behind the other: it writes files of its own, and few are wanted
+TASKS_PER_CORE: Final = 2  # at least, where there are parts for them
 PARQUET: Final = "parquet"
 GRACE_SECS: Final = 3_600.0
 """That a file which counts no longer stays: longer than a reader takes that has planned with it."""
@@ -102,11 +106,12 @@ def _appended(
     if not parts:
         return manifest, 0
 
-    def written(part: Part) -> list[Filed]:
-        name = f"{part.shard.replace('/', '~')}-{part.first:020}"
-        return write(archive, name, table.read_coded(part), file_octets)
+    def written(some: Sequence[Part]) -> list[Filed]:
+        name = f"{some[0].shard.replace('/', '~')}-{some[0].first:020}"
+        return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_octets)
 
-    found = spark.sparkContext.parallelize(parts, len(parts)).map(written).collect()
+    tasks = [*_shared_out(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
+    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
     files = [file for some in found for file in some]
     ends: Offsets = {}
     for part in parts:
@@ -117,11 +122,18 @@ def _appended(
     return archive.save(manifest.changed(offsets=ends, gained=files)), missing
 
 
+def _shared_out(parts: Sequence[Part], tasks: int) -> Iterator[Sequence[Part]]:
+    """What each task takes: `tasks` of them, or more where those would take more than PARTS_MAX."""
+    each = min(PARTS_MAX, -(-len(parts) // tasks))
+    for first in range(0, len(parts), each):
+        yield parts[first : first + each]
+
+
 def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> Options:
     hadoop = hadoop_of(spark)
     given = {
         "path": journal,
-        "partitionBytes": str(TASK_OCTETS),
+        "partitionBytes": str(PART_OCTETS),
         "failOnDataLoss": str(fail).lower(),
     }
     reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
