@@ -29,6 +29,8 @@ from gateway.errors import PipelineError
 OF_THE_CLUSTER: Final = frozenset({"pyspark", "py4j"})
 OF_OURS: Final = "gateway"
 EXTRA: Final = "pipeline"
+EXTRAS_HERE: Final = ("hdfs",)
+"""Which executors need, too, where they are installed here: they read stores. Databases the driver writes."""
 ENVIRONMENT: Final = "environment"
 """The folder into which Spark unpacks it, beside each executor."""
 MOMENT: Final = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip has; the same files make the same archive
@@ -82,8 +84,8 @@ def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]
 
 
 def write_environment(folder: Path) -> Path:
-    """Write what the gateway and its extra `pipeline` depend on, for `--archives`. Raises PipelineError: a
-    part of it is not installed."""
+    """Write what the gateway and its extra `pipeline` depend on, for `--archives`, and its extra `hdfs` if
+    that is installed. Raises PipelineError: a part of it is not installed."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
     path = folder / f"{OF_OURS}-{__version__}-{tag}.tar.gz"
     with (
@@ -110,7 +112,10 @@ def _add(archive: tarfile.TarFile, found: Distribution) -> None:
 def _needed() -> list[Distribution]:
     """The distributions that the gateway and its extra need, without those of the cluster."""
     found: dict[str, Distribution] = {}
-    waiting = [*_requirements(_installed(OF_OURS), EXTRA)]
+    ours = _installed(OF_OURS)
+    waiting = [*_requirements(ours, EXTRA)]
+    for extra in EXTRAS_HERE:
+        waiting += filter(_is_installed, _requirements(ours, extra))
     while waiting:
         name = waiting.pop()
         if name in found or name in OF_THE_CLUSTER:

@@ -86,6 +86,13 @@ def test_an_image_copies_what_the_builder_is_given(file: str) -> None:
     assert set(copied) <= given
 
 
+def test_the_image_for_spark_has_what_its_commands_need() -> None:
+    """Executors read HDFS, and rates are written to PostgreSQL."""
+    (line,) = (one for one in (ROOT / "deploy/spark/Dockerfile").read_text().splitlines() if "'.[" in one)
+    stated = line.partition("'.")[2].partition("'")[0]
+    assert Requirement(f"gateway{stated}").extras == {"pipeline", "postgresql", "hdfs"}
+
+
 def test_the_image_runs_as_nobody_in_particular() -> None:
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     users = [line for line in lines if line.startswith("USER ")]

@@ -36,10 +36,10 @@ def test_the_environment_has_what_a_cluster_lacks(tmp_path: Path, monkeypatch: p
     from gateway.pipeline import bundle
 
     whole = {one.name.lower() for one in bundle._needed()}
-    assert {"pyarrow", "pandas", "numpy", "orjson", "isal", "pydantic-core"} <= {
+    assert {"pyarrow", "pandas", "numpy", "orjson", "isal", "pydantic-core", "hdfs-native"} <= {
         name.replace("_", "-") for name in whole
     }
-    assert not whole & {"pyspark", "py4j", "pytest"}
+    assert not whole & {"pyspark", "py4j", "pytest", "psycopg"}
     monkeypatch.setattr(bundle, "_needed", lambda: [bundle._installed("six")])
     path = write_environment(tmp_path)
     with tarfile.open(path) as archive:
