@@ -15,6 +15,7 @@ import pyarrow as pa
 from gateway.pipeline.archive import reading, writing
 from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.archive.reading import FiledRows
+from gateway.pipeline.journal import source
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.stores import place_of
@@ -51,10 +52,22 @@ def test_a_task_that_reads(journals: tuple[Path, Path]) -> None:
     assert 0 < held[1] < SLACK * held[0]
 
 
+def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows a batch may have, octets end it."""
+    monkeypatch.setattr(source, "BATCH_OCTETS", 50_000)
+    table = table_of(written(tmp_path / "j", 2_000, block_rows=10))
+    for read in (table.read, table.read_coded):
+        batches = [batch for part in table.partitions() for batch in read(part)]
+        assert sum(batch.num_rows for batch in batches) == 2_000
+        assert 1 < len(batches) < 100
+        assert max(batch.nbytes for batch in batches) < 100_000
+
+
 def test_a_task_that_archives_and_one_that_reads_an_archive(
     journals: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row groups are written when they are full, and read in batches."""
+    monkeypatch.setattr(source, "CODED_ROWS", 1_024)
     monkeypatch.setattr(reading, "BATCH_ROWS", 1_024)
     monkeypatch.setattr(writing, "GROUP_ROWS", 4_096)
     written_, read = [], []
@@ -72,7 +85,7 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
         files = writing.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
         written_.append(peak[0])
         archive.save(archive.manifest().changed(gained=files))
-        rows = FiledRows(archive, ("source_address", "body"), None, None)
+        rows = FiledRows(archive, archive.manifest().files, ("source_address", "body"), None, None)
         read.append(max(most(rows.read(piece)) for piece in rows.pieces(1)))
     assert 0 < written_[1] < SLACK * written_[0]
     assert 0 < read[1] < SLACK * read[0]

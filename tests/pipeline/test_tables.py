@@ -95,6 +95,20 @@ def test_a_stream_of_windows_goes_into_a_table(tables: SparkSession, tmp_path: P
         assert found.select("begin", "route").distinct().count() == found.count()
 
 
+def test_a_table_and_what_it_has_not_yet(tables: SparkSession, tmp_path: Path) -> None:
+    """Each row once; a table whose commits do not say how far it is cannot be read so."""
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    written(folder, 20)
+    job.run(tables, str(folder), to, "delta")
+    written(folder, 30, first=20)
+    both = read_archive(tables, to, str(folder))
+    assert sorted(row.sequence for row in both.select("sequence").collect()) == [*range(50)]
+    both.drop("date").withColumn("date", job.utc_date()).writeTo("default.plain").using("parquet").create()
+    assert read_archive(tables, "default.plain").count() == 50
+    with pytest.raises(PipelineError, match=r"default\.plain does not say how far"):
+        read_archive(tables, "default.plain", str(folder))
+
+
 def test_a_table_in_s3(tables: SparkSession, s3: str, tmp_path: Path) -> None:
     folder, to = tmp_path / "j", f"{s3}/table"
     written(folder, 20)

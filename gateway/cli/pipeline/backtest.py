@@ -10,8 +10,8 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of, recorded_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,7 +68,7 @@ def backtest(
     allowed = _verdicts(allow or [])
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
-    folder = journal_of(journal or archive, config)
+    folder = recorded_in(journal, archive, config)
     with plainly(), watched(spark, "backtest", progress):
         recording = Recording(spark, folder, Span(begin, end, where), archive)
         samples = tests_per_route if tests is not None else 0

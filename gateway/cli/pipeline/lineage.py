@@ -8,7 +8,7 @@ import typer
 
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
 from gateway.cli.tables import table
 
 app = typer.Typer()
@@ -43,7 +43,13 @@ def lineage(
     with plainly(), watched(spark, "lineage", progress):
         hadoop = hadoop_of(spark)
         folder = journal_of(journal, config)
-        rows = traffic(spark, folder, ("route", "mapping_version"), Span(begin, end, where), archive=archive)
+        rows = traffic(
+            spark,
+            recorded_in(journal, archive, config),
+            ("route", "mapping_version"),
+            Span(begin, end, where),
+            archive=archive,
+        )
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
         if to is not None:
             found.write.mode("overwrite").parquet(spark_reaches(spark, place_of(to, hadoop)))

@@ -14,10 +14,10 @@ from gateway.cli.pipeline.common import (
     SparkOption,
     SummaryFile,
     installed,
-    journal_of,
     progress,
     started,
 )
+from gateway.cli.pipeline.traffic import Archive, recorded_in
 from gateway.errors import PipelineError
 
 app = typer.Typer()
@@ -27,7 +27,7 @@ app = typer.Typer()
 def rates(
     journal: JournalFolder = None,
     config: ConfigFile = None,
-    archive: Annotated[str | None, typer.Option(metavar="FOLDER", help="Read this archive instead.")] = None,
+    archive: Archive = None,
     window: Annotated[str, typer.Option(help="As Spark says it.")] = "1 minute",
     clients: Annotated[bool, typer.Option("--clients", help="By client, too.")] = False,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on, ISO 8601.")] = None,
@@ -55,7 +55,7 @@ def rates(
         raise PipelineError(
             "--follow reads the journal, from its first row on: no --archive, --since, --until"
         )
-    folder = archive or journal_of(journal, config)
+    folder = recorded_in(journal, archive, config)
     installed()
     from gateway.pipeline.telling import told, watch
 
@@ -68,13 +68,12 @@ def rates(
 
         with plainly():
             if follow:
-                query = job.follow(spark, folder, to=str(to), late=late, checkpoint=checkpoint, **given)
+                query = job.follow(spark, str(folder), to=str(to), late=late, checkpoint=checkpoint, **given)
                 try:
                     watch(query, made)
                 except KeyboardInterrupt:
                     query.stop()
                 return
-            whole = archive is not None
-            done = job.run(spark, folder, archive=whole, since=since, until=until, to=to, **given)
+            done = job.run(spark, folder, archive=archive, since=since, until=until, to=to, **given)
         made.figures |= {"rows": done.rows, "messages": done.messages}
     typer.echo(f"{done.messages} messages in {done.rows} rows")

@@ -16,11 +16,10 @@ from gateway.cli.pipeline.common import (
     SparkOption,
     SummaryFile,
     installed,
-    journal_of,
     progress,
     started,
 )
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
 from gateway.cli.tables import table
 
 if TYPE_CHECKING:
@@ -81,13 +80,13 @@ def reconcile(
         from gateway.pipeline.progress import progress as watched
         from gateway.pipeline.traffic.loading import Span, traffic
 
-        folder = journal_of(journal or archive, config)
+        folder = recorded_in(journal, archive, config)
         waiting = None if url is None else _waiting(url, token_file)
         with plainly(), watched(spark, "reconcile", progress):
             rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
             got = None if received is None else _received(spark, received)
             account = job.reconcile(rows, got, waiting=waiting, still=still)
-        missing = 0 if archive else _missing(spark, folder)
+        missing = 0 if folder is None else _missing(spark, folder)
         fine = account.within(allowed)
         if as_json:
             typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing, "within_tolerance": fine}))

@@ -15,11 +15,10 @@ from gateway.cli.pipeline.common import (
     SparkOption,
     SummaryFile,
     installed,
-    journal_of,
     progress,
     started,
 )
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,7 +82,7 @@ def replay(
         from gateway.pipeline.traffic.loading import Span, traffic
 
         marks = job.Progress(resume)
-        folder = journal_of(journal or archive, config)
+        folder = recorded_in(journal, archive, config)
         spoken = None
         if to is None:  # an address of its own that this broker's protocol has
             spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"

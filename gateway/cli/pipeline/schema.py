@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.options import AsJson, ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of, recorded_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,7 +58,7 @@ def schema(
     with plainly(), watched(spark, "schema", progress):
         rows = traffic(
             spark,
-            journal_of(journal or archive, config),
+            recorded_in(journal, archive, config),
             job.COLUMNS,
             Span(begin, end, where),
             archive=archive,

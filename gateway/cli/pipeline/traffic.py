@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.options import settings_of
+from gateway.cli.pipeline.common import journal_of
 
 if TYPE_CHECKING:
     from gateway.mapping.loading import Mapping
     from gateway.pipeline.traffic.fates import Candidate
 
 Archive = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Read this archive instead of the journal.")
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Read this archive; with --journal, of the journal what is not in it yet, too.",
+    ),
 ]
 Begin = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
@@ -25,6 +30,11 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="SQL", help="Only rows for which this is true, e.g. \"source_endpoint = 'mqtt'\"."),
 ]
+
+
+def recorded_in(journal: str | None, archive: str | None, config: Path | None) -> str | None:
+    """The journal that is to be read; None: an archive alone. Raises ConfigurationError."""
+    return None if journal is None and archive is not None else journal_of(journal, config)
 
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:

@@ -1,8 +1,8 @@
 """Few files of many: what every run adds to a day and a route becomes one file when it is worth it.
 
-It is when there are many small ones; or when the day is over, and they make a file of the useful size, or two of
-them are tiny. For to merge costs as much as to write: the files of today are not written again by every run,
-and not those of a long run at its end.
+It is when there are many small ones; or when the day is over, and they make a file of the useful size, or two
+of them are tiny. For to merge costs as much as to write: the files of today are not written again by every
+run, and not those of a long run at its end.
 """
 
 from __future__ import annotations

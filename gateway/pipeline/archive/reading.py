@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gateway.pipeline.archive.manifest import Archive, Filed
-from gateway.pipeline.columns import Arrow, arrow_schema
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.journal.arrow import DICTIONARIES, coded_schema
 
 BATCH_ROWS: Final = 32_768
 TIME: Final = "received"
@@ -33,28 +35,35 @@ class Piece:
 
 
 class FiledRows:
-    """These columns of the rows that were received from `begin_us` to before `until_us` (microseconds UTC;
-    None: no bound)."""
+    """These columns of the rows in files of an archive that were received from `begin_us` to before
+    `until_us` (microseconds UTC; None: no bound)."""
 
     def __init__(
-        self, archive: Archive, names: Sequence[str], begin_us: int | None, until_us: int | None
+        self,
+        archive: Archive,
+        files: Sequence[Filed],
+        names: Sequence[str],
+        begin_us: int | None,
+        until_us: int | None,
     ) -> None:
         self._archive = archive
+        self._files = files
         self._names = tuple(names)
+        self._texts = sorted(DICTIONARIES & {*names} - {"route"})
         self._begin_us = begin_us
         self._until_us = until_us
 
     def pieces(self, tasks: int) -> list[Piece]:
         """All there is to read, in at least so many pieces, if there are rows for them."""
-        files = [file for file in self._archive.manifest().files if self._may_have(file)]
+        files = [file for file in self._files if self._may_have(file)]
         step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
         return [Piece(file, first, step) for file in files for first in range(step)]
 
     def read(self, piece: Piece) -> Iterator[Arrow]:
-        """The rows of a piece."""
+        """The rows of a piece, with texts as places in dictionaries."""
         wanted = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
         with self._archive.system.open_input_file(self._archive.path(piece.file.path)) as source:
-            file = pq.ParquetFile(source)
+            file = pq.ParquetFile(source, read_dictionary=self._texts)
             there = [name for name in wanted if name in file.schema_arrow.names]
             for group in range(piece.first, file.num_row_groups, piece.step):
                 for batch in file.iter_batches(
@@ -78,12 +87,13 @@ class FiledRows:
 
     def _whole(self, batch: Arrow, route: str) -> Arrow:
         """With the route, which the folder says, and nulls for columns that an older archive lacks."""
-        schema = arrow_schema(self._names)
+        schema = coded_schema(self._names)
         there = set(batch.schema.names)
         columns = []
         for one in schema:
             if one.name == "route":
-                columns.append(pa.repeat(pa.scalar(route), batch.num_rows))
+                places = pa.array(np.zeros(batch.num_rows, np.int32))
+                columns.append(pa.DictionaryArray.from_arrays(places, [route]))
             else:
                 columns.append(batch[one.name] if one.name in there else pa.nulls(batch.num_rows, one.type))
         return pa.RecordBatch.from_arrays(columns, schema=schema)

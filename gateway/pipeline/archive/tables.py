@@ -223,14 +223,10 @@ def run(
         table = _made(spark, form, to)
         position = form.position(spark, table)
         before = position.offsets if position is not None else _ends(spark, table)
-        starts, ends = _bounds(spark, journal, before, fail=fail)
+        starts, ends = since(spark, journal, before, fail=fail)
         rows = missing = 0
         if any(ends[shard] > starts[shard] for shard in ends):
-            options = {
-                "startingOffsets": json.dumps(starts),
-                "endingOffsets": json.dumps(ends),
-                "failOnDataLoss": str(fail).lower(),
-            }
+            options = between(starts, ends) | {"failOnDataLoss": str(fail).lower()}
             found = spark.read.format("gateway_journal").options(**options).load(journal)
             rows = form.append(spark, table, found.withColumn("date", utc_date()), before | ends)
             missing = sum(ends.values()) - sum(starts.values()) - rows
@@ -333,14 +329,55 @@ def _offsets(given: Any) -> Offsets:
     return {str(shard): int(number) for shard, number in given.items()}
 
 
+class Named(NamedTuple):
+    """What SQL calls a table, and its format; None: another than ours."""
+
+    name: str
+    form: TableFormat | None
+
+
+def table_at(spark: SparkSession, path: str) -> Named | None:
+    """The table of this name, or in this folder; None: the folder is none. Raises PipelineError: nobody
+    answers there."""
+    if is_table_name(path):
+        told = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
+        return Named(path, None if told is None else FORMATS.get(told["data_type"].lower()))
+    place = place_of(path, hadoop_of(spark))
+    form = format_at(place)
+    return None if form is None else Named(form.table(spark, place), form)
+
+
+def snapshot(spark: SparkSession, table: Named) -> tuple[DataFrame, Offsets]:
+    """A table as it is now, and the next row of each shard that is not in it. Raises PipelineError: it does
+    not say."""
+    name, form = table
+    if form is None:
+        raise PipelineError(
+            f"{name} does not say how far the journal is in it: that is for tables of {', '.join(FORMATS)}"
+        )
+    while True:
+        before = form.position(spark, name)
+        rows = spark.table(name)
+        if form.position(spark, name) == before:  # else a run has appended in between
+            return rows, _ends(spark, name) if before is None else before.offsets
+
+
 def _ends(spark: SparkSession, table: str) -> Offsets:
     """Where the rows of a table end that does not know any more."""
     rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
     return {row[0]: row[1] for row in rows}
 
 
-def _bounds(spark: SparkSession, journal: str, before: Offsets, *, fail: bool) -> tuple[Offsets, Offsets]:
-    """From which row of each shard, to before which. Raises PipelineError: the journal has lost its end."""
+def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
+    """The options of a journal for what is between."""
+    return {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+
+
+def since(
+    spark: SparkSession, journal: str, before: Offsets, *, fail: bool = True
+) -> tuple[Offsets, Offsets]:
+    """What a journal has behind the rows `before`, which an archive has: from which row of each shard, to
+    before which. Raises PipelineError: the journal has lost its end."""
     given = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(given, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from itertools import chain
-from typing import Final, NamedTuple
+from itertools import chain, count
+from typing import Final, NamedTuple, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
@@ -23,7 +23,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import merge, merges_of
 from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
-from gateway.pipeline.archive.tables import format_at, is_table_name, utc_date
+from gateway.pipeline.archive.tables import between, is_table_name, since, snapshot, table_at, utc_date
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
@@ -34,11 +34,15 @@ from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
 
 FILE_OCTETS: Final = 128 * 1_048_576
 PART_OCTETS: Final = 64 * 1_048_576  # of journal
-PARTS_MAX: Final = 8  # that a task takes, one behind the other: it writes files of its own, and few are wanted
+PARTS_MAX: Final = (
+    8  # that a task takes, one behind the other: it writes files of its own, and few are wanted
+)
 TASKS_PER_CORE: Final = 2  # at least, where there are parts for them
 PARQUET: Final = "parquet"
 GRACE_SECS: Final = 3_600.0
 """That a file which counts no longer stays: longer than a reader takes that has planned with it."""
+
+Done = TypeVar("Done")
 
 
 class Archived(NamedTuple):
@@ -65,17 +69,19 @@ def run(
     fail: bool = True,
     today: date | None = None,
     grace_secs: float = GRACE_SECS,
+    sweep: bool = True,
     tell: Tell = lambda _: None,
 ) -> Archived:
     """Bring the archive `to` (folder or URI) up to the end of the journal.
 
     `keep_days`: days before `today` (None: now, UTC) that are kept; `file_octets`: a useful size of a file;
     `fail`: False goes on where journal rows were deleted or damaged before they were archived; `grace_secs`:
-    that files stay which were merged or dropped. Raises PipelineError, and what the journal's reader raises.
+    that files stay which were merged or dropped; `sweep`: False does not look for what a killed run left.
+    Raises PipelineError, and what the journal's reader raises.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
-    swept = archive.sweep(before)
+    swept = archive.sweep(before) if sweep else 0
     if swept:
         tell(f"archive: {swept} files that a broken off run had left are deleted")
     with progress(spark, "archive", tell):
@@ -94,6 +100,29 @@ def run(
         total_files=len(manifest.files),
         total_octets=sum(file.octets for file in manifest.files),
     )
+
+
+def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
+    """What run 0, 1 and so on have done, for ever: each begins `every_secs` after the one before, or at its
+    end."""
+    for number in count():
+        begun = time.monotonic()
+        yield run(number)
+        time.sleep(max(0.0, begun + every_secs - time.monotonic()))
+
+
+def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
+    """How many rows the journal has that are not in the archive. Raises PipelineError."""
+    starts, ends = since(spark, journal, offsets_of(spark, path), fail=False)
+    return sum(ends.values()) - sum(starts.values())
+
+
+def offsets_of(spark: SparkSession, path: str) -> Offsets:
+    """The next row of each shard that is not in the archive. Raises PipelineError: it does not say."""
+    table = table_at(spark, path)
+    if table is None:
+        return found_in(Archive(place_of(path, hadoop_of(spark)))).offsets
+    return snapshot(spark, table)[1]
 
 
 def _appended(
@@ -187,26 +216,46 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
         archive.save(manifest.without(over))
 
 
-def read_archive(spark: SparkSession, path: str) -> DataFrame:
+def read_archive(spark: SparkSession, path: str, journal: str | None = None) -> DataFrame:
     """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files. `path`: a
-    folder, a URI, or the name of a table.
+    folder, a URI, or the name of a table. `journal`: of which there are, besides, the rows that the archive
+    has not yet.
 
-    Of Parquet reads what the newest manifest names. Raises PipelineError: there is no archive.
+    Of Parquet reads what the newest manifest names. Raises PipelineError: there is no archive, or there are
+    rows in neither.
     """
-    if is_table_name(path):
-        return _of_table(spark.table(path), path)
-    place = place_of(path, hadoop_of(spark))
-    form = format_at(place)
-    if form is not None:
-        return _of_table(spark.table(form.table(spark, place)), path)
-    archive = Archive(place)
+    table = table_at(spark, path)
+    if table is not None and journal is None:
+        return _of_table(spark.table(table.name), path)
+    if table is not None:
+        found, offsets = snapshot(spark, table)
+        rows = _of_table(found, path)
+    else:
+        archive = Archive(place_of(path, hadoop_of(spark)))
+        manifest = found_in(archive)
+        rows, offsets = _filed(spark, archive, manifest), manifest.offsets
+    if journal is None:
+        return rows
+    rest = spark.read.format("gateway_journal").options(**between(*since(spark, journal, offsets)))
+    return rows.unionByName(rest.load(journal).withColumn("date", utc_date()))
+
+
+def found_in(archive: Archive) -> Manifest:
+    """What an archive has. Raises PipelineError: there is none."""
     manifest = archive.manifest()
     if not manifest.number:
-        raise PipelineError(f"there is no archive in {path}; gateway pipeline archive --to {path} makes one")
+        where = archive.uri
+        raise PipelineError(
+            f"there is no archive in {where}; gateway pipeline archive --to {where} makes one"
+        )
+    return manifest
+
+
+def _filed(spark: SparkSession, archive: Archive, manifest: Manifest) -> DataFrame:
     schema = StructType([*spark_schema().fields, StructField("date", DateType())])
     if not manifest.files:
         return spark.createDataFrame([], schema)
-    root = spark_reaches(spark, place)
+    root = spark_reaches(spark, archive.place)
     found = spark.read.schema(schema).option("basePath", root)
     table = found.parquet(*(f"{root}/{file.path}" for file in manifest.files))
     route = F.coalesce(F.col("route"), F.lit("")).alias("route")

@@ -137,11 +137,11 @@ def _frames_of(protocol: str, assurance: str) -> Column:
 
 def run(
     spark: SparkSession,
-    source: str,
+    journal: str | None,
     *,
     window: str = "1 minute",
     clients: bool = False,
-    archive: bool = False,
+    archive: str | None = None,
     since: str | None = None,
     until: str | None = None,
     to: str | None = None,
@@ -149,10 +149,11 @@ def run(
     report: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Rates:
-    """Rates of a journal (or archive) from `since` to before `until` (ISO 8601), as Parquet in `to`, which
-    must be new, or in a table of this format or a database, in the place of older ones; and as a page in
-    `report`. Raises PipelineError."""
-    rows = read_archive(spark, source) if archive else _journal(spark, source)
+    """Rates of a journal, of an archive, or of both (of the journal what the archive has not), from `since`
+    to before `until` (ISO 8601), as Parquet in `to`, which must be new, or in a table of this format or a
+    database, in the place of older ones; and as a page in `report`. Raises PipelineError."""
+    source = " and ".join(filter(None, (archive, journal)))
+    rows = _journal(spark, str(journal)) if archive is None else read_archive(spark, archive, journal)
     received = F.col("received")
     if since is not None:
         rows = rows.where(received >= F.lit(moment(since)))

@@ -189,8 +189,8 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
 
 
 def joined(batches: Sequence[Arrow]) -> Arrow:
-    """Batches of one schema as one."""
+    """Batches of one schema as one; so are their dictionaries."""
     if len(batches) == 1:
         return batches[0]
-    (one,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    (one,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
     return one

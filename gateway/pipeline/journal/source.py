@@ -47,6 +47,10 @@ from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import Block, Gap, NoFolderError
 
 BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
+CODED_ROWS: Final = (
+    65_536  # that our own code in a task takes at a time: each column of each batch costs 5 us
+)
+BATCH_OCTETS: Final = 16 * 1_048_576  # from which on no more are joined, for bodies may be large
 
 
 class JournalSource(DataSource):
@@ -119,20 +123,24 @@ def _read(
 
 
 def _gathered(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
-    gathered: list[Arrow] = []
-    rows = 0
-    for batch in _mapped(options, wanted, names, part, batch_of):
-        gathered.append(batch)
-        rows += batch.num_rows
-        if rows >= BATCH_ROWS:
-            yield joined(gathered)
-            gathered, rows = [], 0
-    if rows:
-        yield joined(gathered)
+    return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
 
 
 def _coded(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
-    return _mapped(options, wanted, names, part, coded_batch_of)
+    return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
+
+
+def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
+    gathered: list[Arrow] = []
+    rows = octets = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows, octets = rows + batch.num_rows, octets + batch.nbytes
+        if rows >= most or octets >= BATCH_OCTETS:
+            yield joined(gathered)
+            gathered, rows, octets = [], 0, 0
+    if rows:
+        yield joined(gathered)
 
 
 def _mapped(

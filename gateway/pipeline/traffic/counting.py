@@ -217,19 +217,27 @@ class _Recipients:
         return number
 
 
+def coded(column: Any) -> tuple[Numbers, Any]:
+    """For each row the place of its value in a dictionary, and that; behind its end: null. What comes as a
+    dictionary is taken as it is."""
+    found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+    places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
+    return places.to_numpy(zero_copy_only=False), found.dictionary
+
+
 def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
     """For each row the number of its combination of values, and for each combination a row that has it."""
     codes: Numbers = np.zeros(len(columns[0]), dtype=np.int64)
     size = 1
     for column in columns:
-        coded = pc.dictionary_encode(column, null_encoding="encode")
-        count = max(len(coded.dictionary), 1)
-        if count == 1:
+        places, values = coded(column)
+        count = len(values) + 1
+        if count == 2 and not column.null_count:
             continue
         if size * count > COMBINED_MAX:
             kinds, codes = np.unique(codes, return_inverse=True)
             size = len(kinds)
-        codes = codes * count + coded.indices.to_numpy(zero_copy_only=False)
+        codes = codes * count + places
         size *= count
     # By hashing: what np.unique does would sort all rows.
     found = pc.dictionary_encode(pa.array(codes))
@@ -267,15 +275,16 @@ def _int64(batch: Any, name: str) -> Numbers:
 
 
 def _plain_numbers(batch: Any, name: str) -> Numbers:
-    coded = pc.dictionary_encode(batch.column(name), null_encoding="encode")
-    numbers = np.array([number_of(text or "") for text in coded.dictionary.to_pylist()], dtype=np.int64)
-    return numbers[coded.indices.to_numpy(zero_copy_only=False)]
+    places, values = coded(batch.column(name))
+    numbers = np.array([number_of(text or "") for text in (*values.to_pylist(), None)], dtype=np.int64)
+    return numbers[places]
 
 
 def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
-    coded = pc.dictionary_encode(batch.column(name), null_encoding="encode")
-    numbers = np.array([texts.number(text or "") for text in coded.dictionary.to_pylist()], dtype=np.int64)
-    return numbers[coded.indices.to_numpy(zero_copy_only=False)]
+    places, values = coded(batch.column(name))
+    known = values.to_pylist() if not batch.column(name).null_count else (*values.to_pylist(), None)
+    numbers = np.array([texts.number(text or "") for text in known], dtype=np.int64)
+    return numbers[places]
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:

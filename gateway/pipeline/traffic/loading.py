@@ -16,15 +16,16 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import Filter, GreaterThanOrEqual, LessThan
 
-from gateway.pipeline.archive.manifest import Archive
+from gateway.pipeline.archive.manifest import Archive, Manifest
 from gateway.pipeline.archive.reading import FiledRows
-from gateway.pipeline.archive.tables import format_at, is_table_name
+from gateway.pipeline.archive.tables import between, since, table_at
 from gateway.pipeline.columns import BY_NAME, Arrow
-from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.jobs.archive import found_in, read_archive
 from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.source import FilteredTable
 from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
+from gateway.pipeline.traffic.conditions import Condition, condition_of, holds, leaves_of
 from gateway.pipeline.traffic.rows import LEFT
 from gateway.store.journal.columns import LEFT_OUTBOX
 
@@ -38,6 +39,9 @@ WORD: Final = re.compile(r"[a-z_]+")
 Batches = Callable[[Iterable[Arrow]], Iterator[Arrow]]
 """What `mapInArrow` takes; pickled to the tasks."""
 
+Piece = tuple[Callable[[Any], Iterator[Arrow]], Any]
+"""What reads a part of the rows in a task, and the part."""
+
 
 class Span(NamedTuple):
     """Which rows: received from `begin` to before `end` (ISO 8601, UTC unless they say otherwise), and for
@@ -50,63 +54,68 @@ class Span(NamedTuple):
     @property
     def columns(self) -> list[str]:
         """The journal's columns that `where` may need."""
-        return [word for word in WORD.findall(self.where or "") if word in BY_NAME]
+        return [word for word in WORD.findall((self.where or "").lower()) if word in BY_NAME]
 
 
 class Recording(NamedTuple):
-    """Rows of a journal, or of an archive, without those of what left an outbox: their messages have another
-    row, of when they were accepted."""
+    """Rows of a journal (`folder`), of an `archive`, or of both: then of the journal what the archive has not
+    yet. Without those of what left an outbox: their messages have another row, of when they were accepted."""
 
     spark: SparkSession
-    folder: str
+    folder: str | None
     span: Span = Span()
     archive: str | None = None
 
     def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
         """What `function` makes of batches with these columns; `schema` is Spark's, of what it makes. Raises
         PipelineError, JournalError."""
-        columns = tuple(dict.fromkeys((*names, REASON)))
-        filed = self._filed(columns)
-        cores = self.spark.sparkContext.defaultParallelism
-        if filed is not None:
-            return self._straight(filed.read, filed.pieces(cores), function, schema)
-        if self.archive is not None or self.span.where is not None:
+        where = self.span.where
+        condition = None if where is None else condition_of(self.spark, where)
+        is_table = self.archive is not None and table_at(self.spark, self.archive) is not None
+        if is_table or (where is not None and condition is None):
             rows = traffic(self.spark, self.folder, names, self.span, archive=self.archive)
             staying = rows.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
             return staying.select(*names).mapInArrow(function, schema)
-        options = options_of(
-            {"path": self.folder, "minPartitions": str(cores)}, stream=False, hadoop=hadoop_of(self.spark)
-        )
-        table = FilteredTable(options, columns)
-        for bound in _bounds(self.span):
-            table.pushFilters([bound])
-        return self._straight(table.read, table.partitions(), function, schema)
+        columns = tuple(dict.fromkeys((*names, REASON, *self.span.columns)))
+        pieces: list[Piece] = []
+        given: dict[str, str] = {}
+        if self.archive is not None:
+            manifest, pieces = self._filed(columns)
+            if self.folder is not None:
+                given = between(*since(self.spark, self.folder, manifest.offsets))
+        if self.folder is not None:
+            pieces += self._journal(columns, given, condition)
+        numbers = self.spark.range(0, len(pieces), 1, max(1, len(pieces)))
+        return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
-    def _filed(self, names: Sequence[str]) -> FiledRows | None:
-        """The files of the archive; None: it is a table, or Spark has to ask a condition."""
-        if self.archive is None or self.span.where is not None or is_table_name(self.archive):
-            return None
-        place = place_of(self.archive, hadoop_of(self.spark))
-        if format_at(place) is not None or not Archive(place).manifest().number:
-            return None
+    def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
+        """The files of the archive."""
+        archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
+        manifest = found_in(archive)
         begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
-        return FiledRows(Archive(place), names, begin, end)
+        rows = FiledRows(archive, manifest.files, names, begin, end)
+        return manifest, [(rows.read, part) for part in rows.pieces(self._cores)]
 
-    def _straight(
-        self, read: Callable[[Any], Iterator[Arrow]], parts: Sequence[Any], function: Batches, schema: str
-    ) -> DataFrame:
-        numbers = self.spark.range(0, len(parts), 1, max(1, len(parts)))
-        return numbers.mapInArrow(_Straight(read, parts, function), schema)
+    def _journal(
+        self, names: Sequence[str], given: dict[str, str], condition: Condition | None
+    ) -> list[Piece]:
+        """The parts of the journal."""
+        stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | given
+        table = FilteredTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
+        table.pushFilters([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
+        return [(table.read_coded, part) for part in table.partitions()]
+
+    @property
+    def _cores(self) -> int:
+        return self.spark.sparkContext.defaultParallelism
 
 
 class _Straight:
-    """`mapInArrow` of numbers of parts: reads them, and hands their rows on."""
+    """`mapInArrow` of numbers of pieces: reads them, and hands their rows on for which a condition holds."""
 
-    def __init__(
-        self, read: Callable[[Any], Iterator[Arrow]], parts: Sequence[Any], function: Batches
-    ) -> None:
-        self._read = read
-        self._parts = parts
+    def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
+        self._pieces = pieces
+        self._condition = condition
         self._function = function
 
     def __call__(self, batches: Iterable[Arrow]) -> Iterator[Arrow]:
@@ -115,7 +124,11 @@ class _Straight:
     def _rows(self, batches: Iterable[Arrow]) -> Iterator[Arrow]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from map(staying, self._read(self._parts[number]))
+                read, part = self._pieces[number]
+                yield from map(staying, map(self._wanted, read(part)))
+
+    def _wanted(self, rows: Arrow) -> Arrow:
+        return rows if self._condition is None else rows.filter(holds(self._condition, rows))
 
 
 def _bounds(span: Span) -> Iterator[Filter]:
@@ -127,7 +140,7 @@ def _bounds(span: Span) -> Iterator[Filter]:
 
 def staying(batch: Arrow) -> Arrow:
     """The rows of a batch that LEFT_OUTBOX does not match; its texts are few."""
-    reasons = pc.dictionary_encode(batch.column(REASON))
+    reasons = batch.column(REASON).dictionary_encode()
     left = pc.match_substring_regex(reasons.dictionary, LEFT_OUTBOX)
     if not pc.any(left).as_py():
         return batch
@@ -135,12 +148,14 @@ def staying(batch: Arrow) -> Arrow:
 
 
 def traffic(
-    spark: SparkSession, folder: str, names: Iterable[str], span: Span, *, archive: str | None = None
+    spark: SparkSession, folder: str | None, names: Iterable[str], span: Span, *, archive: str | None = None
 ) -> DataFrame:
-    """These columns of a journal's rows, or of an archive's. Raises PipelineError for a time that is none."""
+    """These columns of the rows of a journal, of an archive, or of both: of the journal what the archive has
+    not. Raises PipelineError for a time that is none."""
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
-        return within(read_archive(spark, archive).select(*columns), span)
+        return within(read_archive(spark, archive, folder).select(*columns), span)
+    assert folder is not None
     # Each job uses what it gets here once in a query.
     options = {"columns": ",".join(columns), "pushFilters": "true"}
     rows = spark.read.format("gateway_journal").options(**options).load(folder)

@@ -20,6 +20,7 @@ from gateway.pipeline.traffic.loading import Recording, Span
 from gateway.pipeline.traffic.verdicts import Verdict
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import HOT, MAPPING, READINGS, STORED, WAITING, Recorded
+from tests.pipeline.journals import written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,10 @@ def test_an_archive_tells_what_its_journal_tells(
     tried = candidate(MAPPING.replace("> 50", "> 55"))
     spans = (Span(), Span(begin=middle), Span(end=middle), Span(where="route = 'hot'"))
     of_all, *others = [
-        [found(backtest(Recording(spark, recorded.journal, span, one), tried)) for one in (None, to)]
+        [
+            found(backtest(Recording(spark, journal, span, filed), tried))
+            for journal, filed in ((recorded.journal, None), (None, to))
+        ]
         for span in spans
     ]
     assert of_all[0] == of_all[1]
@@ -77,6 +81,23 @@ def test_an_archive_tells_what_its_journal_tells(
         assert 0 < sum(journal.values()) < sum(of_all[0].values())
     older = spark.read.parquet(f"{to}/date=*/*")
     assert older.schema["source_address"].dataType.simpleString() == "string", "for whoever else reads it"
+
+
+def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path) -> None:
+    """Each row once, wherever it is; conditions are asked in both."""
+    folder, to = str(tmp_path / "journal"), str(tmp_path / "archive")
+    for first in (0, 60):
+        written(Path(folder), 60, first=first)
+        if not first:
+            archive.run(spark, folder, to)
+    tried = candidate(MAPPING.replace("body.temperature > 50", "body.n > 50"))
+    for span in (Span(), Span(where="sequence between 30 and 89 and route <> ''")):
+        both, alone, old = (
+            backtest(Recording(spark, journal, span, filed), tried)
+            for journal, filed in ((folder, to), (folder, None), (None, to))
+        )
+        assert found(both) == found(alone)
+        assert both.messages == alone.messages > old.messages > 0
 
 
 def test_every_kind_of_change_is_counted_with_examples(spark: SparkSession, recorded: Recorded) -> None:

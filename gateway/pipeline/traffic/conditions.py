@@ -1,0 +1,159 @@
+"""A condition of SQL, asked of Arrow batches in the tasks: rows need not go to Spark and back for it.
+
+Spark reads the SQL and says it in the words in which it tells conditions to sources; whatever it has no such
+words for, a function say, it has to ask itself. The answers are SQL's: true, false, or not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as words
+from pyspark.sql.datasource import Filter
+
+from gateway.pipeline.columns import Arrow, spark_schema
+
+Java = Any
+"""An object of Spark's."""
+
+
+class Both(NamedTuple):
+    """Two conditions, of which both are to hold."""
+
+    one: Condition
+    other: Condition
+
+
+class Either(NamedTuple):
+    """Two conditions, of which one is to hold."""
+
+    one: Condition
+    other: Condition
+
+
+class Opposite(NamedTuple):
+    """A condition that is not to hold."""
+
+    of: Condition
+
+
+Condition = Filter | Both | Either | Opposite
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+JOINED: Final[dict[str, type[Both] | type[Either]]] = {"And": Both, "Or": Either}
+COMPARED: Final = {
+    "EqualTo": pc.equal,
+    "GreaterThan": pc.greater,
+    "GreaterThanOrEqual": pc.greater_equal,
+    "LessThan": pc.less,
+    "LessThanOrEqual": pc.less_equal,
+}
+SEARCHED: Final = {
+    "StringStartsWith": pc.starts_with,
+    "StringEndsWith": pc.ends_with,
+    "StringContains": pc.match_substring,
+}
+NULLS: Final = ("IsNull", "IsNotNull")
+
+
+class UntranslatedError(Exception):
+    """Spark has no words for a part of a condition."""
+
+
+def condition_of(spark: SparkSession, sql: str) -> Condition | None:
+    """The condition over the journal's columns that `sql` says; None: only Spark can ask it. Raises what
+    Spark raises for SQL that is none."""
+    rows = spark.createDataFrame(spark.sparkContext.emptyRDD(), spark_schema())
+    plan = rows.where(sql)._jdf.queryExecution().optimizedPlan()
+    if plan.nodeName() != "Filter":
+        return None  # it holds always, or never
+    jvm: Java = spark._jvm
+    strategy = getattr(jvm.org.apache.spark.sql.execution.datasources, "DataSourceStrategy$")
+    found = getattr(strategy, "MODULE$").translateFilter(plan.condition(), False)
+    if not found.isDefined():
+        return None
+    try:
+        return _translated(found.get())
+    except UntranslatedError:
+        return None
+
+
+def _translated(given: Java) -> Condition:
+    name = given.getClass().getSimpleName()
+    if name in JOINED:
+        return JOINED[name](_translated(given.left()), _translated(given.right()))
+    if name == "Not":
+        return Opposite(_translated(given.child()))
+    if name not in (*COMPARED, *SEARCHED, *NULLS, "EqualNullSafe", "In"):
+        raise UntranslatedError
+    made, column = getattr(words, name), (given.attribute().lower(),)  # as SQL takes names
+    found: Condition
+    if name in NULLS:
+        found = made(column)
+    elif name == "In":
+        found = made(column, tuple(map(_value, given.values())))
+    else:
+        found = made(column, _value(given.value()))
+    return found
+
+
+def _value(given: Java) -> Any:
+    """As Arrow takes it."""
+    if given is None or isinstance(given, str | int | bool | bytes):
+        return given
+    if given.getClass().getName() != "java.sql.Timestamp":
+        raise UntranslatedError
+    instant = given.toInstant()
+    try:
+        return EPOCH + timedelta(seconds=instant.getEpochSecond(), microseconds=instant.getNano() // 1_000)
+    except OverflowError as error:  # of a year that Python has not
+        raise UntranslatedError from error
+
+
+def leaves_of(condition: Condition) -> Iterator[Filter]:
+    """The parts of it without which no row is wanted."""
+    if isinstance(condition, Both):
+        yield from leaves_of(condition.one)
+        yield from leaves_of(condition.other)
+    elif isinstance(condition, Filter):
+        yield condition
+
+
+def holds(condition: Condition, batch: Arrow) -> Arrow:
+    """For each row of a batch whether a condition holds, as booleans; null: it is not known."""
+    if isinstance(condition, Both):
+        return pc.and_kleene(holds(condition.one, batch), holds(condition.other, batch))
+    if isinstance(condition, Either):
+        return pc.or_kleene(holds(condition.one, batch), holds(condition.other, batch))
+    if isinstance(condition, Opposite):
+        return pc.invert(holds(condition.of, batch))
+    leaf: Any = condition
+    column = batch.column(leaf.attribute[0])
+    if isinstance(condition, words.IsNull | words.IsNotNull):
+        return column.is_null() if isinstance(condition, words.IsNull) else column.is_valid()
+    if not pa.types.is_dictionary(column.type):
+        return _answers(condition, column)
+    found = _answers(condition, column.dictionary).take(column.indices)
+    # Which null is equal to, no text of the dictionary is.
+    return found.fill_null(condition.value is None) if isinstance(condition, words.EqualNullSafe) else found
+
+
+def _answers(condition: Any, column: Arrow) -> Arrow:
+    word = type(condition).__name__
+    if word in SEARCHED:
+        return SEARCHED[word](column, condition.value)
+    if word in COMPARED:
+        return COMPARED[word](column, pa.scalar(condition.value, column.type))
+    if isinstance(condition, words.EqualNullSafe):
+        if condition.value is None:
+            return column.is_null()
+        return pc.equal(column, pa.scalar(condition.value, column.type)).fill_null(False)
+    known = pa.array([value for value in condition.value if value is not None], column.type)
+    found = pc.is_in(column, value_set=known)
+    unknown = column.is_null() if None not in condition.value else pc.invert(found)
+    return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
