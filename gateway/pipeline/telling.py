@@ -31,7 +31,7 @@ FIGURES: Final = {
     "duration_seconds": "How long it took, or has run.",
     "rows": "Rows that were read and put where they belong.",
     "rows_missing": "Rows that the journal has lost.",
-    "rows_behind": "Rows of the journal that wait for the stream.",
+    "rows_behind": "Rows of the journal that have not been taken yet.",
     "total_rows": "Rows that are there now.",
     "messages": "Messages in them.",
     "rejected": "Bodies that did not fit their schema.",

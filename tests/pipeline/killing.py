@@ -35,10 +35,11 @@ def killed(
     *,
     then: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
+    commits: Callable[[Path], int] = commits,
 ) -> int:
-    """Run a driver, whose checkpoint is in `folder`, until it has committed so often again, and kill it a
-    moment later; returns its micro-batches. `then` is called in between, when it has committed: so often
-    again is waited for after it, too."""
+    """Run a driver, of which `commits` tells what is in `folder`, until it has committed so often again, and
+    kill it a moment later; returns how often it did. `then` is called in between, when it has committed: so
+    often again is waited for after it, too."""
     before = commits(folder)
     log = folder.with_name("driver.log")
     driver = _started(command, log, env)

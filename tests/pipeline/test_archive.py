@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +16,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
 from gateway.pipeline.archive.manifest import FOLDER, OURS, STAGING, Archive, Filed, Manifest, folder_of
 from gateway.pipeline.archive.writing import NAMES, write
-from gateway.pipeline.failures import plain
+from gateway.pipeline.failures import plain, plainly
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
@@ -181,9 +184,78 @@ def test_routes_are_folders_that_spark_understands(spark: SparkSession, tmp_path
     assert spark.read.parquet(str(to)).where(f"route = '{route}'").count() == 1
 
 
+def test_the_command_follows(
+    spark: SparkSession, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is interrupted, which is no failure; it says what each run has done, and how far it is."""
+    folder, to, summary = tmp_path / "j", tmp_path / "a", tmp_path / "s.json"
+    written(folder, 20)
+    told: list[dict[str, float]] = []
+
+    def wait(seconds: float) -> None:
+        assert 0 < seconds <= 60
+        told.append(json.loads(summary.read_text()))
+        if len(told) == 1:
+            written(folder, 30, first=20)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=wait))
+    ran = run(
+        "pipeline",
+        "archive",
+        "--journal",
+        str(folder),
+        "--to",
+        str(to),
+        "--follow",
+        "--summary",
+        str(summary),
+    )
+    assert ran.code == 0, ran.err
+    assert [line.partition(" in ")[0] for line in ran.out.splitlines()] == [
+        "20 rows archived",
+        "30 rows archived",
+    ]
+    assert [(one["rows"], one["rows_behind"], one["total_rows"]) for one in told] == [
+        (20, 0, 20),
+        (50, 0, 50),
+        (50, 0, 50),
+    ]
+    written(folder, 7, first=50)
+    assert job.rows_behind(spark, str(folder), str(to)) == 7
+    refused = run(
+        "pipeline", "archive", "--journal", str(folder), "--to", str(to), "--follow", "--format", "orc"
+    )
+    assert refused.code == 1
+    assert "--follow is for parquet and tables" in refused.err
+
+
+def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path) -> None:
+    """Each row once, also of a shard that it has not seen; what is in neither is an error."""
+    folder, to = tmp_path / "j", str(tmp_path / "a")
+    written(folder, 20)
+    job.run(spark, str(folder), to)
+    assert job.read_archive(spark, to, str(folder)).count() == 20
+    written(folder, 30, first=20)
+    written(folder, 5, shard=1)
+    both = job.read_archive(spark, to, str(folder))
+    assert both.columns == job.read_archive(spark, to).columns
+    assert sorted((row.shard, row.sequence) for row in both.select("shard", "sequence").collect()) == [
+        *(("0", number) for number in range(50)),
+        *(("1", number) for number in range(5)),
+    ]
+    assert both.where("date is null").count() == 0
+    written(folder, 400, first=50, block_rows=20, segment_bytes=20_000)
+    for path in sorted(folder.glob("0-*.gwj"))[:2]:
+        path.unlink()
+    with pytest.raises(PipelineError, match="are gone"), plainly():
+        job.read_archive(spark, to, str(folder)).count()
+
+
 def test_files_end_at_a_useful_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pipeline.archive.writing.GROUP_ROWS", 50)
-    monkeypatch.setattr("gateway.pipeline.journal.source.BATCH_ROWS", 10)
+    monkeypatch.setattr("gateway.pipeline.journal.source.CODED_ROWS", 10)
     written(tmp_path / "j", 400, block_rows=10)
     made = filed(tmp_path / "a", tmp_path / "j", file_octets=1)
     assert [(one.route, one.rows) for one in made] == [("", 50)] * 4 + [("up", 50)] * 4

@@ -1,4 +1,5 @@
-"""Every row once in Parquet, though the driver is killed with SIGKILL and the journal is being written.
+"""Every row once, in Parquet, Delta Lake and archives, though the driver is killed with SIGKILL, and the
+journal is being written.
 
 The writer is the gateway's own; it writes a few octets at a time, so that a reader finds the end torn at any
 moment, and leaves a torn block behind whenever the driver dies, as a gateway that is killed does. KILLS says
@@ -15,20 +16,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.session import java
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.writer import JournalWriter, Options
+from tests.clients.builds import NotBuiltError, built
 from tests.conftest import missing
+from tests.needs import needed
+from tests.pipeline.kill_driver import arrived
 from tests.pipeline.killing import PATIENCE_SECS, ROOT, killed
 from tests.pipeline.streams import TOO_LATE
 from tests.store.journal.samples import HOME, block, message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KILLS: Final = int(os.environ.get("KILLS", "1"))
 PROGRAM: Final = (sys.executable, "-m", "tests.pipeline.kill_driver")
@@ -74,10 +86,10 @@ def _few_octets(file: int, pieces: Sequence[bytes | memoryview], offset: int) ->
     return os.pwrite(file, bytes(b"".join(pieces)[:OCTETS_MAX]), offset)
 
 
-def finished(journal: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Read to the end of the journal."""
+def finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A driver that reads to the end of the journal."""
     return subprocess.run(
-        (*PROGRAM, str(journal), str(folder), "finish"),
+        command,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -86,30 +98,80 @@ def finished(journal: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_row_arrives_once(tmp_path: Path) -> None:
+@pytest.fixture
+@needed("Spark")
+def delta() -> tuple[str, ...]:
+    """The jars of Delta Lake."""
     try:
         java()
-    except PipelineError as error:
+        return tuple(map(str, (built("spark") / "jars").glob("*.jar")))
+    except (NotBuiltError, PipelineError) as error:
         missing(str(error))
-    journal, folder = tmp_path / "journal", tmp_path / "out"
-    batches = []
+        raise
+
+
+def beside_a_writer(journal: Path, run: Callable[[], int]) -> list[int]:
+    """What `run` says, which kills a driver, as often as wanted; then the journal has come to its end."""
+    found = []
     for _ in range(KILLS):
         writer = LiveWriter(journal)
         writer.start()
         try:
-            batches.append(killed((*PROGRAM, str(journal), str(folder)), folder))
+            found.append(run())
         finally:
             writer.stop()
     writer = LiveWriter(journal)
     writer.start()
     writer.stop()  # has cut the torn end, and leaves another
-    done = finished(journal, folder)
+    return found
+
+
+def each_once(journal: Path, found: Mapping[str, int]) -> bool:
+    """Whether all rows of the journal are there, and once."""
+    rows = JournalReader(journal).extent("0").next
+    return found == {"rows": rows, "distinct": rows, "first": 0, "last": rows - 1, "bodies": rows}
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_every_row_arrives_once(delta: tuple[str, ...], tmp_path: Path, form: str) -> None:
+    journal, folder = tmp_path / "journal", tmp_path / "out"
+    options = ("--format", form, "--jars", ",".join(delta))
+    command = (*PROGRAM, str(journal), str(folder))
+    batches = beside_a_writer(journal, lambda: killed((*command, *options), folder))
+    done = finished((*command, "finish", *options))
     while TOO_LATE in done.stderr:
-        done = finished(journal, folder)
+        done = finished((*command, "finish", *options))
     assert done.returncode == 0, done.stderr[-3_000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    extent = JournalReader(journal).extent("0")
     print(f"{KILLS} kills after {batches} micro-batches each: {found}")
     assert all(batches)
-    assert (found["rows"], found["distinct"], found["bodies"]) == (extent.next, extent.next, extent.next)
-    assert (found["first"], found["last"]) == (0, extent.next - 1)
+    assert each_once(journal, found)
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_an_archive_has_each_row_once(
+    delta: tuple[str, ...], tables: SparkSession, tmp_path: Path, form: str
+) -> None:
+    """While it follows; the run after the last kill brings it to the end."""
+    journal, folder = tmp_path / "journal", tmp_path / "archive"
+    command = (
+        *(sys.executable, "-m", "gateway", "pipeline", "archive", "--journal", str(journal)),
+        *("--to", str(folder), "--format", form, "--master", "local[2]"),
+        *("--conf", f"spark.jars={','.join(delta)}", "--conf", "spark.driver.memory=512m"),
+        *("--conf", "spark.databricks.delta.snapshotPartitions=1"),
+    )
+    runs = beside_a_writer(
+        journal, lambda: killed((*command, "--follow", "--every", "0"), folder, 2, commits=archive_commits)
+    )
+    done = finished(command)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    found = arrived(read_archive(tables, str(folder)))
+    print(f"{KILLS} kills after {runs} runs each: {found}")
+    assert each_once(journal, found)
+
+
+def archive_commits(folder: Path) -> int:
+    """Runs that an archive, or a table of Delta Lake, has the rows of; the first version has none."""
+    manifests = (int(path.stem) for path in (folder / "_archive").glob("*.json"))
+    versions = sum(path.stem.isdecimal() for path in (folder / "_delta_log").glob("*.json"))
+    return max(versions - 1, *manifests, 0)

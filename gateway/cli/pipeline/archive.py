@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -21,6 +22,8 @@ from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from gateway.pipeline.telling import Summary
 
 MEBIBYTE = 1_048_576
 app = typer.Typer()
@@ -44,6 +47,10 @@ def archive(
     grace_minutes: Annotated[
         int, typer.Option(min=0, help="Of parquet: how long files stay that were merged or dropped.")
     ] = 60,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="With --follow: from one run to the next.")
+    ] = 60.0,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where rows were deleted or damaged before.")
     ] = False,
@@ -51,9 +58,14 @@ def archive(
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Bring the archive up to the end of the journal: new rows once, small files merged, old days dropped."""
+    """Bring the archive up to the end of the journal: new rows once, small files merged, old days dropped.
+
+    With --follow again and again, in one session of Spark, until it is interrupted.
+    """
     if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
         raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
+    if format_ not in ("parquet", "delta", "iceberg") and follow:
+        raise PipelineError(f"--follow is for parquet and tables; {format_} is brought up to the end once")
     folder = journal_of(journal, config)
     installed()
     from gateway.pipeline.telling import told
@@ -61,9 +73,32 @@ def archive(
     with told("archive", summary) as made:
         spark = started("archive", master, conf, formats=[format_])
         given = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
+        if follow:
+            with suppress(KeyboardInterrupt):
+                _follow(spark, given, every, made)
+            return
         text, figures = _archived(spark, given)
         made.figures |= figures
     typer.echo(text)
+
+
+def _follow(spark: SparkSession, given: _Given, every_secs: float, made: Summary) -> None:
+    """Until it is interrupted: a line for each run that had something to do, and the summary after each."""
+    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.jobs import archive as job
+
+    def run(number: int) -> tuple[str, dict[str, float]]:
+        return _archived(spark, given._replace(sweep=not number))
+
+    rows = 0.0
+    for text, figures in job.following(run, every_secs):
+        rows += figures["rows"]
+        if figures["rows"]:
+            typer.echo(text)
+        with plainly():
+            behind = job.rows_behind(spark, given.folder, given.to)
+        made.figures |= figures | {"rows": rows, "rows_behind": behind}
+        made.write(ok=True)
 
 
 class _Given(NamedTuple):
@@ -75,6 +110,7 @@ class _Given(NamedTuple):
     checkpoint: str | None
     grace_minutes: int
     fail: bool
+    sweep: bool = True
 
 
 def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]]:
@@ -83,8 +119,7 @@ def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
-    folder, to, format_, keep_days, _, checkpoint, _, fail = given
-
+    folder, to, format_, keep_days, _, checkpoint, _, fail, sweep = given
     if format_ in tables.FORMATS:
         with plainly():
             appended = tables.run(spark, folder, to, format_, keep_days=keep_days, fail=fail, tell=progress)
@@ -110,6 +145,7 @@ def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]
             file_octets=given.file_mib * MEBIBYTE,
             fail=fail,
             grace_secs=60.0 * given.grace_minutes,
+            sweep=sweep,
             tell=progress,
         )
     return (
