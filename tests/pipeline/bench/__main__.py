@@ -1,36 +1,43 @@
 """`make bench-pipeline`: rows per second of the source and the jobs, on one core and on two.
 
-    python -m tests.pipeline.bench [--rows N] [--rounds N] [--masters local[1],local[2]] [--only PATTERN]
-                                   [--folder FOLDER]
+    python -m tests.pipeline.bench [--rows N] [--rounds N] [--masters local[1],local[2],cluster]
+                                   [--only PATTERN] [--folder FOLDER]
 
-The journal is made in FOLDER and stays there for the next time; without one it is made anew. Each master has
-a Spark of its own. The figures are medians; the processor's seconds say more than the clock's on a machine
-that has other things to do.
+The journals are made in FOLDER and stay there for the next time; without one they are made anew. Each master
+has a Spark of its own; `cluster` is a standalone one of two workers with a core each. The figures are
+medians; the processor's seconds say more than the clock's on a machine that has other things to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from gateway.pipeline.session import session
+from gateway.pipeline.session import is_local, session
 from tests.pipeline.bench.jobs import GROUPS, ROWS, Bench
-from tests.pipeline.bench.journal import made, quiet
+from tests.pipeline.bench.journal import DAY_COUNTS, days, made, quiet
 from tests.pipeline.bench.usage import Usage, measured, middle
+from tests.pipeline.cluster import EQUIPPED, OPTIONS, Cluster
 
 MEBIBYTE = 1_048_576
-PLAIN = str.maketrans("[]*,", "----")  # what Spark would take for a pattern in a path
+CLUSTER = "cluster"
+CLUSTERED = OPTIONS | {"spark.driver.memory": "1g", "spark.executor.memory": "640m"}
+PLAIN = str.maketrans("[]*,:/", "------")  # what Spark would take for a pattern in a path
 
 
 def measure(master: str, folder: Path, rows: int, rounds: int, only: str) -> dict[str, Usage]:
     """All jobs on one master."""
-    spark = session("bench", master=master, options={"spark.driver.memory": "2g"})
+    own = {"spark.driver.memory": "2g"} if is_local(master) else CLUSTERED
+    spark = session("bench", master=master, options=own)
     bench = Bench(spark, folder / f"journal-{rows}", folder / f"{master.translate(PLAIN)}-{rows}")
     found: dict[str, Usage] = {}
     for group in GROUPS:
@@ -62,9 +69,14 @@ def main() -> None:
     with ExitStack() as stack:
         name = str(given.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-bench-")))
         journal = Path(name) / f"journal-{given.rows}"
-        if not journal.exists():
-            made(journal, given.rows)
-            quiet(Path(name) / "quiet")
+        needed: dict[Path, Callable[[Path], object]] = {
+            journal: lambda folder: made(folder, given.rows),
+            journal.with_name("quiet"): quiet,
+        }
+        needed |= {journal.with_name(f"days-{one}"): partial(days, count=one) for one in DAY_COUNTS}
+        for folder, make in needed.items():
+            if not folder.exists():
+                make(folder)
         octets = sum(path.stat().st_size for path in journal.glob("*.gwj"))
         print(
             f"{given.rows:,} rows, {octets / given.rows:.0f} octets each; medians of {given.rounds}",
@@ -76,12 +88,20 @@ def main() -> None:
             flush=True,
         )
         for master in given.masters.split(","):
-            command = (sys.executable, "-m", "tests.pipeline.bench", "--child", master, name, str(given.rows))
+            url, env = master, dict(os.environ)
+            if master == CLUSTER:
+                own = stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-cluster-"))
+                cluster = stack.enter_context(Cluster(Path(own)))
+                url, env = cluster.url, cluster.environment(EQUIPPED)
+            command = (sys.executable, "-m", "tests.pipeline.bench", "--child", url, name, str(given.rows))
             options = ("--rounds", str(given.rounds), "--only", given.only)
-            done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                (*command, *options), stdout=subprocess.PIPE, text=True, check=True, env=env
+            )
             for job, (wall, cpu, resident, worker) in json.loads(done.stdout.splitlines()[-1]).items():
                 rows = ROWS.get(job, given.rows)
-                speed, cost = f"{rows / wall:,.0f}", f"{cpu / rows * 1e6:.2f}" if cpu > 0 else "?"
+                known = cpu > 0 and master != CLUSTER  # whose executors are no processes of the driver
+                speed, cost = f"{rows / wall:,.0f}", f"{cpu / rows * 1e6:.2f}" if known else "?"
                 memory = f"{resident / MEBIBYTE:.0f} | {worker / MEBIBYTE:.0f}"
                 print(f"| {job} | {master} | {speed} | {cost} | {memory} |", flush=True)
 

@@ -6,8 +6,9 @@ A job is a function of a Bench; it is run once to warm up, then in turns with th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,9 +18,10 @@ from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording, Span
-from tests.pipeline.bench.journal import QUIET_ROWS
+from tests.pipeline.bench.journal import DAY_COUNTS, DAY_ROWS, QUIET_ROWS
 from tests.pipeline.streams import finished
 
+Job = Callable[["Bench"], None]
 FEW = "shard,sequence,received,route,client,source_address,target_address,outcome,body_size,body"
 
 
@@ -38,9 +40,24 @@ class Bench:
 
     def fresh(self, name: str) -> str:
         """A folder that is not there yet; the one before of that name is gone."""
-        shutil.rmtree(self.folder / f"{name}-{self.written - 1}", ignore_errors=True)
+        for old in self.folder.glob(f"{name}-*"):
+            shutil.rmtree(old)
         self.written += 1
         return str(self.folder / f"{name}-{self.written - 1}")
+
+    def files(self) -> list[list[Path]]:
+        """The journal's files: the first of each shard, the second of each, and so on."""
+        shards = {path.name.partition("-")[0] for path in self.journal.glob("*.gwj")}
+        of_each = [sorted(self.journal.glob(f"{one}-*")) for one in shards]
+        return [list(some) for some in zip(*of_each, strict=True)]
+
+    def linked(self, files: Iterable[Iterable[Path]]) -> Path:
+        """A journal of these files."""
+        folder = Path(self.fresh("linked"))
+        folder.mkdir(parents=True)
+        for path in chain.from_iterable(files):
+            (folder / path.name).symlink_to(path)
+        return folder
 
     def parquet(self) -> str:
         """The same rows, all columns, as Spark itself writes and reads them."""
@@ -50,24 +67,47 @@ class Bench:
         return str(path)
 
 
+NUMBERS = "source_address,body_size,settled"
+
+
 def _aggregated(table: DataFrame) -> None:
     table.groupBy("source_address").agg({"body_size": "sum", "settled": "max", "*": "count"}).collect()
 
 
 def read_journal(bench: Bench) -> None:
     """Rows into an aggregate."""
-    _aggregated(bench.table("source_address,body_size,settled"))
+    _aggregated(bench.table(NUMBERS))
 
 
 def read_quiet(bench: Bench) -> None:
     """The same from the journal of a gateway with ten messages a second."""
-    table = bench.spark.read.format("gateway_journal").option("columns", "source_address,body_size,settled")
+    table = bench.spark.read.format("gateway_journal").option("columns", NUMBERS)
     _aggregated(table.load(str(bench.journal.with_name("quiet"))))
 
 
 def read_parquet(bench: Bench) -> None:
     """The same from Parquet files of the same rows."""
     _aggregated(bench.spark.read.parquet(bench.parquet()))
+
+
+def read_days(count: int) -> Job:
+    """The same from the journal of so many days."""
+
+    def read(bench: Bench) -> None:
+        table = bench.spark.read.format("gateway_journal").option(
+            "columns", "source_address,body_size,settled"
+        )
+        _aggregated(table.load(str(bench.journal.with_name(f"days-{count}"))))
+
+    return read
+
+
+def read_both(bench: Bench) -> None:
+    """The same from an archive, and of the journal what that has not yet: the newest file of each shard."""
+    to = bench.folder / "most"
+    if not to.exists():
+        archive.run(bench.spark, str(bench.linked(bench.files()[:-1])), str(to))
+    _aggregated(archive.read_archive(bench.spark, str(to), str(bench.journal)))
 
 
 def read_bodies(bench: Bench) -> None:
@@ -100,6 +140,16 @@ def archived(bench: Bench) -> None:
     archive.run(bench.spark, str(bench.journal), bench.fresh("archive"))
 
 
+def archived_bit_by_bit(bench: Bench) -> None:
+    """`archive --follow`: a run whenever there is another file of each shard."""
+    to, journal = bench.fresh("followed"), bench.linked(())
+    for files in bench.files():
+        for path in files:
+            (journal / path.name).symlink_to(path)
+        archive.run(bench.spark, str(journal), to, sweep=False)
+    assert archive.rows_behind(bench.spark, str(bench.journal), to) == 0
+
+
 def rated(bench: Bench) -> None:
     """`rates` per minute, with its page."""
     rates.run(bench.spark, str(bench.journal), report=bench.folder / "rates.html")
@@ -120,7 +170,8 @@ CONDITION = MAPPING + '    when: "body.pressure > 1010.0"\n'
 
 def _backtested(bench: Bench, text: str, span: Span | None = None, archive: str | None = None) -> None:
     candidate = Candidate([parse(text)], {"<text>": text}, {})
-    recording = Recording(bench.spark, str(bench.journal), span or Span(), archive)
+    journal = str(bench.journal) if archive is None else None
+    recording = Recording(bench.spark, journal, span or Span(), archive)
     assert backtest(recording, candidate).messages > 0
 
 
@@ -148,14 +199,19 @@ def backtested_where(bench: Bench) -> None:
 
 
 QUIET = "journal of ten messages a second, 50 000 rows"
-ROWS = {QUIET: QUIET_ROWS}  # of those that have not as many as asked for
-Job = Callable[[Bench], None]
+DAYS = {f"journal of {count} days, 100 000 rows each": count for count in DAY_COUNTS}
+ROWS = {QUIET: QUIET_ROWS} | {name: count * DAY_ROWS for name, count in DAYS.items()}
+"""Of those that have not as many as asked for."""
 GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
-    (("journal into an aggregate", read_journal), ("Parquet into the same", read_parquet)),
+    (
+        ("journal into an aggregate", read_journal),
+        ("Parquet into the same", read_parquet),
+        ("archive and the journal's rest into the same", read_both),
+    ),
     (("bodies into an aggregate", read_bodies),),
-    ((QUIET, read_quiet),),
+    ((QUIET, read_quiet), *((name, read_days(count)) for name, count in DAYS.items())),
     (("stream into Parquet, 10 columns", stream), ("stream into Parquet, all columns", stream_all)),
-    (("archive", archived),),
+    (("archive", archived), ("archive --follow", archived_bit_by_bit)),
     (("rates", rated),),
     (("backtest", backtested), ("backtest with a condition", backtested_with_condition)),
     (("backtest of an archive", backtested_archive), ("backtest with --where", backtested_where)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -66,30 +67,43 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
 
 
 QUIET_ROWS: Final = 50_000  # written as two at a time
+DAY_ROWS: Final = 100_000  # written as a hundred at a time
+DAY_SECS: Final = 86_400.0
+DAY_COUNTS: Final = (1, 90)
 
 
-def quiet(folder: Path, rows: int = QUIET_ROWS) -> Path:
+def quiet(folder: Path) -> Path:
     """Ten messages a second, as a gateway writes them that has little to do, when its hours are over."""
+    return _slow(folder, QUIET_ROWS, together=2, step=0.1, options=Options(segment_secs=900.0))
+
+
+def days(folder: Path, count: int) -> Path:
+    """So many days of devices that report every minute and a half, in segments as they are by default."""
+    return _slow(folder, count * DAY_ROWS, together=100, step=DAY_SECS / DAY_ROWS, options=Options())
+
+
+def _slow(folder: Path, rows: int, *, together: int, step: float, options: Options) -> Path:
+    """Blocks of so many rows, one every `step` seconds, which the writer merges."""
     now = [START]
-    options = Options(flush_interval_secs=3_600.0, segment_secs=900.0)
 
     def clock() -> float:
         return now[0]
 
+    options = replace(options, flush_interval_secs=3_600.0)
     writer = JournalWriter(folder, 0, options, clock=clock, utc=clock, tell=print)  # type: ignore[arg-type]
     address, sender = (
         topic_address("plant/line1/press/temperature"),
         Sender("mqtt", "press", "plant", "10.0.0.1:1"),
     )
-    for first in range(0, rows, 2):
-        for number in (first, first + 1):
-            now[0] += 0.1
+    for first in range(0, rows, together):
+        for number in range(first, first + together):
+            now[0] += step
             body = b'{"line":"line01","seq":%9d,"temperature":20.00,"state":"running"}' % number
             message = Message(address, body, SETS[number % 3], assurance=1, sender=sender)
             writer.record(HOME, [message], ACCEPTED, now[0] - 0.01)  # type: ignore[arg-type]
         with writer._lock:
             writer._flush()
-        if first % 500 == 0:
+        if first % (250 * together) == 0:
             writer._wake.set()
             while writer.backlog:
                 time.sleep(0.001)
