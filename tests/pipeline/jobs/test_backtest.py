@@ -15,6 +15,7 @@ from gateway.mapping.cases import run_cases
 from gateway.mapping.loading import load, parse
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.backtest import Report, backtest
+from gateway.pipeline.traffic import loading
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording, Span
 from gateway.pipeline.traffic.verdicts import Verdict
@@ -134,6 +135,23 @@ def test_rows_that_pass_through_spark_are_the_same(spark: SparkSession, recorded
     passed = backtest(Recording(spark, recorded.journal, asked._replace(where="true")), tried)
     assert straight.as_json() == passed.as_json()
     assert 0 < straight.messages < MESSAGES
+
+
+def test_a_condition_is_asked_in_the_tasks(
+    spark: SparkSession, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it can be; only what cannot passes through Spark."""
+    tried = candidate(MAPPING)
+    found_ = backtest(Recording(spark, recorded.journal, Span(where="length(route) = 3")), tried)
+
+    def passed(*_: object, **__: object) -> None:
+        raise AssertionError("rows pass through Spark")
+
+    monkeypatch.setattr(loading, "traffic", passed)
+    asked = backtest(Recording(spark, recorded.journal, Span(where="ROUTE in ('hot', 'far')")), tried)
+    assert asked.messages == found_.messages > 0
+    with pytest.raises(AssertionError, match="pass through Spark"):
+        backtest(Recording(spark, recorded.journal, Span(where="length(route) = 3")), tried)
 
 
 def test_against_another_mapping(spark: SparkSession, recorded: Recorded) -> None:
