@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +29,21 @@ if TYPE_CHECKING:
 
 def test_it_is_ours(spark: SparkSession) -> None:
     assert {key: spark.conf.get(key) for key in session.OPTIONS} == session.OPTIONS
+
+
+def test_an_older_spark_is_refused_with_a_sentence() -> None:
+    """It has no such module."""
+    older = "import sys, pyspark.sql.datasource; sys.modules['pyspark.sql.streaming.datasource'] = None"
+    done = subprocess.run(
+        (sys.executable, "-c", f"{older}; import gateway.pipeline.session"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert (
+        "PipelineError: the pipeline needs Spark 4.2 or newer, and this is " in done.stderr.splitlines()[-1]
+    )
 
 
 ZONE: Final = "spark.sql.session.timeZone"

@@ -12,18 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from socket import gethostname
 from typing import ClassVar, Final
 
+from pyspark import __version__
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     Filter,
     InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
@@ -45,6 +40,16 @@ from gateway.pipeline.journal.planning import (
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import Block, Gap, NoFolderError
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:
+    raise PipelineError(f"the pipeline needs Spark 4.2 or newer, and this is {__version__}") from error
 
 BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
 CODED_ROWS: Final = (
