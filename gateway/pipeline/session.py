@@ -58,6 +58,8 @@ STARTING: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
+    # Spark joins them to what is worth a task, 64 MiB; of fewer each would grow with the rows.
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
 }
 """What it has when it is started here, and not submitted; the caller's options win."""
 

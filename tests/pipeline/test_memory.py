@@ -19,6 +19,7 @@ from gateway.pipeline.journal import source
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.stores import place_of
+from gateway.pipeline.traffic import counting
 from tests.pipeline.journals import written
 
 SLACK = 1.3  # of what the allocator leaves or rounds up
@@ -50,6 +51,19 @@ def test_a_task_that_reads(journals: tuple[Path, Path]) -> None:
         (part,) = table.partitions()
         held.append(most(table.read(part)))
     assert 0 < held[1] < SLACK * held[0]
+
+
+def test_what_is_counted_is_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message is in one of them with all of its rows, whatever its key is."""
+    monkeypatch.setattr(counting, "LOT_ROWS", 64)
+    keys = [(number - 500) * 7_919 for number in range(1_000)]
+    columns = [keys * 2, [1] * 2_000, [2] * 1_000 + [3] * 1_000, [4] * 2_000, [*range(2_000)]]
+    arrays = [*(pa.array(column, pa.int64()) for column in columns), pa.nulls(2_000, pa.string())]
+    found = list(counting.second_pass([pa.RecordBatch.from_arrays(arrays, schema=counting.FIRST)]))
+    groups = [group for batch in found for group in batch.to_pylist()]
+    assert len(found) == 32
+    assert sum(group["messages"] for group in groups) == 1_000
+    assert {(group["fate"], *group["recipients"]) for group in groups} == {(1, 2, 3)}
 
 
 def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,13 @@ class Bench:
             (folder / path.name).symlink_to(path)
         return folder
 
+    def archive(self) -> str:
+        """An archive of the same rows."""
+        path = self.folder / "kept"
+        if not path.exists():
+            archive.run(self.spark, str(self.journal), str(path))
+        return str(path)
+
     def parquet(self) -> str:
         """The same rows, all columns, as Spark itself writes and reads them."""
         path = self.folder / "parquet"
@@ -100,6 +107,11 @@ def read_days(count: int) -> Job:
         _aggregated(table.load(str(bench.journal.with_name(f"days-{count}"))))
 
     return read
+
+
+def read_archive(bench: Bench) -> None:
+    """The same from an archive."""
+    _aggregated(archive.read_archive(bench.spark, bench.archive()))
 
 
 def read_both(bench: Bench) -> None:
@@ -187,10 +199,7 @@ def backtested_with_condition(bench: Bench) -> None:
 
 def backtested_archive(bench: Bench) -> None:
     """The same of an archive."""
-    to = bench.folder / "kept"
-    if not to.exists():
-        archive.run(bench.spark, str(bench.journal), str(to))
-    _backtested(bench, MAPPING, archive=str(to))
+    _backtested(bench, MAPPING, archive=bench.archive())
 
 
 def backtested_where(bench: Bench) -> None:
@@ -206,6 +215,7 @@ GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (
         ("journal into an aggregate", read_journal),
         ("Parquet into the same", read_parquet),
+        ("archive into the same", read_archive),
         ("archive and the journal's rest into the same", read_both),
     ),
     (("bodies into an aggregate", read_bodies),),
