@@ -113,6 +113,8 @@ def file(day: str, route: str, number: int, octets: int) -> Filed:
 MERGES = [
     ([("2023-11-14", 10)] * 7, []),
     ([("2023-11-14", 10)] * 8, [8]),
+    ([("2023-11-14", 10)] * 8 + [("2023-11-14", 2)] * 7 + [("2023-11-14", 40)] * 5, [8]),
+    ([("2023-11-14", 10)] * 6 + [("2023-11-14", 2)] * 7 + [("2023-11-15", 40)], [13]),
     ([("2023-11-14", 10), ("2023-11-14", 60), ("2023-11-15", 10)], []),
     ([("2023-11-14", 10), ("2023-11-14", 10), ("2023-11-15", 2), ("2023-11-15", 2)], []),
     ([("2023-11-14", 2), ("2023-11-14", 2), ("2023-11-15", 2), ("2023-11-15", 2)], [2]),
@@ -124,6 +126,21 @@ MERGES = [
 def test_what_is_worth_merging(there: list[tuple[str, int]], merged: list[int]) -> None:
     manifest = Manifest(files=tuple(file(day, "r", n, octets) for n, (day, octets) in enumerate(there)))
     assert [len(one.files) for one in merges_of(manifest, 100)] == merged
+
+
+def test_what_follows_is_not_written_again_and_again() -> None:
+    """A day of many runs: each of its rows is merged as often as sizes of eight go into the useful one."""
+    runs, octets, written_again = 512, 16, 0
+    manifest = Manifest()
+    for number in range(runs):
+        manifest = manifest.changed(gained=[file("2023-11-14", "r", number, octets)])
+        for one in merges_of(manifest, 1 << 20):
+            size = sum(old.octets for old in one.files)
+            merged = Filed(f"{one.name}.parquet", "2023-11-14", "r", 1, size)
+            manifest = manifest.changed(gained=[merged], lost=one.files)
+            written_again += size
+    assert 0 < written_again <= 3 * runs * octets
+    assert len(manifest.files) < 3 * SMALL_MAX
 
 
 def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Path) -> None:

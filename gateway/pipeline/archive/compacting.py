@@ -18,7 +18,7 @@ from gateway.pipeline.archive.writing import FILED, Writer
 from gateway.pipeline.journal.arrow import DICTIONARIES
 
 CODED_NAMES: Final = sorted(DICTIONARIES & set(FILED))
-SMALL_MAX: Final = 8  # small files of a day
+SMALL_MAX: Final = 8  # small files of a day; while it goes on, of about one size: else each is written often
 TINY_PER_USEFUL: Final = 32  # so many tiny files make one of the useful size
 
 
@@ -31,19 +31,25 @@ class Merge(NamedTuple):
 
 def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
     """What there is to do; a file of half the useful size is good enough."""
-    small = sorted(
-        (file for file in manifest.files if file.octets < file_octets // 2),
-        key=lambda file: (file.date, file.route, file.path),
-    )
     newest = max((file.date for file in manifest.files), default="")
+
+    def alike(file: Filed) -> tuple[str, str, int]:
+        return file.date, file.route, _size_class(file) if file.date == newest else 0
+
+    small = [file for file in manifest.files if file.octets < file_octets // 2]
     found: list[Merge] = []
-    for (date, _), group in groupby(small, key=lambda file: (file.date, file.route)):
+    for (date, _, _), group in groupby(sorted(small, key=lambda file: (*alike(file), file.path)), key=alike):
         for files in _filled(group, file_octets):
             tiny = sum(file.octets < file_octets // TINY_PER_USEFUL for file in files)
             useful = len(files) > 1 and sum(file.octets for file in files) >= file_octets
             if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
                 found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
     return found
+
+
+def _size_class(file: Filed) -> int:
+    """The same for files of about one size: eight of them make one of the next."""
+    return file.octets.bit_length() // 3
 
 
 def _filled(files: Iterable[Filed], file_octets: int) -> Iterator[list[Filed]]:
