@@ -263,6 +263,10 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
         *(("1", number) for number in range(5)),
     ]
     assert both.where("date is null").count() == 0
+    few = job.read_archive(spark, to, str(folder), columns=["date", "sequence", "route"])
+    assert few.columns == ["date", "sequence", "route"]
+    assert few.where("sequence > 20").subtract(both.select(*few.columns)).count() == 0
+    assert few.count() == 55
     written(folder, 400, first=50, block_rows=20, segment_bytes=20_000)
     for path in sorted(folder.glob("0-*.gwj"))[:2]:
         path.unlink()

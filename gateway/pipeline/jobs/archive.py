@@ -216,17 +216,20 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
         archive.save(manifest.without(over))
 
 
-def read_archive(spark: SparkSession, path: str, journal: str | None = None) -> DataFrame:
+def read_archive(
+    spark: SparkSession, path: str, journal: str | None = None, *, columns: Sequence[str] | None = None
+) -> DataFrame:
     """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files. `path`: a
     folder, a URI, or the name of a table. `journal`: of which there are, besides, the rows that the archive
-    has not yet.
+    has not yet; then name the `columns` that are needed (None: all), for a journal has to be told.
 
     Of Parquet reads what the newest manifest names. Raises PipelineError: there is no archive, or there are
     rows in neither.
     """
+    chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
     table = table_at(spark, path)
     if table is not None and journal is None:
-        return _of_table(spark.table(table.name), path)
+        return _of_table(spark.table(table.name), path).select(*chosen)
     if table is not None:
         found, offsets = snapshot(spark, table)
         rows = _of_table(found, path)
@@ -234,10 +237,13 @@ def read_archive(spark: SparkSession, path: str, journal: str | None = None) -> 
         archive = Archive(place_of(path, hadoop_of(spark)))
         manifest = found_in(archive)
         rows, offsets = _filed(spark, archive, manifest), manifest.offsets
+    rows = rows.select(*chosen)
     if journal is None:
         return rows
-    rest = spark.read.format("gateway_journal").options(**between(*since(spark, journal, offsets)))
-    return rows.unionByName(rest.load(journal).withColumn("date", utc_date()))
+    read = ",".join(dict.fromkeys("received" if name == "date" else name for name in chosen))
+    options = {"columns": read, **between(*since(spark, journal, offsets))}
+    rest = spark.read.format("gateway_journal").options(**options).load(journal)
+    return rows.union(rest.select(*(utc_date().alias(one) if one == "date" else one for one in chosen)))
 
 
 def found_in(archive: Archive) -> Manifest:

@@ -153,7 +153,10 @@ def run(
     to before `until` (ISO 8601), as Parquet in `to`, which must be new, or in a table of this format or a
     database, in the place of older ones; and as a page in `report`. Raises PipelineError."""
     source = " and ".join(filter(None, (archive, journal)))
-    rows = _journal(spark, str(journal)) if archive is None else read_archive(spark, archive, journal)
+    if archive is None:
+        rows = _journal(spark, str(journal))
+    else:
+        rows = read_archive(spark, archive, journal, columns=NEEDED)
     received = F.col("received")
     if since is not None:
         rows = rows.where(received >= F.lit(moment(since)))

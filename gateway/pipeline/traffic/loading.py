@@ -154,7 +154,7 @@ def traffic(
     not. Raises PipelineError for a time that is none."""
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
-        return within(read_archive(spark, archive, folder).select(*columns), span)
+        return within(read_archive(spark, archive, folder, columns=columns), span)
     assert folder is not None
     # Each job uses what it gets here once in a query.
     options = {"columns": ",".join(columns), "pushFilters": "true"}

@@ -119,7 +119,8 @@ def read_both(bench: Bench) -> None:
     to = bench.folder / "most"
     if not to.exists():
         archive.run(bench.spark, str(bench.linked(bench.files()[:-1])), str(to))
-    _aggregated(archive.read_archive(bench.spark, str(to), str(bench.journal)))
+    columns = NUMBERS.split(",")
+    _aggregated(archive.read_archive(bench.spark, str(to), str(bench.journal), columns=columns))
 
 
 def read_bodies(bench: Bench) -> None:
