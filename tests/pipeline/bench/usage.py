@@ -77,15 +77,23 @@ def _tree() -> Iterator[Process]:
         if not path.name.isdecimal():
             continue
         try:
-            head, _, rest = (path / "stat").read_text().rpartition(")")
-            fields = rest.split()
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):  # it has ended just now
             continue
         below.setdefault(int(fields[1]), []).append(int(path.name))
-        name = head.partition("(")[2]
-        found[int(path.name)] = Process(name, sum(map(int, fields[11:15])) / TICKS, int(fields[21]) * PAGE)
+        found[int(path.name)] = Process(
+            _program(path), sum(map(int, fields[11:15])) / TICKS, int(fields[21]) * PAGE
+        )
     waiting = [os.getpid()]
     while waiting:
         process = waiting.pop()
         yield found[process]
         waiting += below.get(process, ())
+
+
+def _program(path: Path) -> str:
+    """The name of what a process runs; what it is called is wrong for a moment when Java has forked it."""
+    try:
+        return (path / "exe").readlink().name
+    except OSError:  # it has ended
+        return ""
