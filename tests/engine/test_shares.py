@@ -123,8 +123,8 @@ def test_members_that_have_gone_for_good_leave_no_queue(
     two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
 ) -> None:
     shared, name = f"$share/ended/{topic}", f"ended {topic}"
+    queue = shares.queue_of(two[0].engine.names.shares, shared)
     with lasting(two[0].mqtt, name, secs=1) as member:
         member.subscribe(shared, qos=1)
-    queue = shares.queue_of(two[0].engine.names.shares, shared)
-    assert queue in rabbitmq.control("list_queues", "name")
+        assert queue in rabbitmq.control("list_queues", "name")
     two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))

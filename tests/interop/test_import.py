@@ -154,12 +154,15 @@ SHOVELS: list[dict[str, Any]] = [
 def test_rabbitmqs_definitions(run: Run, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     exported = tmp_path / "definitions.json"
     rabbitmq.control("export_definitions", str(exported))
+    said = json.loads(exported.read_text())
+    # Tests of the engine have the same broker, and `check` says of streams that no queue here is one.
+    said["queues"] = [one for one in said["queues"] if one["arguments"].get("x-queue-type") != "stream"]
+    exported.write_text(json.dumps(said))
     ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path))
     assert (ran.code, f"next: gateway check -c {tmp_path}/gateway.yaml" in ran.out) == (Exit.OK, True)
     assert not (tmp_path / "mapping.yaml").exists(), "there is nothing to bridge"
     checked = run("check", "-c", str(tmp_path / "gateway.yaml"))
     assert (checked.code, ": error: " in checked.out) == (Exit.OK, False), checked.out
-    said = json.loads(exported.read_text())
     said["parameters"] = SHOVELS
     said["exchanges"] = [{"name": "fed.a", "vhost": "/", "type": "topic", "durable": True}]
     said["policies"] = [

@@ -3,8 +3,8 @@ journal is being written.
 
 The writer is the gateway's own; it writes a few octets at a time, so that a reader finds the end torn at any
 moment, and leaves a torn block behind whenever the driver dies, as a gateway that is killed does. KILLS says
-how often the driver is killed; each costs a start of Spark, so it is once in `make test` and twenty times in
-`make kills`.
+how often the driver is killed; each costs a start of Spark, so it is once in `make test`, over a stream into
+Parquet and an archive of Delta, and twenty times over both of both in `make kills`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS: Final = int(os.environ.get("KILLS", "1"))
+BOTH: Final = ("parquet", "delta")
+ALL: Final = "KILLS" in os.environ  # a kill costs minutes
 PROGRAM: Final = (sys.executable, "-m", "tests.pipeline.kill_driver")
 OCTETS_MAX: Final = 1_500  # written at a time
 ROWS_MAX: Final = 400_000  # so that the end can be reached
@@ -132,7 +134,7 @@ def each_once(journal: Path, found: Mapping[str, int]) -> bool:
     return found == {"rows": rows, "distinct": rows, "first": 0, "last": rows - 1, "bodies": rows}
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("form", BOTH if ALL else BOTH[:1])
 def test_every_row_arrives_once(delta: tuple[str, ...], tmp_path: Path, form: str) -> None:
     journal, folder = tmp_path / "journal", tmp_path / "out"
     options = ("--format", form, "--jars", ",".join(delta))
@@ -148,7 +150,7 @@ def test_every_row_arrives_once(delta: tuple[str, ...], tmp_path: Path, form: st
     assert each_once(journal, found)
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("form", BOTH if ALL else BOTH[1:])
 def test_an_archive_has_each_row_once(
     delta: tuple[str, ...], tables: SparkSession, tmp_path: Path, form: str
 ) -> None:
