@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import paho.mqtt.client as paho
 import pytest
@@ -14,11 +15,13 @@ from paho.mqtt.properties import Properties
 from gateway.protocols.mqtt.spec import PacketType, Property
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
-from tests.ingress.clients import connect
+from tests.ingress.clients import connect, eventually
 from tests.interop.servers import RabbitMQ
 
 NAMESPACE = "sessions"
 numbers = itertools.count()
+
+SLOW_SECS: Final = 60.0  # each call of rabbitmqctl takes some
 
 
 @pytest.fixture(scope="module")
@@ -333,16 +336,16 @@ def test_a_queue_that_somebody_has_deleted_is_declared_again(
     rabbitmq.control("delete_queue", queue)
     with lasting(two[1].mqtt, name) as client, Client(two[0].mqtt, f"p {topic}") as publisher:
         assert client.present
-        two[1].until(lambda: queue in rabbitmq.control("list_queues", "name"))
-        two[1].until(lambda: name in rabbitmq.control("list_bindings", "destination_name"))
+        eventually(lambda: queue in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+        eventually(lambda: name in rabbitmq.control("list_bindings", "destination_name"), SLOW_SECS)
         publisher.publish(topic, b"x")
         client.until(lambda: client.messages)
         rabbitmq.control("delete_queue", queue)  # while it is consumed
-        two[1].until(lambda: queue in rabbitmq.control("list_queues", "name"))
-        two[1].until(lambda: name in rabbitmq.control("list_bindings", "destination_name"))
+        eventually(lambda: queue in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+        eventually(lambda: name in rabbitmq.control("list_bindings", "destination_name"), SLOW_SECS)
         publisher.publish(topic, b"y")
         client.until(lambda: (topic, b"y") in client.told)
 
 
 def until_gone(replica: Replica, rabbitmq: RabbitMQ, name: str) -> None:
-    replica.until(lambda: f".session.{name}." not in rabbitmq.control("list_queues", "name"))
+    eventually(lambda: f".session.{name}." not in rabbitmq.control("list_queues", "name"), SLOW_SECS)

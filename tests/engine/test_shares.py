@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
 from gateway.engine import shares
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
+from tests.ingress.clients import eventually
 from tests.interop.servers import RabbitMQ
 
 NAMESPACE = "shares"
 numbers = itertools.count()
+
+SLOW_SECS: Final = 60.0  # each call of rabbitmqctl takes some
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,7 @@ def test_the_queue_waits_for_sessions_that_are_away(
             assert member.told == [(topic, b"1"), (topic, b"2")]
             assert queue in rabbitmq.control("list_queues", "name")
             member.paho.unsubscribe(shared)
-            two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
+            eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
 
 
 def test_a_queue_that_others_consume_stays(
@@ -116,7 +120,7 @@ def test_a_queue_that_others_consume_stays(
         assert stays.told == [(topic, b"x")]
         assert two[0].gateway.links["engine"].stats.connects == before
         assert queue in rabbitmq.control("list_queues", "name")
-    two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
+    eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
 
 
 def test_members_that_have_gone_for_good_leave_no_queue(
@@ -127,4 +131,4 @@ def test_members_that_have_gone_for_good_leave_no_queue(
     with lasting(two[0].mqtt, name, secs=1) as member:
         member.subscribe(shared, qos=1)
         assert queue in rabbitmq.control("list_queues", "name")
-    two[0].until(lambda: queue not in rabbitmq.control("list_queues", "name"))
+    eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
