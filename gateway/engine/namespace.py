@@ -79,8 +79,7 @@ class EngineNamespace(MqttNamespace):
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters that nobody here has since then, monotonic
         self._touched = 0.0
-        engine.clients = self
-        engine.publisher.number_of = self._number_of
+        engine.serve(self, self._number_of)
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:

@@ -33,6 +33,8 @@ NOT_TAKEN: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "a queue of the clust
 GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
 RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
+NumberOf = Callable[[SubBatch, int], "Number | None"]
+"""By which subscribers' replicas know a message of a part again; None: nobody has given it one."""
 Where = tuple[bytes, bytes]
 
 
@@ -63,7 +65,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self._live = encode_short_string(names.topics)
         self._retained = encode_short_string(names.retained)
         self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
-        self.number_of: Callable[[SubBatch, int], Number | None] = _no_number  # that the log has for it
+        self.number_of: NumberOf = _no_number  # that the log has for it
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
         # By client, QoS, durability and hops, of messages that say no more.

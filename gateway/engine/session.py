@@ -38,7 +38,7 @@ from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
 from gateway.engine.once import Once
 from gateway.engine.opening import Coming, Opening
-from gateway.engine.publisher import EnginePublisher
+from gateway.engine.publisher import EnginePublisher, NumberOf
 from gateway.engine.recorder import Recorder
 from gateway.engine.records import (
     Ended,
@@ -169,7 +169,7 @@ class EngineSession:
         )
         self.table = SessionTable(settings.namespace, self, store, trio.current_time)
         self.recorder = Recorder(self._wake)
-        self.clients: Clients
+        self.clients: Clients  # from `serve` on
         self.life = ""
         self.stopped = False  # the process ends
         self.records = dict.fromkeys(("taken", "late", "passed_over", "written_again", "moved"), 0)
@@ -220,6 +220,11 @@ class EngineSession:
                 len(self._waiting) + len(self._marked) + len(self._openings)
             ),
         }
+
+    def serve(self, clients: Clients, number_of: NumberOf) -> None:
+        """Whose messages these are; `number_of` says which number the log has for one. Before it runs."""
+        self.clients = clients
+        self.publisher.number_of = number_of
 
     @property
     def why_not(self) -> str:
