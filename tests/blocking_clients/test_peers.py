@@ -246,6 +246,7 @@ class Turn(socketserver.BaseRequestHandler):
                     pass
 
 
+@pytest.mark.needs("time")
 @pytest.mark.parametrize("scheme, words, timeout_secs, told", STRANGERS, ids=lambda row: str(row)[:30])
 def test_who_has_answered_instead_is_told(
     scheme: str, words: bytes | None, timeout_secs: float, told: str

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -204,5 +205,5 @@ def _accepted(count: int) -> Answers:
     return answers
 
 
-TestKeptQueue = KeptQueueModel.TestCase
+TestKeptQueue = pytest.mark.needs("time")(KeptQueueModel.TestCase)
 TestKeptQueue.settings = settings(max_examples=40, stateful_step_count=30)

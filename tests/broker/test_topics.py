@@ -136,6 +136,7 @@ def test_wildcards_inside_patterns_take_turns_together(kinds: str) -> None:
     assert counts[1] <= len(patterns) * 128  # far less than patterns times parts times levels
 
 
+@pytest.mark.needs("time")
 def test_strips_that_are_emptied_are_gone_and_filled_ones_are_filled_again() -> None:
     trie: Trie[int] = Trie("*", "#")
     patterns = [["#", f"x{at}", *["a"] * (at % 140)] for at in range(600)]

@@ -89,6 +89,7 @@ def test_tables_may_be_as_deep_as_they_like() -> None:
     assert property_set(Properties(headers=(("deep", value),))).octets >= 100
 
 
+@pytest.mark.needs("time")
 def test_an_empty_message_costs_about_so_much() -> None:
     """The constant is of the right order: with a property set of its own, and without."""
     count = 2_000

@@ -71,6 +71,7 @@ NOBODY = [
 ]
 
 
+@pytest.mark.needs("time")
 @pytest.mark.parametrize("uri, hadoop, text", NOBODY, ids=[uri for uri, _, _ in NOBODY])
 def test_who_does_not_answer_is_named_within_seconds(uri: str, hadoop: dict[str, str], text: str) -> None:
     begun = time.monotonic()

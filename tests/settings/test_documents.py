@@ -72,6 +72,7 @@ def test_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.needs("time")
 def test_a_few_lines_of_aliases_that_mean_billions() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]

@@ -402,6 +402,7 @@ def test_more_destinations_than_the_limit_are_told(tmp_path: Path) -> None:
         load_settings(written(tmp_path, f"{text}limits: {{topics_max: 1}}\n"), {})
 
 
+@pytest.mark.needs("time")
 def test_the_schema_takes_what_is_taken_and_nothing_that_is_not() -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     jsonschema.Draft202012Validator.check_schema(json_schema())

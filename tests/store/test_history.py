@@ -56,6 +56,7 @@ def act(store: Store, model: Model, rng: random.Random) -> None:
         model.things = {key: value for key, value in model.things.items() if not key.startswith(prefix)}
 
 
+@pytest.mark.needs("time")
 @given(st.integers(0, 2**32))
 @settings(max_examples=25)
 def test_any_history_leaves_what_it_should(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

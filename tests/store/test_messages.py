@@ -151,6 +151,7 @@ def test_offsets_survive(offsets: list[int]) -> None:
     assert [message.body for message in found] == [message.body for message in run]
 
 
+@pytest.mark.needs("time")
 def test_the_longest_run() -> None:
     run = [Message(topic_address(str(at)), b"") for at in range(MESSAGES_MAX)]
     _, found = MessageReader().decode(encode_messages(run))

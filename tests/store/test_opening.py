@@ -200,6 +200,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
+@pytest.mark.needs("time")
 @pytest.mark.parametrize("name, damage", DAMAGES, ids=[name for name, _ in DAMAGES])
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_damaged_file_is_refused(

@@ -96,6 +96,7 @@ def test_what_is_sound_stays_as_it_is(damaged: Path) -> None:
     assert (damaged / "gateway.db").read_bytes() == before
 
 
+@pytest.mark.needs("time")
 def test_whatever_page_is_spoilt_the_others_are_kept(whole: Path, tmp_path: Path) -> None:
     before = held(shutil.copytree(whole, tmp_path / "before"))
     repaired = unreadable = 0

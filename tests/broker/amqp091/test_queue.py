@@ -462,6 +462,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.needs("time")
 @settings(max_examples=300)
 @given(
     STEPS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -65,7 +66,7 @@ class AwayModel(RuleBasedStateMachine):
 
 
 AwayModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestAway = AwayModel.TestCase
+TestAway = pytest.mark.needs("time")(AwayModel.TestCase)
 
 
 def test_one_that_comes_and_goes_fills_no_heap() -> None:

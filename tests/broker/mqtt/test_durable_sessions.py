@@ -211,7 +211,7 @@ class SessionModel(RuleBasedStateMachine):
         assert session._octets == held + (0 if session._aside is None else session._aside.octets)
 
 
-TestSessionModel = SessionModel.TestCase
+TestSessionModel = pytest.mark.needs("time")(SessionModel.TestCase)
 TestSessionModel.settings = settings(max_examples=40, stateful_step_count=25)
 
 

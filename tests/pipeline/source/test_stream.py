@@ -142,6 +142,7 @@ def test_retention_that_was_faster(tmp_path: Path) -> None:
     assert read[-1] == ("0", 399)
 
 
+@pytest.mark.needs("time")
 def test_the_planner_keeps_spans_and_not_blocks(tmp_path: Path) -> None:
     written(tmp_path, 2_000, block_rows=2)
     found = stream(tmp_path)
@@ -156,6 +157,7 @@ def test_the_planner_keeps_spans_and_not_blocks(tmp_path: Path) -> None:
     assert found._shards["0"]._spans == []
 
 
+@pytest.mark.needs("time")
 def test_blocks_that_are_merged_between_planning_and_reading(tmp_path: Path) -> None:
     """Each micro-batch is planned, then files are put together, then it is read."""
     written(tmp_path, 4_000, block_rows=2, segment_bytes=60_000)

@@ -91,6 +91,7 @@ def test_large_parts_of_a_body_leave_without_being_joined() -> None:
     assert bodies(events) == [(HEAD, LONG + b"end", b"")]
 
 
+@pytest.mark.needs("time")
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 150_000), max_size=20), st.integers(1, 60_000))
 def test_however_the_stream_is_split_the_bodies_are_the_same(sizes: list[int], rest: int) -> None:

@@ -211,6 +211,7 @@ def test_what_is_no_head(raw: bytes) -> None:
         assert caught.value.reason == ReplyCode.MESSAGE_CONTENTS_INVALID
 
 
+@pytest.mark.needs("time")
 def test_sets_are_shared_and_bounded() -> None:
     raw = encode_head_properties(Head(mime_type="shared"))
     assert t.head_properties(raw) is t.head_properties(bytes(bytearray(raw)))

@@ -66,6 +66,7 @@ def traffic(draw: st.DrawFn, version: Version) -> list[Any]:
     return found
 
 
+@pytest.mark.needs("time")
 @pytest.mark.parametrize("version", Version)
 @settings(max_examples=100)
 @given(st.data())

@@ -215,6 +215,7 @@ nested = st.recursive(
 names = st.one_of(strategies.text, st.sampled_from([*FIELDS.values(), "gateway-types", "gateway-hops", "h"]))
 
 
+@pytest.mark.needs("time")
 @settings(max_examples=200)
 @given(st.lists(st.tuples(names, nested), max_size=5).map(tuple))
 def test_any_headers(headers: Headers) -> None:
@@ -340,6 +341,7 @@ def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
     assert refusal(0x80) is Reason.TARGET_REFUSED
 
 
+@pytest.mark.needs("time")
 @settings(max_examples=100)
 @given(st.integers(0, 15), st.data())
 def test_property_lists(place: int, data: st.DataObject) -> None:

@@ -26,6 +26,7 @@ def put(folder: Path, *blocks: bytes, first: int = 0, shard: int = 0) -> Path:
     return path
 
 
+@pytest.mark.needs("time")
 def test_a_torn_end_at_every_octet(tmp_path: Path) -> None:
     whole_part, torn = block(0, 3), block(3, 2)
     path = put(tmp_path, whole_part)

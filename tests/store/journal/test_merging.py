@@ -182,6 +182,7 @@ def test_what_was_planned_before_is_found(quiet: Path, begin: int) -> None:
     assert found == [*range(begin, len(before))]
 
 
+@pytest.mark.needs("time")
 def test_a_follower_sees_each_row_once(tmp_path: Path) -> None:
     made = Quiet(tmp_path)
 
@@ -200,6 +201,7 @@ def test_a_follower_sees_each_row_once(tmp_path: Path) -> None:
     assert len(blocks_of(tmp_path)) < SMALL_MAX
 
 
+@pytest.mark.needs("time")
 def test_a_quiet_gateway_writes_large_blocks_in_the_end(tmp_path: Path) -> None:
     made = Quiet(tmp_path)
     made.write(SMALL_MAX + 1)
@@ -327,6 +329,7 @@ def test_routes_are_not_listed_without_end(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
+@pytest.mark.needs("time")
 def test_files_of_an_hour_become_one_when_it_is_over(tmp_path: Path) -> None:
     made = Quiet(tmp_path, Options(flush_interval_secs=60.0, segment_secs=600.0))
     made.write(3 * SMALL_MAX)

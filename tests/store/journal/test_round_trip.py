@@ -320,6 +320,7 @@ READ = (
 )
 
 
+@pytest.mark.needs("time")
 @settings(max_examples=60)
 @given(st.lists(st.lists(parts(), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([0, 1]))
 def test_blocks_of_any_traffic(
