@@ -71,7 +71,7 @@ def commands() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # colours and boxes take longer than everything else in `--help`
+        rich_markup_mode=None,
     )
 
 

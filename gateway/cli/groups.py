@@ -30,6 +30,7 @@ class Commands(Mapping[str, Any]):
         file = self._files[name]
         if name not in self._made:
             app: typer.Typer = importlib.import_module(f"{self._package}.{file}").app
+            _write_plainly(app)
             self._made |= get_group(app).commands
         return self._made[name]
 
@@ -49,3 +50,11 @@ def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
             self.commands: Any = Commands(package, files)
 
     return Group
+
+
+def _write_plainly(app: typer.Typer) -> None:
+    """Colours and boxes take longer than everything else in `--help`."""
+    app.rich_markup_mode = None
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _write_plainly(group.typer_instance)
