@@ -345,6 +345,8 @@ class Gateway:
             self.readiness.lost("memory", "it is short, publishers are stopped")
             for listener in self.listeners.values():
                 listener.forget_entries()
+            for link in self.links.values():
+                link.session.forget_entries()
         else:
             log.info("there is memory again, publishers go on", **figures)
             self.readiness.met("memory")

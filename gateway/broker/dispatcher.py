@@ -15,7 +15,7 @@ it met it on, if it was on a route.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import structlog
@@ -37,6 +37,7 @@ from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Sink, Source, SubBatch
+from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -268,23 +269,26 @@ class Dispatcher:
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
         ways: list[ResolvedRoute] = []
+        ends: list[tuple[Sink, ...] | None] = []
         decided: list[object] = [endpoint, namespace, sinks]
         for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
             route = resolved.route
             if resolved is route.unheard:
                 decided.append(resolved)
+                ends.append(())
             else:
                 target = self._entrance(route)
                 if target is None:
                     continue
-                ends = None if resolved.target is None else target.sinks(resolved.target)
-                decided += (route, type(resolved), ends)
+                end = None if resolved.target is None else target.sinks(resolved.target)
+                decided += (route, type(resolved), end)
+                ends.append(end)
             ways.append(resolved)
         made = tuple(ways)
         key = tuple(decided)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(key, endpoint, namespace, sinks, made)
+            plan = self._plan(key, endpoint, namespace, sinks, made, ends)
         return RoutingEntry(address, plan, plan.ways or made)
 
     def _plan(
@@ -294,23 +298,20 @@ class Dispatcher:
         namespace: Namespace | None,
         sinks: tuple[Sink, ...] | None,
         ways: tuple[ResolvedRoute, ...],
+        ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """The plan of addresses of an endpoint that lead to these sinks, and by these ways beside."""
+        """The plan of addresses of an endpoint that lead to these sinks, and by these ways to these ends."""
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )
         branches = []
-        for resolved in ways:
+        for resolved, end in zip(ways, ends, strict=True):
             route = resolved.route
             target = self._entrance(route)
             assert target is not None, "the way has been taken"
-            ends: tuple[Sink, ...] | None = ()
-            if resolved is not route.unheard:
-                ends = None if resolved.target is None else target.sinks(resolved.target)
-            found = None if ends is None else tuple([self._recipient(sink, route) for sink in ends])
+            found = None if end is None else tuple([self._recipient(sink, route) for sink in end])
             branches.append(Branch(route, target, found))
-        if len(self._plans) >= PLANS_MAX:
-            self._plans.clear()
+        make_room(self._plans, PLANS_MAX)
         plan = self._plans[key] = RoutingPlan(namespace, recipients, tuple(branches), ways)
         return plan
 

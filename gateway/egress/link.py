@@ -109,6 +109,9 @@ class LinkSession(Protocol):
     def idle_but(self, held: int) -> bool:
         """The same, but for so many of the messages that it sent."""
 
+    def forget_entries(self) -> None:
+        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+
     @property
     def unconfirmed(self) -> int:
         """Messages for the broker that it has not confirmed, sent or not."""

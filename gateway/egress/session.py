@@ -182,6 +182,11 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
             self._caches.clear()
         return self._caches
 
+    def forget_entries(self) -> None:
+        """Memory is short: connections hold these very entries."""
+        for entries in self._caches.values():
+            entries.clear()
+
     def disconnected(self, peer: PeerT, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:

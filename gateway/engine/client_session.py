@@ -40,6 +40,7 @@ from gateway.engine.names import binding_of
 from gateway.engine.records import Changed, Options, Owner
 from gateway.engine.table import RECENT_MAX, SessionState, said
 from gateway.model.address import Address
+from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Headers
@@ -205,8 +206,7 @@ class ClientSession(Session):
             for topic_filter, options in self.subscriptions.items()
             if shared_pattern(topic_filter) is None and topic_matches(topic_filter.split("/"), levels)
         ]
-        if len(self._cached) >= GRANTS_MAX:
-            self._cached.clear()
+        make_room(self._cached, GRANTS_MAX)
         found = self._cached[topic] = Grant(self, matching) if matching else None
         return found
 

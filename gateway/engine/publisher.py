@@ -18,6 +18,7 @@ from gateway.egress.confirming import Positions
 from gateway.engine.envelope import LIFE_OCTETS, Number, encode
 from gateway.engine.names import Names, key_of
 from gateway.model.batch import SubBatch
+from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -131,15 +132,13 @@ class EnginePublisher(AmqpLinkPublisher):
         key = (message.sender.client, message.assurance, message.durable, message.hops)
         raw = self._raws.get(key)
         if raw is None:
-            if len(self._raws) >= RAWS_MAX:
-                self._raws.clear()
+            make_room(self._raws, RAWS_MAX)
             raw = self._raws[key] = encode(message, utc)
         return raw
 
     def _find(self, topic: str) -> Where | None:
         key = key_of(topic)
-        if len(self._wires) >= self._topics_max:
-            self._wires.clear()
+        make_room(self._wires, self._topics_max)
         if key is None:
             found = None
         else:

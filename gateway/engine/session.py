@@ -60,6 +60,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient, Sink
+from gateway.model.caches import make_room
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -498,9 +499,7 @@ class EngineSession:
         self._dispatcher.dead_letters.add([message], "", outcome)
 
     def _entry(self, wire: bytes) -> Entry:
-        if len(self._entries) >= self.limits.cache_entries_max:
-            self._entries.clear()
-            self._recipients.clear()
+        make_room(self._entries, self.limits.cache_entries_max)
         address = topic_of(decode_address(wire)[1])
         found = [self._recipient(sink) for sink in self.clients.wanting(address)]
         entry = self._entries[wire] = (address, tuple(found))
@@ -515,8 +514,7 @@ class EngineSession:
     def _read(self, raw: bytes) -> Arrived:
         arrived = decode(raw)
         if len(raw) <= ARRIVED_OCTETS_MAX and arrived.number is None and not arrived.expires:
-            if len(self._known) >= ARRIVED_MAX:
-                self._known.clear()
+            make_room(self._known, ARRIVED_MAX)
             self._known[raw] = arrived
         return arrived
 

@@ -155,8 +155,18 @@ def test_rabbitmqs_definitions(run: Run, rabbitmq: RabbitMQ, tmp_path: Path) -> 
     exported = tmp_path / "definitions.json"
     rabbitmq.control("export_definitions", str(exported))
     said = json.loads(exported.read_text())
-    # Tests of the engine have the same broker, and `check` says of streams that no queue here is one.
-    said["queues"] = [one for one in said["queues"] if one["arguments"].get("x-queue-type") != "stream"]
+    # Tests of the engine have the same broker, which has streams then.
+    queues = [one for one in said["queues"] if one["arguments"].get("x-queue-type") != "stream"]
+    stream = {"name": "log", "vhost": "/", "durable": True, "arguments": {"x-queue-type": "stream"}}
+    said["queues"] = [*queues, stream]
+    exported.write_text(json.dumps(said))
+    ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path))
+    assert "queue 'log' is a stream and is not taken: take it out of the file" in ran.out
+    checked = run("check", "-c", str(tmp_path / "gateway.yaml"))
+    assert (checked.code, "unsupported queue type 'stream'" in checked.out) == (Exit.CONFIGURATION, True)
+    for path in tmp_path.glob("*.yaml"):
+        path.unlink()
+    said["queues"] = queues
     exported.write_text(json.dumps(said))
     ran = run("import", "rabbitmq", str(exported), "--to", str(tmp_path))
     assert (ran.code, f"next: gateway check -c {tmp_path}/gateway.yaml" in ran.out) == (Exit.OK, True)

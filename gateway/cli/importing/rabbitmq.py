@@ -42,6 +42,11 @@ def made_of(file: Path, folder: Path) -> Made:
         "declare": declare,
         "mappings": ["identity.yaml"],  # as RabbitMQ's MQTT plug-in has it: topics are keys of amq.topic
     }
+    for one in _rows(said, "queues"):
+        arguments = one.get("arguments")
+        if isinstance(arguments, dict) and arguments.get("x-queue-type") == "stream":
+            text = f"queue {one.get('name')!r} is a stream and is not taken: take it out of the file"
+            made.told(Severity.WARNING, "untaken", text)
     for one in _rows(said, "parameters"):
         component, name = str(one.get("component")), str(one.get("name"))
         value = one.get("value")

@@ -296,6 +296,10 @@ class MqttLinkReceiver:
         if not self._dispatcher.publish(self.batch, entry, message, receipt):
             self._accept(receipt)
 
+    def forget_entries(self) -> None:
+        """Memory is short: where topics lead is worked out again."""
+        self._entries.clear()
+
     def _resolve(self, topic: bytes) -> RoutingEntry:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
         entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))

@@ -359,6 +359,10 @@ class MqttLinkSession:
         deadline = now + self._settings.connect_timeout_secs
         return MqttLinkConnection(self, stream, machine, sender, deadline, proof)
 
+    def forget_entries(self) -> None:
+        """See LinkSession."""
+        self.receiver.forget_entries()
+
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
         self.receiver.turn_done()

@@ -75,6 +75,16 @@ async def test_messages_take_the_routes_of_their_queue(one: LinkRig, shelf: Shel
     assert one.session.idle
 
 
+async def test_when_memory_is_short_addresses_are_forgotten(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "commands", amqp_address("", "commands"), b"a")
+    consume(one, "gw-1.events", EVENTS, b"b")
+    before = sum(map(len, one.session.caches().values()))
+    one.session.forget_entries()
+    assert (before, sum(map(len, one.session.caches().values()))) == (2, 0)
+    consume(one, "gw-1.events", EVENTS, b"c")
+    assert [message.body for message in shelf.messages] == [b"a", b"b", b"c"]
+
+
 async def test_what_the_properties_say_is_kept(one: LinkRig, shelf: Shelf) -> None:
     consume(one, "commands", EVENTS, b"transient", raw=NO_PROPERTIES)
     consume(one, "commands", EVENTS, b"persistent")

@@ -50,6 +50,17 @@ async def test_an_acknowledgement_waits_for_the_target(version: str) -> None:
     assert world.stats.accepted_messages == 3
 
 
+async def test_when_memory_is_short_topics_are_forgotten() -> None:
+    world = World()
+    world.connect()
+    world.deliver(row("one", 0))
+    before = len(world.session.receiver._entries)
+    world.session.forget_entries()
+    assert (before, len(world.session.receiver._entries)) == (1, 0)
+    world.deliver(row("two", 0))
+    assert [message.body for message in world.local.messages] == [b"one", b"two"]
+
+
 async def test_addresses_properties_and_flags_cross() -> None:
     world = World()
     world.connect()
