@@ -91,6 +91,7 @@ class Client:
             self.ended = True
 
 
+@pytest.mark.needs("time")
 @pytest.mark.trio
 async def test_nobody_keeps_a_right_that_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT
+from tests.house.sources import OURS, nodes_of
 
-FILES: Final = sorted((ROOT / "gateway").rglob("*.py"))
 NAMED: Final = re.compile(
     r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:html|lock|md|py|toml|txt|yaml)|"
     r"(?:deploy|docs|gateway|mappings|shared|tests)/[\w./-]*\w)(?![\w/-])"
@@ -24,14 +23,9 @@ NAMED: Final = re.compile(
 COMMENT: Final = re.compile(r"(?:^|\s)#[ :].*")
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
-
-
 def texts_of(path: Path) -> Iterator[str]:
     """Docstrings, those of attributes too, and comments."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
     yield from COMMENT.findall(path.read_text(encoding="utf-8"))
@@ -46,7 +40,7 @@ def is_there(name: str, path: Path) -> bool:
 def test_files_that_are_named_are_there() -> None:
     lost = [
         f"{path.relative_to(ROOT)}: {name}"
-        for path in FILES
+        for path in OURS
         for text in texts_of(path)
         for name in NAMED.findall(text)
         if not is_there(name, path)
@@ -73,8 +67,8 @@ def test_the_test_finds(text: str, found: list[str]) -> None:
 def test_methods_that_developers_are_told_of_are_there() -> None:
     """`Class.method`, so that these pages are renamed with the code."""
     known: dict[str, set[str]] = {}
-    for path in FILES:
-        for node in ast.walk(tree_of(path)):
+    for path in OURS:
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 known.setdefault(node.name, set()).update(
                     one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)

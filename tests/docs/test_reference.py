@@ -31,6 +31,7 @@ def text_of(name: str) -> str:
     return PAGES[REFERENCE / name].text
 
 
+@pytest.mark.needs("time")
 def test_nothing_is_stale() -> None:
     """Else: `make docs-reference`."""
     assert [str(page.relative_to(ROOT)) for page in generate.stale()] == []

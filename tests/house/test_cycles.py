@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.house.sources import OURS, ROOT, nodes_of
 
 
 def test_no_file_imports_itself_over_others() -> None:
@@ -25,12 +25,12 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES: Final = {_module(path): path for path in (ROOT / "gateway").rglob("*.py")}
+MODULES: Final = {_module(path): path for path in OURS}
 
 
 def imported(path: Path) -> Iterator[str]:
     """The files of ours that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

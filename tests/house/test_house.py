@@ -9,7 +9,6 @@ import ast
 import re
 import tokenize
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +16,13 @@ import pytest
 from importlinter.application.use_cases import lint_imports  # type: ignore[import-untyped]
 from importlinter.configuration import configure  # type: ignore[import-untyped]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.house.sources import OURS, ROOT, nodes_of
+
 BANNED_WORDS: Final = {"manager", "handler", "helper", "helpers", "util", "utils"}
 OPENING: Final = re.compile(r'(#.*\n)*r?"""\S')
 UNFINISHED: Final = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 FILES = sorted(path for room in ("gateway", "tests") for path in (ROOT / room).rglob("*.py"))
-OURS = [path for path in FILES if path.is_relative_to(ROOT / "gateway")]
 
 
 def name_of(path: Path) -> str:
@@ -54,7 +53,7 @@ def test_names_are_the_projects_own() -> None:
 
 def test_a_room_says_what_it_is_for() -> None:
     rooms = {path.parent / "__init__.py" for path in OURS}
-    assert [name_of(room) for room in rooms if not ast.get_docstring(_tree(room))] == []
+    assert [name_of(room) for room in rooms if not ast.get_docstring(_module(room))] == []
 
 
 def test_imports_point_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +62,10 @@ def test_imports_point_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint_imports(cache_dir=None), "run lint-imports to see what broke"
 
 
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
+def _module(path: Path) -> ast.Module:
+    module = nodes_of(path)[0]
+    assert isinstance(module, ast.Module)
+    return module
 
 
 def _comments(path: Path) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _comments(path: Path) -> Iterator[str]:
 
 
 def _defined(path: Path) -> Iterator[str]:
-    for node in ast.walk(_tree(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
 

@@ -11,24 +11,21 @@ import pytest
 
 from gateway.errors import ConfigurationError
 from gateway.protocols import DIALECTS, GROUP, OWN, joined
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-FILES: Final = sorted((ROOT / "gateway").rglob("*.py"))
+from tests.house.sources import OURS, ROOT, nodes_of
 
 
 def literals_of(path: Path) -> list[str]:
     """The protocols' names that stand in a file as texts of their own."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and node.value in DIALECTS
     ]
 
 
 def test_a_name_stands_in_the_folders_of_its_protocol_only() -> None:
     assert [
-        found for path in FILES if not set(path.parent.parts) & set(DIALECTS) for found in literals_of(path)
+        found for path in OURS if not set(path.parent.parts) & set(DIALECTS) for found in literals_of(path)
     ] == []
 
 

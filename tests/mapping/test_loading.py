@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -157,11 +157,11 @@ def test_files_that_cannot_be_used(tmp_path: Path, content: bytes | None, name: 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_the_schema_for_editors_takes_the_shipped_files(file: Path) -> None:
-    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(file.read_text()))
+    jsonschema_rs.Draft202012Validator(json_schema()).validate(yaml.safe_load(file.read_text()))
 
 
 def test_the_schema_for_editors_refuses_unknown_keys() -> None:
-    validator = jsonschema.Draft202012Validator(json_schema())
-    jsonschema.Draft202012Validator.check_schema(json_schema())
+    validator = jsonschema_rs.Draft202012Validator(json_schema())
+    jsonschema_rs.meta.validate(json_schema())
     assert validator.is_valid(yaml.safe_load(GOOD))
     assert not validator.is_valid(yaml.safe_load(GOOD.replace("topic:", "topc:")))

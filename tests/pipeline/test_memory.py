@@ -44,6 +44,7 @@ def most(batches: Iterator[Any]) -> int:
     return peak - before
 
 
+@pytest.mark.needs("time")
 def test_a_task_that_reads(journals: tuple[Path, Path]) -> None:
     held = []
     for journal in journals:
@@ -77,6 +78,7 @@ def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.Monke
         assert max(batch.nbytes for batch in batches) < 100_000
 
 
+@pytest.mark.needs("time")
 def test_a_task_that_archives_and_one_that_reads_an_archive(
     journals: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -404,8 +404,8 @@ def test_more_destinations_than_the_limit_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.needs("time")
 def test_the_schema_takes_what_is_taken_and_nothing_that_is_not() -> None:
-    validator = jsonschema.Draft202012Validator(json_schema())
-    jsonschema.Draft202012Validator.check_schema(json_schema())
+    validator = jsonschema_rs.Draft202012Validator(json_schema())
+    jsonschema_rs.meta.validate(json_schema())
     blocks = [text for page in PAGES.values() for kind, text in page.blocks if kind == "yaml"]
     stated = [one for text in blocks if (one := yaml.safe_load(text)).keys() <= Settings.model_fields.keys()]
     assert len(stated) > 20

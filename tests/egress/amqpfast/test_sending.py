@@ -73,6 +73,7 @@ async def test_replies_settle_in_their_order(counts: list[int]) -> None:
     assert one.session.idle
 
 
+@pytest.mark.needs("time")
 async def test_tags_wrap_at_65_535() -> None:
     one, source = rig(in_flight_max=50_000)
     for start in range(0, 140_000, 20_000):
