@@ -39,6 +39,7 @@ def topics_of(
         limits.queue_memory_bytes_max,
         limits.session_full == "hold",
         limits.stall_secs,
+        limits.session_delay_secs,
     )
     shares = SessionShares(
         limits.sessions_per_user_max,

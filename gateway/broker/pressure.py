@@ -15,6 +15,8 @@ from gateway.model.batch import SubBatch
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
+PACE_SECS: Final = 0.01  # between two looks at how fast somebody takes what waits for him
+DEEP_SECS: Final = 1.0  # what takes longer than that to take is a store, and no delay
 FLOOR: Final = 65_536  # octets that whoever is restrained may hold in any case
 R = TypeVar("R")
 
@@ -48,6 +50,42 @@ class Pressure:
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+
+class Pace:
+    """How fast somebody takes what waits for him, and whether more should come: what is behind others waits
+    until they have been taken, so publishers that are faster than he fill the whole queue, and every message
+    waits for all of it. They are held while what waits takes longer than `delay_secs`.
+
+    Only what he has taken within DEEP_SECS keeps anybody waiting: who takes less, or has been away, has a
+    queue to be late in, and publishers do not pay for that.
+    """
+
+    __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "on", "taken")
+
+    def __init__(self, delay_secs: float, least: int, now: float) -> None:
+        """So many messages may wait in any case, whatever the delay. `now`: seconds of any clock, always of
+        the same one."""
+        self.on = False  # publishers are held
+        self.taken = 0  # messages; whoever hands them out counts
+        self._delay_secs = delay_secs
+        self._least = least
+        self._per_sec = 0.0
+        self._before = 0
+        self._at = now
+
+    def behind(self, waiting: int, now: float) -> bool:
+        """Whether publishers should wait for him, or as long as they do, go on to wait."""
+        elapsed = now - self._at
+        if elapsed >= PACE_SECS:
+            per_sec = (self.taken - self._before) / elapsed
+            self._per_sec = (self._per_sec + per_sec) / 2 if self._per_sec else per_sec
+            self._before = self.taken
+            self._at = now
+        most = self._per_sec * self._delay_secs
+        if most < self._least or waiting > self._per_sec * DEEP_SECS:
+            return False
+        return waiting > (most / 2 if self.on else most)
 
 
 class Held(Generic[R]):

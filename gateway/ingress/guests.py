@@ -95,6 +95,7 @@ class Guests:
         self._writes = writes
         self._door: Door[Connection] = Door(limits, limits.connections_max)
         self.connections = self._door.guests
+        self._by_sender: dict[Sender, Connection] = {}  # those that are named; a sender has their address
 
     @property
     def name(self) -> str:
@@ -146,6 +147,7 @@ class Guests:
     def named(self, connection: Connection, user: str, rights: Rights) -> None:
         """The client has said who it is. Said once: or it would get another second's worth each time."""
         self._door.named(connection, user)
+        self._by_sender[connection.sender] = connection
         own = self._users.get(user)
         if own is not None or not rights.unlimited:
             connection.stream.rate = self.rate(rights, own)
@@ -154,6 +156,8 @@ class Guests:
         """A connection has ended."""
         self.hurried.discard(connection)
         self._door.leave(connection)
+        if self._by_sender.get(connection.sender) is connection:
+            del self._by_sender[connection.sender]
         self.stats.closed(connection.machine)
 
     # What they may send, and when they are looked at.
@@ -177,11 +181,10 @@ class Guests:
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: stop reading its publishers; returns what lets them go on."""
-        return [
-            release
-            for connection in self.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
+        found = [self._by_sender[sender] for sender in senders if sender in self._by_sender]
+        releases = [release for one in found if (release := one.hold()) is not None]
+        self.stats.held += len(releases)
+        return releases
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""

@@ -140,6 +140,11 @@ class Limits(Section):
     stall_secs: float = Field(30.0, gt=0)
     """MQTT: how long publishers are held for a full session whose client takes nothing; then it is
     disconnected (0x97, counted as `quota_exceeded`), and holds nobody again before it has taken half."""
+    session_delay_secs: float = Field(0.015, ge=0, le=1)
+    """MQTT, with `session_full: hold`: publishers are held when what waits for a connected client would take
+    it longer than this at the rate at which it takes messages, so that a client that is a little slower than
+    they are stays that little behind. What would take it longer than a second anyway, of a slow client or one
+    that was away, holds nobody before the session is full. 0: nothing does before that."""
     session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)

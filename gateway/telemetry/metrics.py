@@ -54,6 +54,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_connections_held": (
+        "How often a connection was not read, for what it published had no room or came too fast.",
+        ENDPOINT,
+    ),
     "gateway_answers_lost": ("Answers to return addresses that nobody took.", (*ENDPOINT, "reason")),
     "gateway_denied": ("What clients asked for and may not do.", (*ENDPOINT, "action")),
     "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
@@ -518,6 +522,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
 def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_connections_accepted", labels, stats.accepted
+    yield "gateway_connections_held", labels, stats.held
     yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count

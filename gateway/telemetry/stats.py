@@ -287,6 +287,7 @@ class ListenerStats(EndpointStats):
         self.accepted = 0
         self.refused = Reasons()
         self.logins = Reasons()
+        self.held = 0  # times that a connection was not read, for what it published had no room
         self.answers_lost = Reasons()
         self.denied = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once

@@ -12,7 +12,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from multiprocessing.process import BaseProcess
@@ -31,6 +32,7 @@ HELD_SECS: Final = 0.0005  # between two looks whether publishers that were held
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 COUNTED, SENT, READY = range(3)  # what a process tells, in its shared array
 SIDES: Final = ("consume", "publish")
+DELAYS_MS: Final = 10_000  # longer ones count as that
 
 
 class Phase(IntEnum):
@@ -51,7 +53,8 @@ class Measured:
     """One run. Rates are messages/s at the consumer and acknowledgements/s at the publishers.
 
     `server_us` is CPU of the server per message that arrived; `busiest` the larger share of one core that a
-    process of the load took; `lost` what had not arrived, or not been acknowledged, at the end of the drain.
+    process of the load took; `lost` what had not arrived, or not been acknowledged, at the end of the drain;
+    `delay_ms` the median of how long messages were on their way, as their publishers see it.
     """
 
     rate: float
@@ -59,6 +62,7 @@ class Measured:
     server_us: float
     busiest: float
     lost: int
+    delay_ms: float
 
 
 class _Counts(NamedTuple):
@@ -69,6 +73,7 @@ class _Counts(NamedTuple):
     acknowledged: int
     server_secs: float
     own_secs: tuple[float, ...]
+    delays: tuple[int, ...]
 
 
 def cpu_secs(pid: int) -> float:
@@ -94,9 +99,13 @@ def _consume(load: Load, told: Any, phase: Any) -> None:
 
 
 class _Publishing:
-    """The publishers' process. `_held`: connections whose next messages must wait, and how many those are."""
+    """The publishers' process. `_held`: connections whose next messages must wait, and how many those are.
 
-    def __init__(self, load: Load, told: Any, arrived: Any) -> None:
+    `delays` becomes how often a message was so many milliseconds on its way: what was sent last in a turn is
+    there when as many have arrived.
+    """
+
+    def __init__(self, load: Load, told: Any, arrived: Any, delays: Any) -> None:
         self._load = load
         self._told = told
         self._arrived = arrived
@@ -110,10 +119,13 @@ class _Publishing:
         self._held = {role: role.batch for role in self._roles.values()}
         self._sent = 0
         self._acknowledged = 0
+        self._delays = delays
+        self._under_way: deque[tuple[int, float]] = deque()  # all that were sent until then, and when
 
     def turn(self) -> None:
         """Serve every connection that is ready, and whoever was held back."""
         arrived = self._arrived[COUNTED] // self._load.fan_out
+        self._time(arrived)
         room = self._load.ahead_max - self._sent + arrived
         held = self._held
         waiting, self._held = held, {}
@@ -130,6 +142,13 @@ class _Publishing:
             acknowledged = arrived - self._acknowledged
         self._acknowledged += acknowledged
         self._told[COUNTED] = self._acknowledged
+        self._under_way.append((self._sent, time.perf_counter()))
+
+    def _time(self, arrived: int) -> None:
+        now = time.perf_counter()
+        while self._under_way and self._under_way[0][0] <= arrived:
+            _, at = self._under_way.popleft()
+            self._delays[min(int((now - at) * 1000), DELAYS_MS - 1)] += 1
 
     def _send(self, role: Publisher, count: int, room: int) -> int:
         """Publish what there is room for; returns how much that was."""
@@ -151,10 +170,10 @@ class _Publishing:
         self.turn()
 
 
-def _publish(load: Load, told: Any, arrived: Any, phase: Any) -> None:
+def _publish(load: Load, told: Any, arrived: Any, delays: Any, phase: Any) -> None:
     """The publishers' process, until Phase.DONE."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    publishing = _Publishing(load, told, arrived)
+    publishing = _Publishing(load, told, arrived, delays)
     told[READY] = 1
     while phase.value == Phase.CONNECT:
         time.sleep(HELD_SECS)
@@ -173,6 +192,7 @@ class Run:
         self._load = load
         self._phase = context.Value("i", Phase.CONNECT, lock=False)
         self._told = {side: context.Array("q", 3, lock=False) for side in SIDES}
+        self._delays = context.Array("q", DELAYS_MS, lock=False)
         self._processes: dict[str, BaseProcess] = {}
         self._context = context
 
@@ -180,7 +200,7 @@ class Run:
         """Connect the consumer, then the publishers."""
         try:
             self._start("consume", _consume, self._told["consume"])
-            self._start("publish", _publish, self._told["publish"], self._told["consume"])
+            self._start("publish", _publish, self._told["publish"], self._told["consume"], self._delays)
         except BaseException:
             self.__exit__()
             raise
@@ -215,7 +235,7 @@ class Run:
     def _counts(self, server: Callable[[], float]) -> _Counts:
         consumed, acknowledged = (self._told[side][COUNTED] for side in SIDES)
         own = tuple(cpu_secs(process.pid or 0) for process in self._processes.values())
-        return _Counts(time.perf_counter(), consumed, acknowledged, server(), own)
+        return _Counts(time.perf_counter(), consumed, acknowledged, server(), own, tuple(self._delays))
 
     def measure(self, server: Callable[[], float]) -> Measured:
         """Warm up, count, drain. `server` tells the processor seconds that the server has used."""
@@ -235,6 +255,7 @@ class Run:
             server_us=(after.server_secs - before.server_secs) / consumed * 1e6,
             busiest=max((new - old) / secs for new, old in zip(after.own_secs, before.own_secs, strict=True)),
             lost=lost,
+            delay_ms=_median([new - old for new, old in zip(after.delays, before.delays, strict=True)]),
         )
 
     def _drain(self) -> int:
@@ -246,6 +267,16 @@ class Run:
             DRAIN_SECS_MAX,
         )
         return int(publish[SENT] * copies - min(publish[COUNTED] * copies, consume[COUNTED]))
+
+
+def _median(counts: Sequence[int]) -> float:
+    """Milliseconds: the middle of so many delays of each."""
+    left = sum(counts) / 2
+    for place, count in enumerate(counts):
+        left -= count
+        if left <= 0:
+            return place + 0.5
+    return 0.0
 
 
 def rest(server: Callable[[], float]) -> None:

@@ -41,6 +41,7 @@ MAKERS: Final = {
     "gateway/store/journal/appending.py": "of files and blocks",
     # Durations of their own, in threads or beside the loop, that nobody else sees.
     "gateway/broker/memory.py": "between two looks",
+    "gateway/broker/mqtt/session.py": "how fast its client takes messages",
     "gateway/broker/mqtt/system.py": "how long it runs",
     "gateway/broker/amqp091/queue.py": "how long nobody uses a queue",
     "gateway/broker/amqp091/virtual_host.py": "how long nobody uses a queue",

@@ -110,6 +110,7 @@ def test_a_publisher_that_is_held_is_not_silent() -> None:
             began = gateway.ask(gateway.gateway.listeners["mqtt"]._protocol.now)  # type: ignore[attr-defined]
             client.publish("a", b"held", 1, 9)
             gateway.until(lambda: connection.machine.last_received > began + 2.0)  # type: ignore[attr-defined]
+            assert stats(gateway).held == 1
             amqp.call(m.QueuePurge("q"), m.QueuePurgeOk)
             assert client.acked(PacketType.PUBACK) == (9, 0)
 

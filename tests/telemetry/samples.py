@@ -65,6 +65,7 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     machine = Machine()
     listener.accepted += 1
     listener.opened(machine)
+    listener.held = 3
     listener.octets_in, listener.octets_out = 100, 30
     listener.spoke(machine, "5.0")
     listener.messages_in += 5

@@ -42,6 +42,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 SAMPLES = [
     ('gateway_connections{endpoint="mqtt",protocol="mqtt"}', 1),
     ('gateway_connections_accepted_total{endpoint="mqtt",protocol="mqtt"}', 1),
+    ('gateway_connections_held_total{endpoint="mqtt",protocol="mqtt"}', 3),
     ('gateway_connections_refused_total{endpoint="mqtt",protocol="mqtt",reason="credentials"}', 2),
     ('gateway_frames_total{direction="in",endpoint="mqtt",frame="publish",protocol="mqtt",version="5.0"}', 5),
     (

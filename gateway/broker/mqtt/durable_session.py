@@ -126,8 +126,8 @@ class DurableSession(Session):
         if not grant.qos:
             super().take(part, grant)
             return
-        if self.outlet is not None and self.patient and self.full:
-            self.hold_sources(part)
+        if self.outlet is not None and self.patient:
+            self._hold_if_late(part)
         messages = part.messages
         client = self.client_id if grant.no_local else None
         start = 0
@@ -312,6 +312,8 @@ class DurableSession(Session):
                 gone += message.octets
             rows.append(row)
         self._let_go(gone)
+        if self._pace is not None:
+            self._paced(len(rows))
         return rows
 
     # The client comes and goes, and acknowledges.

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
-from gateway.broker.pressure import Pressure, lowered
+from gateway.broker.pressure import Pace, Pressure, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.protocols.mqtt.spec import PacketType
@@ -135,6 +135,7 @@ UNKEPT: Final = -1  # position of a message that is in memory only
 # Written in one go, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
 ROWS_OCTETS_MAX: Final = 1_048_576
+PACED_MIN: Final = 2 * ROWS_MAX  # messages that wait: fewer are no delay
 
 
 class Row(NamedTuple):
@@ -191,6 +192,7 @@ class SessionLimits:
     memory_octets_max: int = 64 * 1024 * 1024
     holds: bool = True  # a connected client's sources stop reading at the limit; else it loses the newest
     stall_secs: float = 30.0  # how long for, when the client takes nothing
+    delay_secs: float = 0.015  # of what waits for a client that takes it: beyond, sources are held; 0: never
 
 
 Waiting = tuple[Message, Grant, int]
@@ -205,6 +207,7 @@ class Session:
         "_allowed",
         "_last_id",
         "_octets",
+        "_pace",
         "_since",
         "_tight",
         "_waiting",
@@ -254,6 +257,7 @@ class Session:
         self._waiting: deque[Waiting] | None = None  # an empty one takes 760 octets, of each session
         self._octets = 0  # that wait or are in flight
         self._tight = False  # sources are held, or it has stalled
+        self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
         self._last_id = 0
         self._allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
 
@@ -300,8 +304,8 @@ class Session:
         messages = part.messages
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
-        if self.outlet is not None and self.patient and self.full:
-            self.hold_sources(part)
+        if self.outlet is not None and self.patient:
+            self._hold_if_late(part)
         self.offer(messages, grant)
         part.accept()
 
@@ -408,6 +412,8 @@ class Session:
                 gone += message.octets
             rows.append(row)
         self._let_go(gone)
+        if self._pace is not None:
+            self._paced(len(rows))
         return rows
 
     def _let_go(self, octets: int) -> None:
@@ -424,16 +430,41 @@ class Session:
             self.patient = limits.holds
             self.pressure.relieve()
 
-    def hold_sources(self, part: SubBatch) -> None:
-        """It is full: whoever publishes the part waits."""
-        self._tight = True
-        self.pressure.hold_sources(part)
+    def _hold_if_late(self, part: SubBatch) -> None:
+        """Whoever publishes the part waits if the session is full, or what is in it will wait long."""
+        if self.full:
+            self._tight = True
+            self.pressure.hold_sources(part)
+        elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
+            now = time.monotonic()
+            if self._pace is None:
+                self._pace = Pace(self.limits.delay_secs, PACED_MIN, now)
+            if self._pace.behind(len(self), now):
+                self._pace.on = True
+                self.pressure.hold_sources(part)
+
+    def _paced(self, taken: int) -> None:
+        """The client was sent so many: whoever waited for it may go on when it has nearly caught up."""
+        pace = self._pace
+        if pace is not None:
+            pace.taken += taken
+            if pace.on and not pace.behind(len(self), time.monotonic()):
+                self._unpace()
+
+    def _unpace(self) -> None:
+        if self._pace is not None:
+            self._pace.on = False
+            if not self._tight:
+                self.pressure.relieve()
 
     def stalled(self, now: float) -> bool:
         """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
 
         They will not wait for it again before it has taken half of what a session may hold.
         """
+        if not self.moved and self._pace is not None:
+            self._unpace()  # who takes nothing is not waited for early
+            self._pace = None
         if self.moved or not self.pressure:
             self.moved = False
             self._since = now
@@ -469,6 +500,7 @@ class Session:
         self.outlet = None
         if not self._waiting:
             self._waiting = None
+        self._pace = None
         self.pressure.relieve()
 
     def _wait(self, rows: Sequence[Waiting]) -> None:

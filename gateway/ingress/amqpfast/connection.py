@@ -627,6 +627,7 @@ class FastConnection(ActingGuest):
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return
+        self.sender = Sender(self._ingress.name, event.client_name, self.principal.name, self.stream.remote)
         if limit := self._ingress.let_in(self, self.principal, rights, event.client_name, "0.7c0"):
             text = f"{limit} is reached by user {self.principal.name!r}"
             self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
@@ -634,7 +635,6 @@ class FastConnection(ActingGuest):
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
         self._ingress.clients[owner] = self
-        self.sender = Sender(self._ingress.name, event.client_name, self.principal.name, self.stream.remote)
         self._ready = True
         self.machine.opened()
         self._ingress.hurry(self, self.machine.peer_heartbeat)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks.load import Measured, run
 from tests.benchmarks.report import Figure, median
 from tests.benchmarks.roles import Load
-from tests.benchmarks.subjects import Gateway
+from tests.benchmarks.subjects import Gateway, Subject
 
 PAIRS: Final = 3  # of runs with the same two processes
 ROUNDS: Final = 2  # of processes, for each repetition that is asked for
 LoadAt = Callable[[int, int, float], Load]
 """A load at the ports of MQTT and AMQP, for so many seconds."""
+
+
+def load_at(subject: Subject, load: Load) -> Load:
+    """The load, sent to a server."""
+    ports = {"mqtt": subject.mqtt_port, "amqp": subject.amqp_port}
+    return replace(load, publish_port=ports[load.publish], consume_port=ports[load.consume])
 
 
 def compared(name: str, ours: list[Measured], peer: list[Measured], target: float | None) -> Figure:

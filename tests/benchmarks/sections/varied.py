@@ -18,7 +18,7 @@ from tests.benchmarks import wires
 from tests.benchmarks.load import LoadError, Measured, run
 from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
-from tests.benchmarks.sections.comparing import compared
+from tests.benchmarks.sections.comparing import compared, load_at
 from tests.benchmarks.subjects import Gateway, Mosquitto, Rabbit, Subject
 from tests.benchmarks.wires import MQTT_5
 
@@ -173,15 +173,10 @@ def _figures(row: Row, seconds: float, repeat: int) -> list[Figure]:
     for _ in range(repeat):
         for measured, (subject, load, changes) in zip(found, runs, strict=True):
             with changing(changes, subject):
-                measured.append(run(_at(subject, load, seconds), subject.cpu))
+                measured.append(run(load_at(subject, replace(load, seconds=seconds)), subject.cpu))
     figures = []
     if row.peer is not None:
         figures.append(compared(row.name, found[0], found[1], row.target))
     if row.uniform is not None:
         figures.append(compared(f"{row.name}, against the uniform", found[0], found[-1], AGAINST_UNIFORM))
     return figures
-
-
-def _at(subject: Subject, load: Load, seconds: float) -> Load:
-    ports = {"mqtt": subject.mqtt_port, "amqp": subject.amqp_port}
-    return replace(load, publish_port=ports[load.publish], consume_port=ports[load.consume], seconds=seconds)

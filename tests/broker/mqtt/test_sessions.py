@@ -9,7 +9,7 @@ import pytest
 from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, Grant, SessionLimits, SubscriptionOptions
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.dialect import topic_address
-from tests.broker.parts import Space, connected, mqtt
+from tests.broker.parts import Answers, Space, connected, mqtt, publish
 
 
 def several(count: int, qos: int = 1) -> list[Message]:
@@ -183,6 +183,92 @@ def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls(
         session.finish(packet_id)
         session.pump()
     assert space.give(*several(4)).held
+
+
+class Taking:
+    """A client that takes so many messages a second, and publishers who send twice as many, by a clock of its
+    own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, per_sec: int, limits: SessionLimits) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.space = Space(limits)
+        self.session = self.space.session("c", "#")
+        self.outlet = connected(self.session, receive_maximum=1_000)
+        self._per_step = per_sec // 1_000
+        self.waited: list[int] = []
+
+    def run(self, millis: int, published: int = 2) -> int:
+        """How often publishers were held."""
+        held = 0
+        for _ in range(millis):
+            self.now += 0.001
+            source = self.give(published * self._per_step)
+            held += len(source.held)
+            self.take()
+            self.waited.append(len(self.session))
+            while source.released < len(source.held) and self.session.in_flight and self.session.pressure:
+                self.now += 0.001  # those who are held publish nothing
+                self.take()
+        return held
+
+    def give(self, count: int) -> Answers:
+        """All of them in one batch."""
+        source = Answers()
+        messages = several(count)
+        for sink in self.space.sinks(messages[0].address):
+            publish(sink, messages, source)
+        return source
+
+    def take(self) -> None:
+        for packet_id in list(self.session.in_flight)[: self._per_step]:
+            self.session.finish(packet_id)
+        self.session.pump()
+
+
+def test_who_takes_much_is_not_left_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0.02))
+    assert fast.run(1_000) > 10
+    assert max(fast.waited[500:]) <= 2_000 + 2 * 200
+    assert fast.session.pressure or not fast.session.stalled(1.0)
+
+
+def test_without_a_delay_the_session_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0))
+    assert fast.run(500) == 0
+    assert max(fast.waited) > 40_000
+
+
+def test_nobody_waits_for_who_takes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Taking(monkeypatch, 5_000, SessionLimits(delay_secs=0.02))
+    assert slow.run(1_000) == 0
+    assert len(slow.session) == 4_000
+
+
+def test_nobody_waits_early_for_who_takes_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0.02))
+    fast.run(300)
+    while not (source := fast.give(200)).held:
+        fast.take()
+        fast.now += 0.001
+    assert not fast.session.stalled(0.0)  # it has just taken some
+    assert source.released == 0
+    fast.now += 1.0
+    assert not fast.session.stalled(1.0)
+    assert source.released == 1
+    for _ in range(100):
+        fast.now += 0.001
+        assert not fast.give(200).held
+    assert fast.space.tally.queue_full == 0
+
+
+def test_nobody_waits_for_what_came_while_the_client_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Taking(monkeypatch, 50_000, SessionLimits(delay_secs=0.02))
+    fast.session.detach()
+    fast.give(90_000)
+    connected(fast.session, receive_maximum=1_000)
+    assert fast.run(10, published=1) == 0
+    assert len(fast.session) > 80_000
 
 
 def test_where_the_newest_are_dropped_nobody_is_held() -> None:
