@@ -145,9 +145,9 @@ def user_properties(pairs: Pairs) -> bytes:
 
 
 def publish_parts(data: bytes, level: int = 4) -> tuple[int, int, bytes, int, bytes] | None:
-    """The PUBLISH at the start of `data`: its octets, first octet, topic, where its packet identifier stands
-    (0: none), body. None when it is not whole. Its remaining length has one or two octets, and so has that of
-    its properties."""
+    """The PUBLISH at the start of `data`: its octets, first octet, topic, where that ends and a packet
+    identifier begins, if it has one, body. None when it is not whole. Its remaining length has one or two
+    octets, and so has that of its properties."""
     if len(data) < 4:
         return None
     size, head = (data[1], 2) if data[1] < 128 else (data[1] - 128 + data[2] * 128, 3)
@@ -158,8 +158,7 @@ def publish_parts(data: bytes, level: int = 4) -> tuple[int, int, bytes, int, by
     if level == MQTT_5:
         low, high = data[body_at], data[body_at + 1]
         body_at += 1 + low if low < 128 else 2 + low - 128 + high * 128
-    id_at = topic_end if data[0] & 6 else 0
-    return head + size, data[0], data[head + 2 : topic_end], id_at, data[body_at : head + size]
+    return head + size, data[0], data[head + 2 : topic_end], topic_end, data[body_at : head + size]
 
 
 # AMQP 0-9-1.

@@ -13,14 +13,17 @@ import select
 import signal
 import struct
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks import wires
 from tests.benchmarks.load import LoadError, rest
 from tests.benchmarks.report import Figure, median
-from tests.benchmarks.roles import ACK_HEAD, ACK_TAG
+from tests.benchmarks.roles import ACK_HEAD, ACK_TAG, AmqpConsumer, Load
 from tests.benchmarks.subjects import Gateway, Rabbit, Subject
 
 RATES: Final = (1_000, 10_000)
@@ -33,6 +36,7 @@ DUE: Final = struct.Struct(">Q")
 NANOSECONDS: Final = 1_000_000_000
 PR_SET_TIMERSLACK: Final = 29
 QUEUE: Final = "latency"
+PUBACK_OCTETS: Final = 4
 
 
 def _publish(port: int, rate: int, count: int, ready: Any, late: Any, sent: Any) -> None:
@@ -116,37 +120,102 @@ def _run(subject: Subject, rate: int, seconds: float) -> tuple[float, float, flo
     return times[len(times) // 2] / 1e6, times[len(times) * 99 // 100] / 1e6, late.value / 1e6
 
 
+def _acknowledgements(subject: Subject, rate: int, seconds: float) -> tuple[float, float, float]:
+    """As `_run`, from when a message was due to its PUBACK: it goes to a durable queue, whose consumer takes
+    it. One process does it all, for there is little to do.
+    """
+    skipped = int(rate * WARM_UP_SECS)
+    count = skipped + int(rate * seconds)
+    load = Load("mqtt", "amqp", subject.mqtt_port, subject.amqp_port, queue=QUEUE, durable=True)
+    consumer = AmqpConsumer(load)
+    consumer.sock.setblocking(False)
+    socks = [wires.mqtt_connect(load.publish_port, f"late-{number}") for number in range(CONNECTIONS)]
+    heads = [wires.text(f"bench/{number:05d}") for number in range(CONNECTIONS)]
+    ready = select.epoll()
+    ready.register(consumer.sock, select.EPOLLIN)
+    places = {sock.fileno(): place for place, sock in enumerate(socks)}
+    for sock in socks:
+        ready.register(sock, select.EPOLLIN)
+    sent: list[deque[int]] = [deque() for _ in socks]  # when it was due; answers keep the order
+    rests = [0] * CONNECTIONS
+    times: list[int] = []
+    lateness = []
+    begin = time.monotonic_ns() + NANOSECONDS // 10
+    end = begin + int((WARM_UP_SECS + seconds + REST_SECS) * NANOSECONDS)
+    number = 0
+    while len(times) < count:
+        due = begin + number * NANOSECONDS // rate if number < count else end
+        now = time.monotonic_ns()
+        if now >= end:
+            raise LoadError(f"{count - len(times)} messages were not acknowledged")
+        if now >= due:
+            turn, which = divmod(number, CONNECTIONS)
+            identifier = (turn % 65_535 + 1).to_bytes(2, "big")
+            socks[which].sendall(wires.packet(0x32, heads[which] + identifier + load.body))
+            sent[which].append(due)
+            lateness.append(time.monotonic_ns() - due)
+            number += 1
+            continue
+        for descriptor, _ in ready.poll((due - now) / NANOSECONDS):
+            place = places.get(descriptor)
+            if place is None:
+                consumer.readable()
+                continue
+            whole, rests[place] = divmod(rests[place] + len(socks[place].recv(READ)), PUBACK_OCTETS)
+            now = time.monotonic_ns()
+            times += [now - sent[place].popleft() for _ in range(whole)]
+    for sock in (*socks, consumer.sock):
+        sock.close()
+    with wires.amqp_connect(subject.amqp_port) as sock:
+        wires.amqp_delete(sock, QUEUE)
+    rest(subject.cpu)
+    times = sorted(times[skipped:])
+    late = sorted(lateness)[count * 99 // 100]
+    return times[len(times) // 2] / 1e6, times[len(times) * 99 // 100] / 1e6, late / 1e6
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     """Two figures per rate, p50 and p99: medians of `repeat` runs. A ratio of 1 or more is no slower."""
-    figures = []
     with ExitStack() as stack:
-        subjects: list[Subject] = [
-            stack.enter_context(Gateway(folder / "gateway")),
-            stack.enter_context(Rabbit(folder / "rabbitmq")),
+        rabbit: Subject = stack.enter_context(Rabbit(folder / "rabbitmq"))
+        memory: Subject = stack.enter_context(Gateway(folder / "gateway"))
+        stored: Subject = stack.enter_context(
+            Gateway(folder / "stored", store={"path": str(folder / "stored" / "data")})
+        )
+        rows = [
+            *((f"at {rate} messages/s", partial(_run, rate=rate, seconds=seconds), memory) for rate in RATES),
+            (
+                f"PUBACK for a durable queue, at {RATES[0]} messages/s",
+                partial(_acknowledgements, rate=RATES[0], seconds=seconds),
+                stored,
+            ),
         ]
-        for rate in RATES:
-            found: dict[str, list[tuple[float, float, float]]] = {subject.name: [] for subject in subjects}
-            for _ in range(repeat):
-                for subject in subjects:
-                    found[subject.name].append(_run(subject, rate, seconds))
-            for at, word in enumerate(("p50", "p99")):
-                ours, theirs = ([one[at] for one in found[subject.name]] for subject in subjects)
-                figures.append(
-                    Figure(
-                        f"{word} at {rate} messages/s",
-                        "ms",
-                        median(ours),
-                        median(theirs),
-                        ratio=median(theirs) / median(ours),
-                        target=1.0,
-                        more={
-                            "ours": " ".join(f"{one:.2f}" for one in ours),
-                            "theirs": " ".join(f"{one:.2f}" for one in theirs),
-                            "load late": " ".join(
-                                f"{median([one[2] for one in found[subject.name]]):.2f}"
-                                for subject in subjects
-                            ),
-                        },
-                    )
-                )
-    return figures
+        return [figure for row in rows for figure in _figures(*row, rabbit, repeat)]
+
+
+def _figures(
+    what: str,
+    play: Callable[[Subject], tuple[float, float, float]],
+    ours: Subject,
+    peer: Subject,
+    repeat: int,
+) -> Iterator[Figure]:
+    found: list[list[tuple[float, float, float]]] = [[], []]
+    for _ in range(repeat):
+        for runs, subject in zip(found, (ours, peer), strict=True):
+            runs.append(play(subject))
+    for at, word in enumerate(("p50", "p99")):
+        here, there = ([one[at] for one in runs] for runs in found)
+        yield Figure(
+            f"{word} {what}",
+            "ms",
+            median(here),
+            median(there),
+            ratio=median(there) / median(here),
+            target=1.0,
+            more={
+                "ours": " ".join(f"{one:.2f}" for one in here),
+                "theirs": " ".join(f"{one:.2f}" for one in there),
+                "load late": " ".join(f"{median([one[2] for one in runs]):.2f}" for runs in found),
+            },
+        )

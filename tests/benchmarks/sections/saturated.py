@@ -45,9 +45,11 @@ def _figures(name: str, load: Load, peer: Subject, ours: Subject, repeat: int) -
             measured.append(run(load_at(subject, what), subject.cpu))
     delays = [median([one.delay_ms for one in runs]) for runs in found]
     rates = [median([one.rate for one in runs]) for runs in found]
+    costs = [median([one.server_us for one in runs]) for runs in found]
     more = {"peer": peer.name, "lost": f"{max(one.lost for one in found[0])}"}
+    cost = {"CPU us/message": f"{costs[0]:.1f}", "few ahead": f"{costs[2]:.1f}"}
     return [
         Figure(f"{name}, delay", "ms", delays[0], delays[1], DELAY_MS / max(delays[0], 0.5), 1.0, more),
-        Figure(f"{name}, beside few ahead", "msg/s", rates[0], rates[2], rates[0] / rates[2], RATE),
+        Figure(f"{name}, beside few ahead", "msg/s", rates[0], rates[2], rates[0] / rates[2], RATE, cost),
         Figure(f"{name}, rate", "msg/s", rates[0], rates[1], rates[0] / rates[1], None, more),
     ]

@@ -134,7 +134,7 @@ def changing(protocol: str, subject: Subject) -> Iterator[None]:
         if not process.is_alive():
             raise LoadError("whoever changes subscriptions has ended")
     finally:
-        process.terminate()
+        process.kill()  # it has the signal handlers of this process
         process.join()
 
 
