@@ -51,6 +51,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.needs(what))
         if is_compiled() and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip("a class of the test has the place of a compiled one"))
+    items[:] = spread(items)
+
+
+def spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files of tests that need Spark, which works, evenly among the others, which wait for programs: all
+    processes that share the tests would else work at one time, and wait at another.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    works = [file for file in files if file.is_relative_to(ROOT / "tests" / "pipeline")]
+    waits = [file for file in files if file not in set(works)]
+    places = [(at / len(part), file) for part in (works, waits) for at, file in enumerate(part)]
+    return [item for _, file in sorted(places) for item in files[file]]
 
 
 def pytest_collection_finish() -> None:
