@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -25,6 +25,7 @@ from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
 from gateway.ingress.guests import Connection, Entrance, Guests
+from gateway.ingress.sockets import all_bound, place_at
 from gateway.settings import Limits
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
@@ -34,8 +35,6 @@ TICK_SECS: Final = 1.0
 SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
-EVERYWHERE: Final = "::"
-NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = structlog.get_logger(limited=True)
@@ -98,56 +97,27 @@ class Listener:
         """When a client was let in; None: it has not said who it is."""
         return self._protocol.entrance(connection)
 
-    def bind(self) -> None:
-        """Open the listening sockets; port 0 takes a free one and sets `port`. ConfigurationError when
-        refused.
-
-        `::` is all of IPv4 and of IPv6, a socket each, so that addresses of clients look as they do
-        elsewhere. A machine without IPv6 has the first.
+    def bind(self, *, shared: bool = False) -> None:
+        """Open the listening sockets; port 0 takes a free one and sets `port`. `shared`: other processes
+        listen there, too. ConfigurationError when refused.
         """
         try:
-            for family, address in self._addresses():
-                try:
-                    self._listen(family, address)
-                except OSError as error:
-                    if not (self.host == EVERYWHERE and self._sockets and error.errno in NO_SUCH_FAMILY):
-                        raise
+            self._sockets = all_bound(self.host, self.port, shared=shared)
+            for sock in self._sockets:
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
         except OSError as error:
             self.close()
             raise ConfigurationError(
                 f"listeners.{self.name}: cannot listen on {self.place}: {error.strerror or error}"
             ) from error
+        self.port = self._sockets[0].getsockname()[1]
         self.open = True
-
-    def _addresses(self) -> list[tuple[int, tuple[Any, ...]]]:
-        """Families and addresses to bind."""
-        if self.host == EVERYWHERE:
-            return [(socket.AF_INET, ("0.0.0.0",)), (socket.AF_INET6, (EVERYWHERE,))]
-        found = socket.getaddrinfo(
-            self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return [(family, (address[0], *address[2:])) for family, _, _, _, address in found]
-
-    def _listen(self, family: int, address: tuple[Any, ...]) -> None:
-        """One more socket. `address` is without its port."""
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], self.port, *address[1:]))
-            sock.listen(BACKLOG)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
-        self._sockets.append(sock)
-        self.port = sock.getsockname()[1]
 
     @property
     def place(self) -> str:
         """`host:port`, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return place_at(self.host, self.port)
 
     def close(self) -> None:
         """Accept no more."""
