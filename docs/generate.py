@@ -278,6 +278,17 @@ def detailed_table() -> Iterator[str]:
     )
 
 
+def worker_table() -> Iterator[str]:
+    """Those of the process that has started workers."""
+    yield from table(
+        ("metric", "kind", "labels", "meaning"),
+        [
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            for name, (kind, text, labels) in metrics.WORKER_SERIES.items()
+        ],
+    )
+
+
 # Logs
 
 LEVELS: Final = ("error", "warning", "info", "debug")
@@ -442,6 +453,7 @@ KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "ports": ports,
     "metrics": metric_table,
     "detailed-metrics": detailed_table,
+    "worker-metrics": worker_table,
     "audit": audit_table,
     "log-events": log_events,
     "command-list": command_list,

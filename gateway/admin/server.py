@@ -144,10 +144,10 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         *(() if state.rabbit is None else state.rabbit.routes(state.admission)),
         *(health(state) if with_health else ()),
     ]
-    return _serving(routes)
+    return serving(routes)
 
 
-def _serving(routes: list[BaseRoute]) -> Starlette:
+def serving(routes: list[BaseRoute]) -> Starlette:
     handlers: dict[Any, Any] = {
         AbsentError: _absent,
         UnavailableError: _unavailable,
@@ -173,7 +173,7 @@ async def _other(request: Request, error: HTTPException) -> Response:
     return problem(error.status_code, error.detail, error.headers)
 
 
-def _listen(key: str, host: str, port: int) -> socket.socket:
+def listen(key: str, host: str, port: int) -> socket.socket:
     """Bind ourselves, since a taken port is our error to explain."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
@@ -186,7 +186,7 @@ def _listen(key: str, host: str, port: int) -> socket.socket:
     return bound
 
 
-def _context(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
+def context_of(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
     return None if tls is None else server_context(key, tls.cert_file, tls.key_file)
 
 
@@ -198,16 +198,16 @@ async def serve(
     """
     apart = http.health
     refused = state.metrics.http_refused
-    bound = _listen("http", http.host, http.port)
+    bound = listen("http", http.host, http.port)
     servers = [
-        HttpServer(application(state, with_health=apart is None), http, refused, _context("http", http.tls))
+        HttpServer(application(state, with_health=apart is None), http, refused, context_of("http", http.tls))
     ]
     doors = [bound]
     with bound:
         if apart is not None:
             at = "http.health"
-            doors.append(_listen(at, apart.host, apart.port))
-            servers.append(HttpServer(_serving(health(state)), http, refused, _context(at, apart.tls)))
+            doors.append(listen(at, apart.host, apart.port))
+            servers.append(HttpServer(serving(health(state)), http, refused, context_of(at, apart.tls)))
         state.metrics.http_connections = lambda: sum(len(server.connections) for server in servers)
         async with trio.open_nursery() as nursery:
             for server, door in zip(servers, doors, strict=True):

@@ -238,7 +238,7 @@ class Gateway:
             self._add_endpoints(Tasks(nursery))
             self._route_links()
             for listener in self.listeners.values():
-                listener.bind()
+                listener.bind(shared=self.settings.workers > 1)
                 self.readiness.met(f"listener {listener.name}")
                 nursery.start_soon(listener.run)
             for link in self.links.values():

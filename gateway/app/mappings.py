@@ -14,7 +14,7 @@ import watchfiles
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load, parse
-from gateway.mapping.linter import unkeyed_routes, unstorable_routes
+from gateway.mapping.linter import undivided_routes, unkeyed_routes, unstorable_routes
 from gateway.mapping.router import Router
 from gateway.settings import Settings
 
@@ -79,6 +79,7 @@ class MappingFiles:
             reply_kept=tell_reply_kept,
         )
         missing = unstorable_routes(router.routes, given.links, store=given.store.enabled)
+        missing += undivided_routes(router.routes, given.undivided_links(), given.workers)
         if given.journal.enabled and given.journal.hash_key is None:
             missing += unkeyed_routes(router.routes)
         if missing:

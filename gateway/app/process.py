@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -25,6 +25,11 @@ def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
             started(running)
 
     tune_collector()
+    return run_loop(main)
+
+
+def run_loop(main: Callable[[], Awaitable[object]]) -> int:
+    """Run `main` in an event loop; what the user can mend is told. Returns the exit code."""
     code = 0
     try:
         trio.run(main)

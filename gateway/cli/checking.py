@@ -19,7 +19,14 @@ from gateway.cli.progress import shown
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
-from gateway.mapping.linter import Finding, Severity, lint, unkeyed_routes, unstorable_routes
+from gateway.mapping.linter import (
+    Finding,
+    Severity,
+    lint,
+    undivided_routes,
+    unkeyed_routes,
+    unstorable_routes,
+)
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
@@ -243,6 +250,7 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
+    refused += undivided_routes(routes, settings.undivided_links(), settings.workers)
     if settings.journal.enabled and settings.journal.hash_key is None:
         refused += unkeyed_routes(routes)
     hosts = rehearsed.hosts

@@ -6,9 +6,9 @@ password of a user, the authority behind a certificate. Nothing is proposed that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote as percent
 
 from gateway.access.places import is_loopback
@@ -27,6 +27,9 @@ from gateway.settings import (
     websocket_path,
 )
 from gateway.settings.tree import GUEST
+
+if TYPE_CHECKING:
+    from gateway.app.workers import Supervisor
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
 SUBSCRIBERS: Final = (AMQP091, AMQPFAST, MQTT)
@@ -57,18 +60,34 @@ def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
     """Where to connect, and what to try first. `with_link`: also an address that logs in once, for the eyes
     of who has started it.
     """
-    settings = gateway.settings
-    ports = {name: listener.port for name, listener in gateway.listeners.items()}
-    lines = ["The gateway is running.", ""]
-    places: list[tuple[str, str]] = []
-    for name, listener in gateway.listeners.items():
-        stated = spoken(settings.listeners[name])
-        places.append((name, f"{stated} on {listener.place}"))
-    for name, link in settings.links.items():
-        places.append((name, f"link to {', or '.join(link.addresses)}"))
-    if gateway.http_port:
-        places += pages(gateway, with_link=with_link)
-    lines += [f"  {line}" for line in table(places)]
+    places = {name: (listener.place, listener.port) for name, listener in gateway.listeners.items()}
+    more = pages(gateway, with_link=with_link) if gateway.http_port else []
+    return _told("The gateway is running.", gateway.settings, places, more)
+
+
+def welcome_to_workers(supervisor: Supervisor) -> str:
+    """The same of several that share the ports."""
+    settings, places = supervisor.settings, supervisor.places
+    more: list[tuple[str, str]] = []
+    if supervisor.http_port:
+        http = settings.http
+        scheme = "http" if (http.health or http).tls is None else "https"
+        more.append(("metrics", f"{scheme}://localhost:{supervisor.http_port}/metrics"))
+        more.append(("consoles", supervisor.consoles))
+    return _told(f"The gateway is running, with {settings.workers} workers.", settings, places, more)
+
+
+def _told(
+    first: str,
+    settings: Settings,
+    places: Mapping[str, tuple[str, int]],
+    more: Sequence[tuple[str, str]],
+) -> str:
+    """`places` are those of listeners, with their ports."""
+    rows = [(name, f"{spoken(settings.listeners[name])} on {place}") for name, (place, _) in places.items()]
+    rows += [(name, f"link to {', or '.join(link.addresses)}") for name, link in settings.links.items()]
+    lines = [first, "", *(f"  {line}" for line in table([*rows, *more]))]
+    ports = {name: port for name, (_, port) in places.items()}
     return "\n".join([*lines, *proposal(settings, ports), "", "Ctrl-C stops it."])
 
 

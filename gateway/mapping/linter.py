@@ -336,6 +336,20 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
     ]
 
 
+def undivided_routes(routes: Iterable[Route], undivided: Collection[str], workers: int) -> list[MappingError]:
+    """Routes from links that each of several workers would bring every message over."""
+    return [
+        MappingError(
+            f"route {route.name!r}: each of {workers} workers would bring every message of link"
+            f" {route.source!r}: say share there, so that the broker divides them",
+            file=route.file,
+            line=route.line,
+        )
+        for route in routes
+        if workers > 1 and route.source in undivided
+    ]
+
+
 def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store: bool) -> list[MappingError]:
     """Routes whose `settle: stored` cannot be: without a link, or without a store."""
     found: list[MappingError] = []

@@ -355,3 +355,8 @@ class Link(Remote):
     """Whether /readyz waits for this link."""
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
+
+    @property
+    def divided(self) -> bool:
+        """Whether replicas that consume over this link get each message once among them: a queue divides."""
+        return True

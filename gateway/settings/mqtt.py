@@ -73,3 +73,8 @@ class MqttLink(Link):
         if self.share is not None and self.version == "3.1":
             raise ValueError("share is for MQTT from version 3.1.1 on")
         return self
+
+    @property
+    def divided(self) -> bool:
+        """Whether its subscriptions are shared."""
+        return self.share is not None

@@ -41,9 +41,11 @@ from gateway.settings.tracing import Tracing
 from gateway.settings.unions import AnyLink, AnyListener
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+PORT_MAX: Final = 65_535
 EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # all of them take a port for IPv4
 GUEST: Final = "guest"
 ANONYMOUS: Final = "anonymous"
+REPLICA: Final = "{replica}"
 PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
@@ -275,6 +277,9 @@ class Settings(Documented, BaseSettings):
 
     replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
     """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes on this machine that share the listeners' ports, each a replica with its number behind the
+    name; more than one needs `engine: rabbitmq`."""
     listeners: dict[str, AnyListener] = {}
     """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
     links: dict[str, AnyLink] = {}
@@ -351,6 +356,23 @@ class Settings(Documented, BaseSettings):
             raise ValueError("broker.state_bytes_max is at least four times limits.retained_bytes_max")
         if self.declare != Declare():
             raise ValueError("declare is for the embedded broker; declare queues at the cluster itself")
+        return self
+
+    @model_validator(mode="after")
+    def _workers(self) -> Self:
+        if self.workers == 1:
+            return self
+        if not isinstance(self.broker, RabbitEngine):
+            raise ValueError(
+                f"workers: {self.workers} needs broker.engine: rabbitmq; the embedded broker belongs to one"
+                " process, and clients of different workers would not see each other's messages"
+            )
+        for name, link in self.links.items():
+            if REPLICA not in link.client_id:
+                raise ValueError(
+                    f"links.{name}.client_id: with workers it contains {REPLICA}, else they would take the"
+                    " broker's session from each other"
+                )
         return self
 
     @model_validator(mode="after")
@@ -441,6 +463,10 @@ class Settings(Documented, BaseSettings):
             places.append(("http", self.http.host, self.http.port))
             if (health := self.http.health) is not None:
                 places.append(("http.health", health.host, health.port))
+            for number in range(1, self.workers + 1 if self.workers > 1 and self.http.port else 1):
+                if (port := self.http.port + number) > PORT_MAX:
+                    raise ValueError(f"http.port: the consoles of {self.workers} workers stand behind it")
+                places.append((f"the console of worker {number}, behind http.port,", self.http.host, port))
         for name, host, port in places:
             place = "" if host in EVERYWHERE else host
             if port and (other := taken.setdefault((place, port), name)) != name:
@@ -484,7 +510,11 @@ class Settings(Documented, BaseSettings):
 
     def client_id_of(self, link: str) -> str:
         """The client identifier of a link, with `{replica}` filled in."""
-        return self.links[link].client_id.replace("{replica}", self.replica)
+        return self.links[link].client_id.replace(REPLICA, self.replica)
+
+    def undivided_links(self) -> list[str]:
+        """Links of which each replica would be sent every message."""
+        return [name for name, one in self.links.items() if not one.divided]
 
     def journal_path(self) -> Path:
         """The folder of the journal."""

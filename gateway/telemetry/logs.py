@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, TextIO
+from typing import Any, ClassVar, Final, Literal, TextIO
 
 import orjson
 import structlog
@@ -112,13 +112,19 @@ def _tell_contained(where: str, error: BaseException, facts: dict[str, Any]) -> 
 tell_with(_tell_contained)
 
 
-def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Send all logs, also those of libraries, to `stream` (standard error). `level` is a name: `info`."""
+def configure_logs(
+    level: str, form: LogFormat, stream: TextIO | None = None, *, worker: int | None = None
+) -> None:
+    """Send all logs, also those of libraries, to `stream` (standard error). `level` is a name: `info`. Every
+    line says which `worker` of several this is.
+    """
+    facts: dict[str, Any] = {} if worker is None else {"worker": worker}
     out = sys.stderr if stream is None else stream
     chosen = form if form != "auto" else "console" if out.isatty() else "json"
     number = logging.getLevelNamesMapping()[level.upper()]
     before: list[Processor] = [
         limiter,
+        lambda _, __, event: {**event, **facts},
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -142,12 +148,14 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
     root.setLevel(number)
     logging.getLogger("watchfiles").setLevel(max(number, logging.WARNING))  # one line per file event
     _Direct.stream = out if chosen == "json" and number <= logging.INFO else None
+    _Direct.facts = facts
 
 
 class _Direct:
     """Where JSON lines are written; None: the log is none of that."""
 
     stream: TextIO | None = None
+    facts: ClassVar[dict[str, Any]] = {}
 
 
 def write_json(line: dict[str, Any]) -> bool:
@@ -158,7 +166,7 @@ def write_json(line: dict[str, Any]) -> bool:
     if out is None or structlog.get_config()["processors"][0] is not limiter:
         return False
     try:
-        out.write(orjson.dumps(line, default=str).decode() + "\n")
+        out.write(orjson.dumps(line | _Direct.facts, default=str).decode() + "\n")
         out.flush()
     except (OSError, ValueError):  # as the standard library's writers: a log that is gone stops nobody
         return True

@@ -208,6 +208,15 @@ SESSION_SERIES: Final[dict[str, Series]] = {
 }
 LEFT_OUT: Final = "gateway_detailed_left_out"
 LEFT_OUT_TEXT: Final = "Queues or sessions that match and are not told of, for there are too many."
+WORKER_SERIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    "gateway_worker_up": ("gauge", "1 while the worker serves.", ("worker",)),
+    "gateway_worker_restarts": (
+        "counter",
+        "Times that a worker was started again, and why: it had ended, or it did not answer.",
+        ("worker", "reason"),
+    ),
+}
+"""Kind, help and labels of what the process says that has started the workers."""
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_SECONDS: Final = "gateway_route_seconds"
 TURN_SECONDS: Final = "gateway_loop_turn_seconds"
@@ -441,7 +450,7 @@ class Metrics(Collector):
         return family
 
 
-class _Rows(Collector):
+class Rows(Collector):
     """Families that have been read already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -469,7 +478,7 @@ def detailed(
     for kind, count in left_out.items():
         beyond.add_metric((kind,), count)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Rows([*told, beyond]))
+    registry.register(Rows([*told, beyond]))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 

@@ -143,15 +143,36 @@ class Replica(Gateway):
 
     name = "replica"
 
-    def __init__(self, folder: Path, port: int, **broker: Any) -> None:
+    def __init__(self, folder: Path, port: int, *, workers: int = 1, **broker: Any) -> None:
         (mqtt_port,) = free_ports(1)
         engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
         listeners = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port}}
-        super().__init__(folder, broker=engine, listeners=listeners, replica=folder.name)
+        super().__init__(folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers)
         self.mqtt_port, self.amqp_port = mqtt_port, port
 
     def _answers(self) -> bool:
         return mqtt_answers(self.mqtt_port)
+
+
+class Workers(Replica):
+    """`count` workers with one port."""
+
+    name = "workers"
+
+    def __init__(self, folder: Path, port: int, count: int, **broker: Any) -> None:
+        super().__init__(folder, port, workers=count, **broker)
+
+    def _pids(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
+        return [self.pid, *map(int, children.split())]
+
+    def cpu(self) -> float:
+        """Processor seconds that they have used, and who has started them."""
+        return sum(map(cpu_secs, self._pids()))
+
+    def rss(self) -> int:
+        """Octets of memory that all occupy."""
+        return sum(map(rss_octets, self._pids()))
 
 
 class Rabbit(Process):

@@ -1,0 +1,77 @@
+"""HTTP of the process that has started workers: `/livez`, `/readyz` and `/metrics` for all of them.
+
+A console shows what one process has, so each worker has its own, on the port behind this one by its number.
+Whoever asks here for anything else is told so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.admission import LOGIN, shows_secret
+from gateway.admin.answers import NEVER_STORE, problem
+from gateway.admin.http import HttpServer
+from gateway.admin.server import context_of, listen, serving
+from gateway.settings import Http
+
+
+@dataclass(frozen=True)
+class WorkersState:
+    """What is told of them. `reasons`: why not all that serve are ready; `exposed` takes the `Accept` of a
+    request, and gives the metrics and their content type; `consoles` says where these are.
+    """
+
+    reasons: Callable[[], list[str]]
+    exposed: Callable[[str], Awaitable[tuple[bytes, str]]]
+    consoles: str
+    scrape_token_file: Path | None
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def _routes(state: WorkersState) -> list[BaseRoute]:
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("alive\n", headers=NEVER_STORE)
+
+    async def readyz(_: Request) -> Response:
+        reasons = state.reasons()
+        text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
+        return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
+
+    async def metrics(request: Request) -> Response:
+        if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
+            return problem(401, "metrics need the scrape token: `Authorization: Bearer`", LOGIN)
+        told, content_type = await state.exposed(request.headers.get("Accept", ""))
+        return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
+
+    async def elsewhere(_: Request) -> Response:
+        return problem(404, f"each worker has a console and an API of its own: {state.consoles}")
+
+    return [
+        Route("/livez", livez),
+        Route("/metrics", metrics),
+        Route("/readyz", readyz),
+        Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE"]),
+    ]
+
+
+async def serve_workers(
+    http: Http, state: WorkersState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve until cancelled, where the configuration wants health and metrics; `started` tells the port.
+    Raises ConfigurationError when it cannot listen.
+    """
+    key, at = ("http", http) if http.health is None else ("http.health", http.health)
+    bound = listen(key, at.host, at.port)
+    server = HttpServer(serving(_routes(state)), http, state.refused, context_of(key, at.tls))
+    with bound:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run, bound)
+            task_status.started(int(bound.getsockname()[1]))

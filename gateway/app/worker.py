@@ -1,0 +1,50 @@
+"""A worker: one of the gateways of a machine that share the listeners' ports, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import trio
+
+from gateway.app.control import Lines, Ordered
+from gateway.app.descriptors import raise_descriptors
+from gateway.app.gateway import Gateway
+from gateway.app.process import run_loop, tune_collector
+from gateway.settings import Settings
+from gateway.telemetry.merging import OPENMETRICS
+
+
+def run_worker(settings: Settings, ordered: Ordered) -> int:
+    """Run a gateway with these settings, those of a worker, until it or its supervisor ends. Returns the exit
+    code."""
+    raise_descriptors()
+    gateway = Gateway(settings)
+
+    async def main() -> None:
+        lines = ordered.lines()
+        async with trio.open_nursery() as nursery:
+
+            async def serve(*, task_status: trio.TaskStatus[Gateway]) -> None:
+                await gateway.run(task_status=task_status)
+                nursery.cancel_scope.cancel()
+
+            await nursery.start(serve)
+            nursery.start_soon(_answer, gateway, lines)
+
+    tune_collector()
+    return run_loop(main)
+
+
+async def _answer(gateway: Gateway, lines: Lines) -> None:
+    """Answer questions. When nobody asks any more, leave."""
+    try:
+        await lines.send(started=True)
+        while (asked := await lines.receive()) is not None:
+            await lines.send(number=asked["number"], answer=_told(gateway, asked["question"]))
+    except trio.BrokenResourceError:
+        pass
+    gateway.stop()
+
+
+def _told(gateway: Gateway, question: str) -> object:
+    if question == "metrics":
+        return gateway.metrics.exposed(OPENMETRICS)[0].decode()
+    return gateway.readiness.reasons()

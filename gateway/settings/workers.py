@@ -1,0 +1,54 @@
+"""What a worker has of the configuration: it is a replica of its own, on folders of its own, and shares the
+ports of the listeners.
+
+Limits are each worker's; memory alone is divided, for there is only so much on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.settings.tree import Health, Settings
+
+
+def worker_name(number: int) -> str:
+    """What a worker is called, in names of folders, and behind the replica's name."""
+    return f"worker-{number}"
+
+
+def settings_of_worker(
+    settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
+) -> Settings:
+    """The settings of worker `number`, from 1 on. `ports` are those of listeners, which somebody has bound
+    already; `memory_bytes_max` is for all workers together.
+    """
+    name = worker_name(number)
+    changes: dict[str, Any] = {
+        "replica": f"{settings.replica}-{number}",
+        "listeners": {
+            listener: given.model_copy(update={"port": ports[listener]})
+            for listener, given in settings.listeners.items()
+        },
+        "limits": settings.limits.model_copy(
+            update={"memory_bytes_max": max(memory_bytes_max // settings.workers, 1)}
+        ),
+        "store": settings.store.model_copy(update={"path": settings.store.path / name}),
+    }
+    http: dict[str, Any] = {"port": settings.http.port and settings.http.port + number}
+    if settings.http.tokens_path is not None:
+        http["tokens_path"] = settings.http.tokens_path / name
+    if settings.http.health is not None:  # what the console's port then answers to nobody without a login
+        http["health"] = Health(host="127.0.0.1", port=0)
+    changes["http"] = settings.http.model_copy(update=http)
+    if settings.journal.path is not None:
+        changes["journal"] = settings.journal.model_copy(update={"path": settings.journal.path / name})
+    if (path := settings.audit.path) is not None:
+        changes["audit"] = settings.audit.model_copy(update={"path": _beside(path, name)})
+    return settings.model_copy(update=changes)
+
+
+def _beside(path: Path, name: str) -> Path:
+    """`audit.log` becomes `audit.worker-1.log`."""
+    return path.with_name(f"{path.stem}.{name}{path.suffix}")

@@ -1,0 +1,109 @@
+"""`workers`: what may stand beside it, and what each of them has of the configuration."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.app.mappings import MappingFiles
+from gateway.cli.checking import checked
+from gateway.errors import ConfigurationError, MappingError
+from gateway.settings import Settings, load_settings
+from gateway.settings.workers import settings_of_worker
+
+ENGINE = "broker: {engine: rabbitmq, urls: ['amqp://localhost']}\nlisteners: {mqtt: {protocol: mqtt}}\n"
+
+
+def read(folder: Path, text: str) -> Settings:
+    file = folder / "gateway.yaml"
+    file.write_text(text)
+    return load_settings(file, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workers: 2\n", "workers: 2 needs broker.engine: rabbitmq"),
+        ("workers: 0\n", "workers"),
+        ("workers: 65\n" + ENGINE, "workers"),
+        (
+            "workers: 2\nlinks: {far: {url: 'mqtt://far', client_id: we}}\n" + ENGINE,
+            "links.far.client_id: with workers it contains {replica}",
+        ),
+        (
+            "workers: 2\nhttp: {health: {}}\n" + ENGINE,
+            "http.health and the console of worker 1, behind http.port, both want port 8081",
+        ),
+        ("workers: 2\nhttp: {port: 65534}\n" + ENGINE, "the consoles of 2 workers stand behind it"),
+        ("workers: 3\nhttp: {port: 1881}\n" + ENGINE, "listeners.mqtt and the console of worker 2"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read(tmp_path, text)
+    assert said in str(raised.value)
+
+
+def test_one_worker_needs_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "workers: 1\nhttp: {health: {}}\n").workers == 1
+
+
+def of_worker(folder: Path, number: int, **more: Any) -> Settings:
+    lines = "".join(f"{key}: {value}\n" for key, value in more.items())
+    settings = read(folder, f"workers: 2\nreplica: door\n{lines}{ENGINE}")
+    return settings_of_worker(settings, number, {"mqtt": 4711}, 2_000_001)
+
+
+def test_each_is_a_replica_on_folders_of_its_own(tmp_path: Path) -> None:
+    second = of_worker(
+        tmp_path,
+        2,
+        store="{path: s}",
+        journal="{path: j}",
+        audit="{path: logs/audit.log}",
+        http="{tokens_path: t, port: 9000}",
+    )
+    assert second.replica == "door-2"
+    assert second.listeners["mqtt"].port == 4711
+    assert second.limits.memory_bytes_max == 1_000_000
+    assert second.store.path == Path("s/worker-2")
+    assert second.journal_path() == Path("j/worker-2")
+    assert second.tokens_path() == Path("t/worker-2")
+    assert second.audit.path == Path("logs/audit.worker-2.log")
+    assert second.http.port == 9002
+
+
+def test_what_is_not_said_follows_the_store(tmp_path: Path) -> None:
+    first = of_worker(tmp_path, 1, http="{port: 0}")
+    assert first.journal_path() == Path("data/worker-1/journal")
+    assert first.tokens_path() == Path("data/worker-1/console")
+    assert first.http.port == 0
+    assert first.audit.path is None
+
+
+def test_a_console_that_answers_to_nobody_stays_so(tmp_path: Path) -> None:
+    """Health is the supervisor's to serve, and the console's port still wants a login for everything."""
+    first = of_worker(tmp_path, 1, http="{health: {port: 9999}}")
+    assert first.http.health is not None
+    assert (first.http.health.host, first.http.health.port) == ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(("more", "refused"), [("", True), (", share: group", False)])
+def test_a_link_that_brings_everything_to_all_is_refused(tmp_path: Path, more: str, refused: bool) -> None:
+    mapping = tmp_path / "mapping.yaml"
+    route = {
+        "name": "in",
+        "from": {"endpoint": "far", "topic": "a/#"},
+        "to": {"endpoint": "mqtt", "topic": "b"},
+    }
+    mapping.write_text(yaml.safe_dump({"version": 1, "routes": [route]}))
+    links = f"links: {{far: {{url: 'mqtt://far'{more}}}}}\n"
+    settings = read(tmp_path, f"workers: 2\nmappings: ['{mapping}']\n{links}{ENGINE}")
+    texts = [one.text for one in checked(settings.file, connect=False).findings]
+    assert any("each of 2 workers would bring every message of link 'far'" in one for one in texts) == refused
+    with pytest.raises(MappingError, match="say share there") if refused else nullcontext():
+        MappingFiles(settings, b"").read()
