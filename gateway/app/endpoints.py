@@ -55,12 +55,12 @@ def links_of(
     client_id = settings.client_id_of(name)
     when_up = partial(core.link_up, name)
     parts = (settings, core, writes, metrics)
-    if given.connections == 1:
+    if given.connections == 1 and not given.elected:
         links = [_link(name, name, client_id, *parts, when_up)]
     else:
         # What the broker keeps for us, a session or queues, it keeps under the name that is in the settings.
         links = [
-            _link(name + CONSUMING, name, client_id, *parts, publishes=False),
+            _link(name + CONSUMING, name, settings.consumer_id_of(name), *parts, publishes=False),
             _link(name, name, client_id + PUBLISHING, *parts, when_up, consumes=False),
         ]
     publishing = links[-1]

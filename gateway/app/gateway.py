@@ -48,7 +48,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
-from gateway.app.topics import engine_link, topics_of
+from gateway.app.topics import election_link, engine_link, topics_of
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
@@ -61,6 +61,7 @@ from gateway.broker.memory import Publisher
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.containment import contained
 from gateway.egress.link import Link
+from gateway.engine.elections import ELSEWHERE
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
@@ -374,6 +375,9 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
+        elections = election_link(settings, self.links.values(), writes, metrics)
+        if elections is not None:  # behind the others: at the end they have let go before it does
+            self.links[elections.name] = elections
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
         pause_links(self)
@@ -481,7 +485,7 @@ class Gateway:
         ]
         while required:
             for link in required:
-                if link.up:
+                if link.up or link.why == ELSEWHERE:
                     self.readiness.met(f"link {link.name}")
                 else:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")

@@ -79,7 +79,7 @@ class MappingFiles:
             reply_kept=tell_reply_kept,
         )
         missing = unstorable_routes(router.routes, given.links, store=given.store.enabled)
-        missing += undivided_routes(router.routes, given.undivided_links(), given.workers)
+        missing += undivided_routes(router.routes, given.divides, given.workers)
         if given.journal.enabled and given.journal.hash_key is None:
             missing += unkeyed_routes(router.routes)
         if missing:

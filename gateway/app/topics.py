@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
 
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
+from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
@@ -18,6 +21,9 @@ from gateway.store.store import Store
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import WriteSet
+
+ELECTIONS: Final = f"{ENGINE} (elections)"  # no endpoint's name has blanks
+ELECTIONS_RECONNECT_SECS: Final = 0.5
 
 
 def topics_of(
@@ -73,3 +79,40 @@ def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Li
     """What keeps the engine connected."""
     metrics.links[ENGINE] = engine.stats
     return Link(engine.status, engine.settings, engine, writes)
+
+
+def election_link(
+    settings: Settings, links: Iterable[Link], writes: WriteSet, metrics: Metrics
+) -> Link | None:
+    """What decides which replica consumes over elected links, of which this one begins as one that does not.
+    None: there are none."""
+    given = settings.broker
+    consuming = [link for link in links if link.consumes and _is_elected(settings, link)]
+    if not consuming or not isinstance(given, RabbitEngine):
+        return None
+    dialect = DIALECTS[given.protocol]
+    stats = metrics.links[ELECTIONS] = LinkStats(
+        ELECTIONS, dialect.name, dialect.frame_names, given.addresses
+    )
+    remote = given.model_copy(
+        update={
+            "reconnect_min_secs": ELECTIONS_RECONNECT_SECS,
+            "reconnect_max_secs": ELECTIONS_RECONNECT_SECS,
+        }
+    )
+    elections = Elections(given, settings.replica, settings.limits, LinkStatus(ELECTIONS, stats))
+    for link in consuming:
+        elections.candidates.append(Candidate(link.endpoint, link.stats, partial(_decided, link)))
+        link.hold_down(ELSEWHERE)
+    return Link(elections.status, remote, elections, writes)
+
+
+def _is_elected(settings: Settings, link: Link) -> bool:
+    return link.endpoint in settings.links and settings.links[link.endpoint].elected
+
+
+def _decided(link: Link, elected: bool, why: str) -> None:
+    if not elected:
+        link.hold_down(why)
+    for reason in {ELSEWHERE, UNDECIDED} - {why}:
+        link.let_up(reason)

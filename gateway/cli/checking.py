@@ -250,7 +250,7 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
-    refused += undivided_routes(routes, settings.undivided_links(), settings.workers)
+    refused += undivided_routes(routes, settings.divides, settings.workers)
     if settings.journal.enabled and settings.journal.hash_key is None:
         refused += unkeyed_routes(routes)
     hosts = rehearsed.hosts

@@ -195,7 +195,7 @@ class Link:
         self.endpoint = endpoint or status.name
         self.settings = settings
         self.session = session
-        self._consumes = consumes
+        self.consumes = consumes
         self._publishes = publishes
         self.stats = status.stats
         self._writes = writes
@@ -206,7 +206,8 @@ class Link:
         self._peer: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
-        self._goes_on = trio.Event()  # nobody has paused it
+        self._held_down: dict[str, None] = {}  # why
+        self._goes_on = trio.Event()  # nothing holds it down
         self._goes_on.set()
 
     @property
@@ -217,12 +218,12 @@ class Link:
     @property
     def why(self) -> str:
         """Why it is not up, as far as that is known."""
-        return self.status.why
+        return next(iter(self._held_down), self.status.why)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: what its endpoint's routes need, of which this link sees to its part."""
         self.session.route(
-            subscriptions if self._consumes else Subscriptions(), targets if self._publishes else Targets()
+            subscriptions if self.consumes else Subscriptions(), targets if self._publishes else Targets()
         )
 
     def flush(self) -> None:
@@ -232,18 +233,29 @@ class Link:
     @property
     def paused(self) -> bool:
         """An operator wants it down."""
-        return not self._goes_on.is_set()
+        return PAUSED in self._held_down
 
     def pause(self) -> None:
         """Say goodbye, and stay down until `resume`: as a link whose broker is away."""
-        if not self.paused:
-            self._goes_on = trio.Event()
-            if self._peer is not None:
-                self._peer.shut_down()
+        self.hold_down(PAUSED)
 
     def resume(self) -> None:
         """Connect again."""
-        self._goes_on.set()
+        self.let_up(PAUSED)
+
+    def hold_down(self, why: str) -> None:
+        """Stay down until `let_up` with the same reason, and for as long as there is another one."""
+        if not self._held_down:
+            self._goes_on = trio.Event()
+            if self._peer is not None:
+                self._peer.shut_down()
+        self._held_down[why] = None
+
+    def let_up(self, why: str) -> None:
+        """That is no reason any more."""
+        self._held_down.pop(why, None)
+        if not self._held_down:
+            self._goes_on.set()
 
     def shut_down(self) -> None:
         """The gateway is stopping: say goodbye."""
@@ -257,9 +269,8 @@ class Link:
             nursery.start_soon(self._poller.run)
             nursery.start_soon(self._tick)
             while True:
-                if self.paused:
-                    self.status.why = PAUSED
-                    log.info("link is paused", link=self.name)
+                if self._held_down:
+                    log.info("link is held down", link=self.name, why=self.why)
                     await self._goes_on.wait()
                 began = trio.current_time()
                 try:
@@ -269,7 +280,7 @@ class Link:
                 except Exception as error:
                     contained("link", error, link=self.name)
                     self.status.why = "internal error"
-                if self.paused:
+                if self._held_down:
                     continue
                 held = trio.current_time() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
@@ -300,9 +311,9 @@ class Link:
         )
         layer = within(self._tls(target), websocket)
         sock = await self._open(target)
-        if self.paused:
+        if self._held_down:
             sock.close()
-            raise LinkError(PAUSED)
+            raise LinkError(self.why)
         self.status.connected()
         stream = Stream(
             sock,

@@ -9,7 +9,7 @@ between listeners cannot loop; a loop or an echo needs a link, whose broker may 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Mapping as Map
 from enum import Enum
 from typing import Final, NamedTuple
@@ -336,17 +336,20 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
     ]
 
 
-def undivided_routes(routes: Iterable[Route], undivided: Collection[str], workers: int) -> list[MappingError]:
-    """Routes from links that each of several workers would bring every message over."""
+def undivided_routes(
+    routes: Iterable[Route], divides: Callable[[str, str | None], bool], workers: int
+) -> list[MappingError]:
+    """Routes over which each of several workers would bring every message. `divides`: whether those that
+    consume at an endpoint, from a queue, get each once among them."""
     return [
         MappingError(
             f"route {route.name!r}: each of {workers} workers would bring every message of link"
-            f" {route.source!r}: say share there, so that the broker divides them",
+            f" {route.source!r}: say elected there, or what has the broker divide them (share, or a queue)",
             file=route.file,
             line=route.line,
         )
         for route in routes
-        if workers > 1 and route.source in undivided
+        if workers > 1 and not divides(route.source, route.pattern.queue)
     ]
 
 

@@ -43,3 +43,7 @@ class AmqpLink(Link):
     """Queues that the link declares have `x-single-active-consumer`: one replica at a time."""
     consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
     """`x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
+
+    def divides(self, queue: str | None) -> bool:
+        """A queue does. From an exchange each client identifier has a queue of its own."""
+        return queue is not None or self.elected

@@ -351,12 +351,15 @@ class Link(Remote):
     connections: Literal[1, 2] = 1
     """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
     of what is published, and stops reading, still hears what was consumed acknowledged."""
+    elected: bool = False
+    """Of all replicas one alone consumes over this link; another one does when that is gone. Each publishes
+    over a connection of its own, as with `connections: 2`. Needs `engine: rabbitmq`, which elects."""
     required: bool = False
     """Whether /readyz waits for this link."""
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
 
-    @property
-    def divided(self) -> bool:
-        """Whether replicas that consume over this link get each message once among them: a queue divides."""
+    def divides(self, queue: str | None) -> bool:
+        """Whether replicas that consume from `queue`, or, None, from anything else, get each message once
+        among them."""
         return True

@@ -74,7 +74,6 @@ class MqttLink(Link):
             raise ValueError("share is for MQTT from version 3.1.1 on")
         return self
 
-    @property
-    def divided(self) -> bool:
-        """Whether its subscriptions are shared."""
-        return self.share is not None
+    def divides(self, queue: str | None) -> bool:
+        """The broker does, of shared subscriptions; or one replica alone has them."""
+        return self.share is not None or self.elected

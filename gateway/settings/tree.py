@@ -359,6 +359,17 @@ class Settings(Documented, BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _elected(self) -> Self:
+        for name, link in self.links.items():
+            if link.elected and not isinstance(self.broker, RabbitEngine):
+                raise ValueError(f"links.{name}.elected: replicas are elected by broker.engine: rabbitmq")
+            if link.elected and REPLICA not in link.client_id:
+                raise ValueError(
+                    f"links.{name}.client_id: with elected it contains {REPLICA}, for each replica publishes"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _workers(self) -> Self:
         if self.workers == 1:
             return self
@@ -512,9 +523,19 @@ class Settings(Documented, BaseSettings):
         """The client identifier of a link, with `{replica}` filled in."""
         return self.links[link].client_id.replace(REPLICA, self.replica)
 
-    def undivided_links(self) -> list[str]:
-        """Links of which each replica would be sent every message."""
-        return [name for name, one in self.links.items() if not one.divided]
+    def consumer_id_of(self, link: str) -> str:
+        """The client identifier of the connection that consumes over a link. Of an elected one it is the same
+        at every replica, with the namespace in the replica's place: whatever the broker keeps for it is there
+        for the next one, and a broker that knows one connection of a name lets go of the last one."""
+        given = self.links[link]
+        if not given.elected:
+            return self.client_id_of(link)
+        assert isinstance(self.broker, RabbitEngine)
+        return given.client_id.replace(REPLICA, self.broker.namespace)
+
+    def divides(self, endpoint: str, queue: str | None) -> bool:
+        """Whether replicas that consume from an endpoint get each message once among them."""
+        return endpoint not in self.links or self.links[endpoint].divides(queue)
 
     def journal_path(self) -> Path:
         """The folder of the journal."""

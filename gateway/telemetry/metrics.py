@@ -115,6 +115,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_rates_left_out": ("Counters whose last hour is not kept, for there are too many.", ()),
     "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_leader": ("1 while this replica was elected to consume over the link.", ENDPOINT),
     "gateway_link_paused": ("1 while an operator has paused the link.", ("endpoint",)),
     "gateway_route_paused": ("1 while an operator has paused the route.", ("route",)),
     "gateway_route_held": ("Messages that wait in front of a paused route, not in an outbox.", ("route",)),
@@ -547,6 +548,8 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_link_up", labels, int(stats.up)
     yield "gateway_link_blocked", labels, int(stats.blocked)
+    if stats.leads is not None:
+        yield "gateway_link_leader", labels, int(stats.leads)
     for address in stats.addresses:
         yield "gateway_link_address", (*labels, address), int(stats.up and address == stats.address)
     yield "gateway_link_in_flight", labels, stats.in_flight

@@ -297,7 +297,8 @@ class LinkStats(EndpointStats):
     """One link's counters. `in_flight`: published, not yet confirmed. `failures`: why connections ended.
 
     `addresses` are `host:port` of all its URLs, `address` that which is tried or in use. `blocked`: the
-    broker takes no publishes for now.
+    broker takes no publishes for now. `leads`: this replica was elected to consume over it; None: there are
+    no elections.
     """
 
     def __init__(
@@ -314,6 +315,7 @@ class LinkStats(EndpointStats):
         self.addresses = addresses
         self.address = ""
         self.blocked = False
+        self.leads: bool | None = None
 
     @property
     def reconnects(self) -> int:

@@ -92,18 +92,25 @@ def test_a_console_that_answers_to_nobody_stays_so(tmp_path: Path) -> None:
     assert (first.http.health.host, first.http.health.port) == ("127.0.0.1", 0)
 
 
-@pytest.mark.parametrize(("more", "refused"), [("", True), (", share: group", False)])
-def test_a_link_that_brings_everything_to_all_is_refused(tmp_path: Path, more: str, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("far", "source", "refused"),
+    [
+        ("url: 'mqtt://far'", {"topic": "a/#"}, True),
+        ("url: 'mqtt://far', share: group", {"topic": "a/#"}, False),
+        ("url: 'mqtt://far', elected: true", {"topic": "a/#"}, False),
+        ("url: 'amqp://far'", {"exchange": "amq.topic", "binding_key": "a.#"}, True),
+        ("url: 'amqp://far', elected: true", {"exchange": "amq.topic", "binding_key": "a.#"}, False),
+        ("url: 'amqp://far'", {"queue": "a"}, False),
+    ],
+)
+def test_a_link_that_brings_everything_to_all_is_refused(
+    tmp_path: Path, far: str, source: dict[str, str], refused: bool
+) -> None:
     mapping = tmp_path / "mapping.yaml"
-    route = {
-        "name": "in",
-        "from": {"endpoint": "far", "topic": "a/#"},
-        "to": {"endpoint": "mqtt", "topic": "b"},
-    }
+    route = {"name": "in", "from": {"endpoint": "far", **source}, "to": {"endpoint": "mqtt", "topic": "b"}}
     mapping.write_text(yaml.safe_dump({"version": 1, "routes": [route]}))
-    links = f"links: {{far: {{url: 'mqtt://far'{more}}}}}\n"
-    settings = read(tmp_path, f"workers: 2\nmappings: ['{mapping}']\n{links}{ENGINE}")
+    settings = read(tmp_path, f"workers: 2\nmappings: ['{mapping}']\nlinks: {{far: {{{far}}}}}\n{ENGINE}")
     texts = [one.text for one in checked(settings.file, connect=False).findings]
     assert any("each of 2 workers would bring every message of link 'far'" in one for one in texts) == refused
-    with pytest.raises(MappingError, match="say share there") if refused else nullcontext():
+    with pytest.raises(MappingError, match="say elected there") if refused else nullcontext():
         MappingFiles(settings, b"").read()

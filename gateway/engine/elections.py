@@ -1,0 +1,263 @@
+"""Links that only one of all replicas may consume over: which one does is decided by a queue for each.
+
+The queue has a single active consumer, and a message in it, the token. Every replica consumes; whoever gets
+the token keeps it unacknowledged, and consumes over the link for as long as its connection to the cluster
+lives. When that is lost the broker gives the token to the next one. So the connection is one of its own, with
+a heartbeat of a second: who is killed, frozen or cut off has lost it within two or three, and whoever has
+lost it stops at once. The log decides nothing here, for a sign of life in each second would have to stand in
+it for as long as it is kept.
+
+There may be more tokens than one, for only the active consumer gets any. Whoever has been given one adds
+another, so that a queue type which gives up a message that has come back too often is never without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gateway.egress.amqp091.consumer import AmqpLinkConsumer
+from gateway.egress.amqp091.session import POLITE, machine_to
+from gateway.egress.connection import QueueLinkConnection
+from gateway.egress.link import LinkStatus
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import Address
+from gateway.model.batch import Sink
+from gateway.model.message import Message
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Deliveries,
+    Event,
+    MethodReceived,
+    Opened,
+)
+from gateway.protocols.amqp091.sending import Publisher
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.settings import Limits
+from gateway.settings.endpoints import Target
+from gateway.settings.engine import RabbitEngine
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger()
+
+HEARTBEAT_SECS: Final = 1
+TOKENS_MAX: Final = 2  # that wait in a queue, besides the one that somebody has
+PERSISTENT: Final = b"\x10\x00\x02"
+ELSEWHERE: Final = "another replica consumes over it"
+UNDECIDED: Final = "who consumes over it cannot be decided without the cluster"
+
+
+class Candidate:
+    """This replica, as one that may come to consume over a link. `heard` is called when it is, or is not any
+    more."""
+
+    def __init__(self, link: str, stats: LinkStats, heard: Callable[[bool, str], None]) -> None:
+        self.link = link
+        self._stats = stats
+        self._heard = heard
+        stats.leads = False
+
+    @property
+    def elected(self) -> bool:
+        """It consumes."""
+        return bool(self._stats.leads)
+
+    def decide(self, elected: bool, why: str) -> None:
+        """The queue has decided; `why` not, if it is not."""
+        if elected and not self.elected:
+            log.info("this replica consumes over a link now", link=self.link)
+        elif self.elected and not elected:
+            log.info("this replica does not consume over a link any more", link=self.link, why=why)
+        self._stats.leads = elected
+        self._heard(elected, why)
+
+
+class Elections:
+    """The link session of the connection that elections need."""
+
+    def __init__(self, settings: RabbitEngine, replica: str, limits: Limits, status: LinkStatus) -> None:
+        self.settings = settings
+        self.replica = replica
+        self.limits = limits
+        self.status = status
+        self.stats = status.stats
+        self.candidates: list[Candidate] = []
+
+    def queue(self, candidate: Candidate) -> str:
+        """The queue that decides."""
+        return f"{self.settings.namespace}.lead.{candidate.link}"
+
+    def decide(self, elected: bool, why: str) -> None:
+        """The same for all links: none is decided any more."""
+        for candidate in self.candidates:
+            candidate.decide(elected, why)
+
+    # What the link asks.
+
+    @property
+    def idle(self) -> bool:
+        """It carries no messages."""
+        return True
+
+    def idle_but(self, held: int) -> bool:
+        """The same."""
+        return True
+
+    def forget_entries(self) -> None:
+        """There are none."""
+
+    @property
+    def unconfirmed(self) -> int:
+        """There are none."""
+        return 0
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """No route leads here."""
+        return None
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """Never asked."""
+        return ()
+
+    @property
+    def retained(self) -> None:
+        """Nothing is."""
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """No route leads here."""
+
+    def connect(self, stream: Stream, target: Target, now: float) -> ElectionConnection:
+        """A connection stands: begin the handshake."""
+        return ElectionConnection(self, stream, target, now)
+
+    def turn_done(self) -> None:
+        """Nothing gathers."""
+
+    def tick(self, now: float) -> None:
+        """Nothing is due."""
+
+
+class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+    """The peer object of its stream, for as long as that connection lives: a channel for each link."""
+
+    _codes = ReplyCode
+
+    def __init__(self, session: Elections, stream: Stream, target: Target, now: float) -> None:
+        name = f"{session.replica} elections"
+        machine = machine_to(target, session.limits, name=name, heartbeat=HEARTBEAT_SECS)
+        super().__init__(machine, session.stats, stream, now + session.settings.connect_timeout_secs)
+        self._session = session
+        self._candidates: dict[int, Candidate] = {}  # by channel
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived."""
+        self._process(self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    def data_to_send(self) -> bytes:
+        """Whatever was encoded."""
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """Nothing waits."""
+
+    def lost(self, reason: str) -> None:
+        """Whoever was elected is not any more."""
+        self._session.decide(elected=False, why=UNDECIDED)
+        self._session.status.went_down(self._why or reason)
+
+    # What the link asks.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, and the time for the handshake."""
+        if self._in_time(now):
+            self._stream.mark()
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Deliveries):
+                for number, *_ in event.contents:
+                    self._elected(number)
+            elif isinstance(event, MethodReceived):
+                self._method(event.channel, event.method)
+            elif isinstance(event, ChannelOpened):
+                self._declare(event.channel)
+            elif isinstance(event, Opened):
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._give_up("the broker wants more than a name and password")
+            elif isinstance(event, ChannelClosed):
+                self._give_up(event.text)
+            elif isinstance(event, Closed):
+                self._why = self._why or f"{event.reply_code} {event.text}"
+                if event.reply_code not in POLITE:
+                    self._count_fault(event.reply_code)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _opened(self) -> None:
+        self._session.stats.spoke(self.machine, "0-9-1")
+        self.open = True
+        for candidate in self._session.candidates:
+            self._candidates[self.machine.open_channel()] = candidate
+        self._session.status.came_up()
+
+    def _declare(self, channel: int) -> None:
+        arguments: Headers = (
+            ("x-queue-type", string(self._session.settings.queue_type)),
+            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
+            ("x-max-length", Value(ValueType.INT64, TOKENS_MAX)),
+        )
+        queue = self._session.queue(self._candidates[channel])
+        self.machine.send_method(channel, m.QueueDeclare(queue, durable=True, arguments=arguments))
+
+    def _method(self, channel: int, method: m.Method) -> None:
+        candidate = self._candidates.get(channel)
+        if candidate is None:
+            return
+        if isinstance(method, m.QueueDeclareOk):
+            if not method.message_count:
+                self._add_token(channel)
+            self.machine.send_method(channel, m.BasicQos(prefetch_count=1))
+            self.machine.send_method(channel, m.BasicConsume(self._session.queue(candidate)))
+        elif isinstance(method, m.BasicConsumeOk):
+            if not candidate.elected:
+                candidate.decide(elected=False, why=ELSEWHERE)
+        elif isinstance(method, m.BasicCancel):
+            self._give_up("the queue of an election is gone")
+
+    def _elected(self, channel: int) -> None:
+        candidate = self._candidates.get(channel)
+        if candidate is not None and not self._stream.ending:
+            self._add_token(channel)
+            candidate.decide(elected=True, why="")
+
+    def _add_token(self, channel: int) -> None:
+        wire = amqp_address("", self._session.queue(self._candidates[channel])).wire
+        token = self._session.replica.encode()  # for people's eyes
+        Publisher(self.machine, channel).publish_many([(wire, PERSISTENT, token)])
+
+    def _give_up(self, why: str) -> None:
+        log.warning("an election cannot be held", why=why)
+        self._why = why
+        self.machine.close(ReplyCode.SUCCESS, "")
+        self._stream.end(why)
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """There are no consumers that come and go."""
