@@ -48,7 +48,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
-from gateway.app.topics import election_link, engine_link, topics_of
+from gateway.app.topics import election_link, engine_link, outbox_links, topics_of
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
@@ -375,6 +375,8 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
+        for link in outbox_links(settings, self.links, self.core, writes, metrics):
+            self.links[link.name] = link
         elections = election_link(settings, self.links.values(), writes, metrics)
         if elections is not None:  # behind the others: at the end they have let go before it does
             self.links[elections.name] = elections

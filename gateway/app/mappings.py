@@ -78,7 +78,9 @@ class MappingFiles:
             return_key=self._return_key,
             reply_kept=tell_reply_kept,
         )
-        missing = unstorable_routes(router.routes, given.links, store=given.store.enabled)
+        missing = unstorable_routes(
+            router.routes, given.links, store=given.store.enabled, shared=given.shared_outboxes()
+        )
         missing += undivided_routes(router.routes, given.divides, given.workers)
         if given.journal.enabled and given.journal.hash_key is None:
             missing += unkeyed_routes(router.routes)

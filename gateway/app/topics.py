@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
+from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
@@ -13,6 +14,7 @@ from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.namespace import EngineNamespace
+from gateway.engine.outboxes import SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings
@@ -116,3 +118,29 @@ def _decided(link: Link, elected: bool, why: str) -> None:
         link.hold_down(why)
     for reason in {ELSEWHERE, UNDECIDED} - {why}:
         link.let_up(reason)
+
+
+def outbox_links(
+    settings: Settings, links: Mapping[str, Link], core: BrokerCore, writes: WriteSet, metrics: Metrics
+) -> list[Link]:
+    """The connections of outboxes that are on the cluster."""
+    given, found = settings.broker, []
+    for name in settings.shared_outboxes() if isinstance(given, RabbitEngine) else ():
+        assert isinstance(given, RabbitEngine)
+        called = f"{name} (outbox)"
+        dialect = DIALECTS[given.protocol]
+        stats = metrics.link(called, dialect.name, dialect.frame_names, given.addresses)
+        outboxes = SharedOutboxes(
+            name,
+            settings.links[name],
+            given,
+            core.dispatcher,
+            settings.limits,
+            LinkStatus(called, stats),
+            client_id=f"{settings.replica} outbox {name}",
+            up=partial(getattr, links[name], "up"),
+            paused=partial(getattr, core.pauses, "routes"),
+        )
+        core.share_outboxes(name, outboxes)
+        found.append(Link(outboxes.status, outboxes.settings, outboxes, writes))
+    return found

@@ -6,7 +6,7 @@ going.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -59,6 +59,20 @@ def dispatcher_of(
     return made
 
 
+class SharedOutboxes(Protocol):
+    """The outboxes of a link that are on a cluster of brokers."""
+
+    def of(self, route: Route) -> Namespace:
+        """That of a route in force."""
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+
+    @property
+    def handed_out(self) -> int:
+        """Messages that the link has been given, and has not settled."""
+
+
 class BrokerCore:
     """Makes the dispatcher. Without a store everything here is in memory, and there are no outboxes."""
 
@@ -76,6 +90,8 @@ class BrokerCore:
     ) -> None:
         """Before the store starts."""
         namespaces: dict[str, Namespace] = {}
+        shared = any(link.outbox.shared for link in links.values())
+        self._shared: dict[str, SharedOutboxes] = {}  # by link
         self.forwarding: Forwarding | None = None
         if forward is not None:
             self.forwarding = Forwarding(
@@ -104,7 +120,7 @@ class BrokerCore:
             self.deduplication,
             links=links.keys(),
             namespaces=namespaces,
-            outbox=None if self.outboxes is None else self.outboxes.of,
+            outbox=self._outbox if self.outboxes is not None or shared else None,
             pauses=self.pauses,
             disk_healthy=lambda: store is None or store.healthy,
             memory=memory,
@@ -116,9 +132,20 @@ class BrokerCore:
         self._forward = forward
         self._journaling = journaling
 
+    def _outbox(self, route: Route) -> Namespace | None:
+        """The outbox of a stored route, in the store or on the cluster."""
+        shared = self._shared.get(route.target_endpoint)
+        if shared is not None:
+            return shared.of(route)
+        return None if self.outboxes is None else self.outboxes.of(route)
+
+    def share_outboxes(self, link: str, outboxes: SharedOutboxes) -> None:
+        """Those of a link are on the cluster."""
+        self._shared[link] = outboxes
+
     def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
         """A link for outboxes. Its `link_up` is to be called whenever it has come up."""
-        if self.outboxes is not None:
+        if self.outboxes is not None and not given.outbox.shared:
             stated = given.outbox
             limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
             self.outboxes.add_target(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
@@ -170,12 +197,16 @@ class BrokerCore:
 
     def handed_out(self, link: str) -> int:
         """Messages that the outboxes have given to a link and still hold themselves."""
-        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
+        shared = self._shared.get(link)
+        own = sum(state.in_flight for state in self.outbox_states() if state.link == link)
+        return own + (0 if shared is None else shared.handed_out)
 
     def stop(self) -> None:
         """The gateway is leaving: outboxes hand out nothing more."""
         if self.outboxes is not None:
             self.outboxes.stop()
+        for shared in self._shared.values():
+            shared.stop()
 
     # What is shown.
 

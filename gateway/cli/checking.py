@@ -249,7 +249,9 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     except MappingError as error:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
-    refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
+    refused = unstorable_routes(
+        routes, settings.links, store=settings.store.enabled, shared=settings.shared_outboxes()
+    )
     refused += undivided_routes(routes, settings.divides, settings.workers)
     if settings.journal.enabled and settings.journal.hash_key is None:
         refused += unkeyed_routes(routes)

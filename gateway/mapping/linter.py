@@ -353,8 +353,11 @@ def undivided_routes(
     ]
 
 
-def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store: bool) -> list[MappingError]:
-    """Routes whose `settle: stored` cannot be: without a link, or without a store."""
+def unstorable_routes(
+    routes: Iterable[Route], links: Collection[str], *, store: bool, shared: Collection[str] = ()
+) -> list[MappingError]:
+    """Routes whose `settle: stored` cannot be: without a link, or without a store. `shared`: links whose
+    outboxes are on the cluster, all with the same limits."""
     found: list[MappingError] = []
     for route in routes:
         if route.settle != "stored":
@@ -365,6 +368,10 @@ def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store:
                 f" is for links; {route.target_endpoint!r} is served here, where durable queues and"
                 " persistent sessions accept a message when it is on disk anyway: leave it out"
             )
+        elif route.target_endpoint in shared:
+            if route.rule.outbox is None:
+                continue
+            told += f" has an outbox on the cluster; its limits are those of link {route.target_endpoint!r}"
         elif not store:
             told += " needs the store, and store.enabled is false; use settle: confirmed"
         else:

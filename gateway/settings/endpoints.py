@@ -257,6 +257,15 @@ class Outbox(Section):
     """How long a message may wait; absent: for ever."""
     policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"
     """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
+    shared: bool = False
+    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`, and has
+    neither `age_secs_max` nor `policy: dead_letter`."""
+
+    @model_validator(mode="after")
+    def _of_a_queue(self) -> Self:
+        if self.shared and (self.age_secs_max is not None or self.policy == "dead_letter"):
+            raise ValueError("a shared outbox has neither age_secs_max nor policy: dead_letter")
+        return self
 
 
 class Remote(Section):

@@ -363,6 +363,8 @@ class Settings(Documented, BaseSettings):
         for name, link in self.links.items():
             if link.elected and not isinstance(self.broker, RabbitEngine):
                 raise ValueError(f"links.{name}.elected: replicas are elected by broker.engine: rabbitmq")
+            if link.outbox.shared and not isinstance(self.broker, RabbitEngine):
+                raise ValueError(f"links.{name}.outbox.shared: that needs broker.engine: rabbitmq")
             if link.elected and REPLICA not in link.client_id:
                 raise ValueError(
                     f"links.{name}.client_id: with elected it contains {REPLICA}, for each replica publishes"
@@ -532,6 +534,10 @@ class Settings(Documented, BaseSettings):
             return self.client_id_of(link)
         assert isinstance(self.broker, RabbitEngine)
         return given.client_id.replace(REPLICA, self.broker.namespace)
+
+    def shared_outboxes(self) -> list[str]:
+        """Links whose outboxes are on the cluster."""
+        return [name for name, one in self.links.items() if one.outbox.shared]
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
         """Whether replicas that consume from an endpoint get each message once among them."""

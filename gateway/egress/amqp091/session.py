@@ -126,8 +126,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._blocked = False
         self._publishing = 0  # channel number
         self._confirming = False
-        arguments = SINGLE_ACTIVE if settings.single_active_consumer else ()
-        self._declarer = Declarer(self.machine, settings.declare, arguments, self._answered)
+        self._declarer = Declarer(self.machine, settings.declare, session.queue_arguments, self._answered)
 
     # What the stream asks.
 
@@ -449,6 +448,11 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
+
+    @property
+    def queue_arguments(self) -> Headers:
+        """Those of the queues that it declares."""
+        return SINGLE_ACTIVE if self.options.single_active_consumer else ()
 
     # What the link asks.
 

@@ -1,0 +1,327 @@
+"""Outboxes on the cluster: what a link shall have when it can, accepted as soon as the cluster has it.
+
+An outbox in the store is lost with its disk. One on the cluster is a durable queue for each route with
+`settle: stored`, and its link is any replica's to serve: the queue has a single active consumer, so that its
+order is kept, and a replica consumes it only while the link is up there. A message lies in it as the store
+would have written it, address and properties of any protocol included. It is acknowledged when the link's
+broker has confirmed it; a replica that is lost before has the next one send it again.
+
+Towards the cluster this is an AMQP link like any other: one connection for each link that has such outboxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from hashlib import blake2b
+from typing import ClassVar, Final
+
+from gateway import clock
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.outbox.outbox import EXPIRED, OUTBOX_FULL, OutboxRecipient
+from gateway.broker.poison import poisoned
+from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
+from gateway.egress.amqp091.publisher import AmqpLinkPublisher
+from gateway.egress.amqp091.session import AmqpLinkSession
+from gateway.egress.link import LinkStatus
+from gateway.egress.session import Entries
+from gateway.errors import StoreError
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.mapping.routes import Route
+from gateway.model.address import Address
+from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.caches import make_room
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.times import Monotonic
+from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.settings import AmqpLink, Limits, Link
+from gateway.settings.endpoints import Remote
+from gateway.settings.engine import RabbitEngine
+from gateway.store.messages import MessageReader, encode_message
+
+REFUSALS_MAX: Final = 10_000  # messages; of more, the one that was refused longest ago begins anew
+BESIDE_OCTETS: Final = 4_194_304  # that a stored message may have besides its body
+OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head"}
+
+
+class OutboxPublisher(AmqpLinkPublisher):
+    """What goes into the queues; one that is full refuses it for now."""
+
+    _nacked: ClassVar[Outcome] = OUTBOX_FULL
+
+
+class SharedOutboxes(AmqpLinkSession):
+    """The outboxes of one link: the link session of their connection. `paused` are routes that wait."""
+
+    def __init__(
+        self,
+        link: str,
+        given: Link,
+        engine: RabbitEngine,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        status: LinkStatus,
+        *,
+        client_id: str,
+        up: Callable[[], bool],
+        paused: Callable[[], Iterable[str]],
+    ) -> None:
+        """`up`: the link can be given messages."""
+        remote = {name: getattr(engine, name) for name in Remote.model_fields}
+        within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
+        super().__init__(
+            status.name,
+            AmqpLink(**remote | {"prefetch": min(given.in_flight_max, engine.prefetch)}),
+            dispatcher,
+            within,
+            status,
+            client_id=client_id,
+        )
+        self.link = link
+        self.publisher = OutboxPublisher(
+            self.stats,
+            self._missing,
+            in_flight_max=engine.in_flight_max,
+            messages_max=limits.queue_messages_max,
+            octets_max=limits.queue_bytes_max,
+        )
+        self.reader = MessageReader()
+        self.refusals: dict[bytes, int] = {}  # of messages that the link's broker has refused, by their hash
+        self._prefix = f"{engine.namespace}.outbox.{link}."
+        self._arguments: Headers = (
+            ("x-queue-type", string(engine.queue_type)),
+            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
+            ("x-max-length", Value(ValueType.INT64, given.outbox.messages_max)),
+            ("x-max-length-bytes", Value(ValueType.INT64, given.outbox.bytes_max)),
+            ("x-overflow", string(OVERFLOW[given.outbox.policy])),
+        )
+        self.up = up
+        self._paused = paused
+        self._stopped = False
+        self._wanted: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._boxes: dict[str, SharedOutbox] = {}
+
+    @property
+    def queue_arguments(self) -> Headers:
+        """Those of the queues that are declared."""
+        return self._arguments
+
+    def of(self, route: Route) -> SharedOutbox:
+        """The outbox of a route in force."""
+        found = self._boxes.get(route.name)
+        if found is None:
+            found = self._boxes[route.name] = SharedOutbox(self, self._prefix + route.name)
+        return found
+
+    @property
+    def namespace(self) -> Namespace | None:
+        """Where the link's messages go."""
+        return self.dispatcher.namespaces.get(self.link)
+
+    def stop(self) -> None:
+        """The gateway is leaving: hand out nothing more."""
+        self._stopped = True
+        self._arrange()
+
+    @property
+    def handed_out(self) -> int:
+        """Messages that the link has been given, and has not settled."""
+        return 0 if self._peer is None else self._peer.outstanding
+
+    # What the link asks.
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """The mapping changed: every stored route of the link has a queue."""
+        self._arrange()
+
+    def tick(self, now: float) -> None:
+        """Once a second: the link may have come up, or gone down."""
+        super().tick(now)
+        self._arrange()
+
+    def _routes(self) -> dict[str, Route]:
+        return {
+            self._prefix + route.name: route
+            for route in self.dispatcher.router.routes
+            if route.target_endpoint == self.link and route.settle == "stored"
+        }
+
+    def _arrange(self) -> None:
+        paused = set(self._paused())
+        routes = self._routes()
+        going = self.up() and not self._stopped
+        consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
+        wanted = tuple(routes), consumed
+        if wanted != self._wanted:
+            self._wanted = wanted
+            super().route(Subscriptions(queues=consumed), Targets(queues=wanted[0]))
+
+    # What a connection asks.
+
+    def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
+        """What the queue of a route has goes to the link."""
+        route = self._routes().get(queue)
+        address = amqp_address(*decode_address(wire))
+        if route is None:  # it has just gone from the mapping
+            return RoutingEntry(address, RoutingPlan(None, (Recipient(Waiting()),)))
+        recipient = Recipient(Drain(self, route))
+        entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
+        return entry
+
+
+class SharedOutbox:
+    """The outbox of one route: its namespace, and the only sink of that."""
+
+    def __init__(self, outboxes: SharedOutboxes, queue: str) -> None:
+        self._address = amqp_address("", queue)
+        self._recipient = Recipient(outboxes.publisher)
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Everything goes in here."""
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self,)
+
+    @property
+    def retained(self) -> None:
+        """Nothing is."""
+
+    def publish(self, part: SubBatch) -> None:
+        """Put messages into the queue; they are accepted when the cluster has confirmed them."""
+        batch = part.batch.onward(Entering(part))
+        for at, message in enumerate(part.messages):
+            try:
+                octets = encode_message(message)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error))
+                continue
+            stored = Message(self._address, octets, assurance=1, durable=True, sender=message.sender)
+            batch.add_from(part.slots[at], at, [(self._recipient, stored)])
+        batch.send()
+
+
+class Entering:
+    """The source of what goes into an outbox of one part; receipts are positions in that."""
+
+    def __init__(self, part: SubBatch) -> None:
+        self._part = part
+
+    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+        """The cluster says what became of messages."""
+        refused = refused or {}
+        self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
+        for at, outcome in refused.items():
+            self._part.settle_at((receipts[at],), outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Whoever published the part stops reading."""
+        return self._part.batch.source.hold(senders)
+
+
+class Waiting:
+    """The sink of what no route leads out of an outbox: it stays there."""
+
+    def publish(self, part: SubBatch) -> None:
+        """Give it back."""
+        part.settle_at(range(len(part.messages)), GONE)
+
+
+GONE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the route of the outbox is in no mapping now")
+DOWN: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down")
+ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not here")
+
+
+class Drain:
+    """The sink of what comes out of an outbox: it goes to the link as the route had made it."""
+
+    def __init__(self, outboxes: SharedOutboxes, route: Route) -> None:
+        self.route = route
+        self._outboxes = outboxes
+        self._recipients: dict[Sink, OutboxRecipient] = {}
+
+    def publish(self, part: SubBatch) -> None:
+        """Hand messages to the link."""
+        if not self._outboxes.up():  # it is about to be noticed, and nothing more is consumed
+            part.settle_at(range(len(part.messages)), DOWN)
+            return
+        utc = clock.utc()
+        namespace = self._outboxes.namespace
+        batch = part.batch.onward(Leaving(self, part))
+        for at, stored in enumerate(part.messages):
+            try:
+                message = self._outboxes.reader.decode_one(bytes(stored.body))
+            except StoreError as error:
+                outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+                self.bury(part, at, stored, outcome, crossed=False)
+                continue
+            if message.expires != NEVER and message.expires <= utc:
+                self.bury(part, at, message, EXPIRED)
+                continue
+            sinks = None if namespace is None else namespace.sinks(message.address)
+            if not sinks:
+                part.settle_at((at,), ABSENT)
+                continue
+            batch.add_from(part.slots[at], (at, message), [(self._recipient(sinks[0]), message)])
+        batch.send()
+
+    def _recipient(self, sink: Sink) -> OutboxRecipient:
+        found = self._recipients.get(sink)
+        if found is None:
+            found = self._recipients[sink] = OutboxRecipient(sink, self.route, None)
+        return found
+
+    def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
+        """Whether a message that was refused goes back for another attempt; what follows passes it."""
+        if outcome.reason in FINAL:
+            return False
+        refusals = self._outboxes.refusals
+        key = blake2b(part.messages[at].body, digest_size=16).digest()
+        times = refusals.pop(key, 0) + 1
+        if times >= self.route.rule.attempts_max:
+            return False
+        make_room(refusals, REFUSALS_MAX)
+        refusals[key] = times
+        return True
+
+    def bury(
+        self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
+    ) -> None:
+        """It is a dead letter of this replica, and leaves the outbox when that is safe."""
+        self.route.failed += 1
+        letters = self._outboxes.dispatcher.dead_letters
+        letters.add([message], self.route.name, outcome, partial(part.settle_at, (at,)), crossed=crossed)
+
+
+class Leaving:
+    """The source of what leaves an outbox, of one part. A receipt is (position in the part, message)."""
+
+    def __init__(self, drain: Drain, part: SubBatch) -> None:
+        self._drain = drain
+        self._part = part
+
+    def settle(
+        self,
+        receipts: list[tuple[int, Message]],
+        refused: dict[int, Outcome] | None,
+        received: Monotonic,
+    ) -> None:
+        """The link says what became of messages: what is refused is a dead letter, what is released goes
+        back to its queue."""
+        refused = refused or {}
+        self._part.settle_at([receipt[0] for at, receipt in enumerate(receipts) if at not in refused])
+        for at, outcome in refused.items():
+            position, message = receipts[at]
+            if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(self._part, position, outcome):
+                self._drain.route.retried += 1
+                self._part.settle_at((position,), outcome._replace(verdict=Verdict.RELEASED))
+            else:
+                self._drain.bury(self._part, position, message, outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """The senders have been answered long ago."""
+        return []

@@ -1,0 +1,180 @@
+"""Outboxes on the cluster: what a lost replica has accepted is any other's to deliver."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.cli.checking import checked
+from gateway.errors import ConfigurationError
+from gateway.settings import load_settings
+from tests.chaos.proxy import Proxy
+from tests.engine.replicas import Client
+from tests.engine.test_elections import Door, numbers, until
+from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
+
+ROUTES = """
+version: 1
+routes:
+  - name: out
+    from: {endpoint: mqtt, topic: "away/NAME/{rest...}"}
+    to: {endpoint: far, topic: "there/NAME/{rest...}"}
+    settle: stored
+"""
+
+
+class Shared(Door):
+    """A replica whose outbox to `far` is on the cluster."""
+
+    def __init__(self, folder: Path, name: str, cluster: str, far: str, replica: str, **more: Any) -> None:
+        super().__init__(folder, name, cluster, far, ROUTES, replica)
+        waits = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3}
+        self.configuration["links"] = {"far": {"url": far, "outbox": {"shared": True, **more}, **waits}}
+
+
+@contextmanager
+def shared_pair(
+    folder: Path, name: str, rabbitmq: RabbitMQ, mosquitto: Mosquitto, **more: Any
+) -> Iterator[tuple[Shared, Shared, Proxy]]:
+    """Two replicas that reach the far broker by a proxy."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(mosquitto.port))
+        far = f"mqtt://{LOOPBACK}:{proxy.port}"
+        one, other = (
+            stack.enter_context(Shared(folder, name, rabbitmq.url, far, replica, **more))
+            for replica in ("one", "other")
+        )
+        for door in (one, other):
+            until(lambda door=door: door.asked("/readyz") == (200, "ready\n"))
+            until(lambda door=door: door.sample("gateway_link_up", endpoint="far"))
+            until(lambda door=door: door.sample("gateway_link_up", endpoint="far (outbox)"))
+        yield one, other, proxy
+
+
+def test_what_a_lost_replica_has_accepted_another_delivers(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """Its disk is lost with it. The order is kept, with the topics that the route has made."""
+    with (
+        shared_pair(tmp_path, "lost", rabbitmq, mosquitto) as (one, other, proxy),
+        Client(mosquitto.port, "lost-far") as far,
+        Client(one.port("mqtt"), "lost-near") as near,
+    ):
+        far.subscribe("there/lost/#", qos=1)
+        proxy.shut()
+        for door in (one, other):
+            until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
+        for at in range(200):
+            near.publish(f"away/lost/{at % 3}", b"%d" % at)  # acknowledged: it is on the cluster
+        assert not far.messages
+        one.kill()
+        shutil.rmtree(one.folder / "data")
+        proxy.open()
+        far.until(lambda: len(far.messages) >= 200)
+        assert numbers(far) == list(range(200))
+        assert [message.topic for message in far.messages[:3]] == [f"there/lost/{at}" for at in range(3)]
+        until(lambda: other.sample("gateway_route_messages_total", route="out", outcome="delivered") == 200)
+
+
+def test_both_accept_and_nothing_comes_twice(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    with (
+        shared_pair(tmp_path, "both", rabbitmq, mosquitto) as (one, other, _),
+        Client(mosquitto.port, "both-far") as far,
+        Client(one.port("mqtt"), "both-near") as near,
+        Client(other.port("mqtt"), "both-too") as too,
+    ):
+        far.subscribe("there/both/#", qos=1)
+        for at in range(100):
+            (near, too)[at % 2].publish("away/both/x", b"%d" % at)
+        far.until(lambda: len(far.messages) >= 100)
+        assert sorted(numbers(far)) == list(range(100))
+
+
+def test_what_was_handed_out_by_a_killed_replica_comes_from_the_next(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The one that empties the queue is killed in the middle: all arrives, some of it twice at most."""
+    with (
+        shared_pair(tmp_path, "middle", rabbitmq, mosquitto) as (one, other, proxy),
+        Client(mosquitto.port, "middle-far") as far,
+        Client(other.port("mqtt"), "middle-near") as near,
+    ):
+        far.subscribe("there/middle/#", qos=1)
+        near.publish("away/middle/x", b"0")
+        far.until(lambda: far.messages)
+        (active,) = (
+            door
+            for door in (one, other)
+            if door.sample("gateway_messages_total", endpoint="far (outbox)", direction="in")
+        )
+        publisher = other if active is one else one
+        proxy.stall("down")  # nothing is confirmed any more
+        with Client(publisher.port("mqtt"), "middle-other") as client:
+            for at in range(1, 101):
+                client.publish("away/middle/x", b"%d" % at)
+            until(lambda: active.sample("gateway_link_in_flight", endpoint="far"))
+            active.kill()
+            proxy.cut()
+            far.until(lambda: set(numbers(far)) == set(range(101)))
+
+
+def test_a_full_outbox_refuses(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """The queue has the limits of the link, and MQTT 5 clients hear of it."""
+    with (
+        shared_pair(tmp_path, "full", rabbitmq, mosquitto, messages_max=5) as (one, _, proxy),
+        Client(one.port("mqtt"), "full-near") as near,
+    ):
+        proxy.shut()
+        answers: list[int] = []
+        near.paho.on_publish = lambda *given: answers.append(given[3].value)
+
+        def refused() -> bool:
+            near.publish("away/full/x", b"")
+            return 0x97 in answers
+
+        until(refused)
+
+
+@pytest.mark.parametrize(
+    ("outbox", "engine", "said"),
+    [
+        ({"shared": True}, False, "links.far.outbox.shared: that needs broker.engine: rabbitmq"),
+        ({"shared": True, "policy": "dead_letter"}, True, "a shared outbox has neither age_secs_max"),
+        ({"shared": True, "age_secs_max": 1.0}, True, "a shared outbox has neither age_secs_max"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, outbox: dict[str, Any], engine: bool, said: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    given: dict[str, Any] = {"links": {"far": {"url": "mqtt://far", "outbox": outbox}}}
+    if engine:
+        given["broker"] = {"engine": "rabbitmq", "urls": ["amqp://cluster"]}
+        given["listeners"] = {"mqtt": {"protocol": "mqtt"}}
+    file.write_text(yaml.safe_dump(given))
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(file, {})
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("limits", "faults"), [("", 0), ("\n    outbox: {messages_max: 7}", 1)])
+def test_it_needs_no_store_and_knows_no_limits_of_routes(tmp_path: Path, limits: str, faults: int) -> None:
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(ROUTES.replace("settle: stored", f"settle: stored{limits}"))
+    file = tmp_path / "gateway.yaml"
+    given = {
+        "links": {"far": {"url": "mqtt://far", "outbox": {"shared": True}}},
+        "broker": {"engine": "rabbitmq", "urls": ["amqp://cluster"]},
+        "listeners": {"mqtt": {"protocol": "mqtt"}},
+        "mappings": [str(mapping)],
+        "store": {"enabled": False},
+    }
+    file.write_text(yaml.safe_dump(given))
+    found = checked(file, connect=False)
+    assert found.errors == faults, found.findings
