@@ -143,6 +143,35 @@ def test_a_full_outbox_refuses(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_pat
         until(refused)
 
 
+def test_what_the_far_broker_refuses_becomes_a_dead_letter(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """And what follows is delivered."""
+    allowed = tmp_path / "acl"
+    allowed.write_text("topic readwrite there/refused/yes\n")
+    allowed.chmod(0o644)
+    with (
+        Mosquitto(tmp_path / "mosquitto", (f"acl_file {allowed}",)) as mosquitto,
+        shared_pair(tmp_path, "refused", rabbitmq, mosquitto) as (one, other, _),
+        Client(mosquitto.port, "refused-far") as far,
+        Client(one.port("mqtt"), "refused-near") as near,
+    ):
+        far.subscribe("there/refused/yes", qos=1)
+        near.publish("away/refused/no", b"1")
+        near.publish("away/refused/yes", b"2")
+        far.until(lambda: numbers(far) == [2])
+
+        def buried() -> bool:
+            pages = (door.asked("/metrics")[1] for door in (one, other))
+            return (
+                sum(
+                    'gateway_dead_lettered_total{reason="not_authorized",route="out"} 1.0' in page
+                    for page in pages
+                )
+                == 1
+            )
+
+        until(buried)
+
+
 @pytest.mark.parametrize(
     ("outbox", "engine", "said"),
     [
