@@ -14,7 +14,7 @@ import watchfiles
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load, parse
-from gateway.mapping.linter import undivided_routes, unkeyed_routes, unstorable_routes
+from gateway.mapping.linter import returning_routes, undivided_routes, unkeyed_routes, unstorable_routes
 from gateway.mapping.router import Router
 from gateway.settings import Settings
 
@@ -81,6 +81,8 @@ class MappingFiles:
         missing = unstorable_routes(
             router.routes, given.links, store=given.store.enabled, shared=given.shared_outboxes()
         )
+        if given.one_way:
+            missing += returning_routes(router.routes, given.links)
         missing += undivided_routes(router.routes, given.divides, given.workers)
         if given.journal.enabled and given.journal.hash_key is None:
             missing += unkeyed_routes(router.routes)

@@ -23,6 +23,7 @@ from gateway.mapping.linter import (
     Finding,
     Severity,
     lint,
+    returning_routes,
     undivided_routes,
     unkeyed_routes,
     unstorable_routes,
@@ -252,6 +253,8 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     refused = unstorable_routes(
         routes, settings.links, store=settings.store.enabled, shared=settings.shared_outboxes()
     )
+    if settings.one_way:
+        refused += returning_routes(routes, settings.links)
     refused += undivided_routes(routes, settings.divides, settings.workers)
     if settings.journal.enabled and settings.journal.hash_key is None:
         refused += unkeyed_routes(routes)

@@ -353,6 +353,22 @@ def undivided_routes(
     ]
 
 
+def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[MappingError]:
+    """Routes that workers of the embedded broker cannot have, of which each is a world of its own: those that
+    end at a listener, and those that have to know what came in elsewhere."""
+    found: list[MappingError] = []
+    for route in routes:
+        if route.target_endpoint not in links:
+            why = f"ends at {route.target_endpoint!r}, where clients of one worker alone would get it"
+        elif route.rule.deduplicate is not None:
+            why = "deduplicates, and does not know what came in at other workers"
+        else:
+            continue
+        told = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
+        found.append(MappingError(told, file=route.file, line=route.line))
+    return found
+
+
 def unstorable_routes(
     routes: Iterable[Route], links: Collection[str], *, store: bool, shared: Collection[str] = ()
 ) -> list[MappingError]:

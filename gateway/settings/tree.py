@@ -37,6 +37,7 @@ from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import Logins
+from gateway.settings.one_way import common_world
 from gateway.settings.tracing import Tracing
 from gateway.settings.unions import AnyLink, AnyListener
 
@@ -279,7 +280,7 @@ class Settings(Documented, BaseSettings):
     """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
     workers: int = Field(1, ge=1, le=64)
     """Processes on this machine that share the listeners' ports, each a replica with its number behind the
-    name; more than one needs `engine: rabbitmq`."""
+    name; more than one needs `engine: rabbitmq`, or MQTT clients that only publish to links."""
     listeners: dict[str, AnyListener] = {}
     """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
     links: dict[str, AnyLink] = {}
@@ -376,10 +377,12 @@ class Settings(Documented, BaseSettings):
         if self.workers == 1:
             return self
         if not isinstance(self.broker, RabbitEngine):
-            raise ValueError(
-                f"workers: {self.workers} needs broker.engine: rabbitmq; the embedded broker belongs to one"
-                " process, and clients of different workers would not see each other's messages"
-            )
+            needs = common_world(self.listeners, self.roles, self.authentication, self.authorizer)
+            for need in needs:
+                raise ValueError(
+                    f"workers: {self.workers} needs broker.engine: rabbitmq. With the embedded broker clients"
+                    f" of different workers do not meet, and may only publish to links: {need}"
+                )
         for name, link in self.links.items():
             if REPLICA not in link.client_id:
                 raise ValueError(
@@ -538,6 +541,11 @@ class Settings(Documented, BaseSettings):
     def shared_outboxes(self) -> list[str]:
         """Links whose outboxes are on the cluster."""
         return [name for name, one in self.links.items() if one.outbox.shared]
+
+    @property
+    def one_way(self) -> bool:
+        """Workers of the embedded broker: whatever comes in leaves by links."""
+        return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
         """Whether replicas that consume from an endpoint get each message once among them."""

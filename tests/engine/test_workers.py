@@ -25,7 +25,7 @@ from gateway.app.workers import Supervisor
 from gateway.settings import load_settings
 from tests.engine.replicas import PATIENCE_SECS, Client, lasting
 from tests.interop.gateway_process import GatewayProcess
-from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
+from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
 from tests.needs import needed
 
 NAMESPACE = "workers"
@@ -195,6 +195,37 @@ def test_workers_whose_supervisor_is_gone_leave(rabbitmq: RabbitMQ, tmp_path: Pa
         pids = worker_pids(gateway).values()
         gateway.kill()
         until(lambda: all(map(ended, pids)))
+
+
+def test_workers_of_the_embedded_broker_take_all_to_a_link(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """Nobody can subscribe there, so nobody misses what came in at another worker."""
+    mapping = tmp_path / "mapping.yaml"
+    source = {"endpoint": "mqtt", "topic": "oneway/{x}"}
+    target = {"endpoint": "far", "topic": "there/oneway/{x}"}
+    mapping.write_text(
+        yaml.safe_dump({"version": 1, "routes": [{"name": "up", "from": source, "to": target}]})
+    )
+    (port,) = free_ports(1)
+    listener = {"protocol": "mqtt", "host": LOOPBACK, "port": port, "retain": False, "qos_max": 1}
+    gateway = with_workers(
+        tmp_path / "oneway",
+        "",
+        broker={"engine": "embedded"},
+        listeners={"mqtt": listener | {"anonymous": "always"}},
+        links={"far": {"url": mosquitto.url, "required": True}},
+        mappings=[str(mapping)],
+        roles={"device": {"mqtt": {"publish": "#"}}},
+        default_roles={"anonymous": "device"},
+    )
+    with gateway, Client(mosquitto.port, "oneway-far") as far:
+        until_ready(gateway)
+        far.subscribe("there/oneway/#", qos=1)
+        with clients_at_both(gateway, "o") as clients:
+            for at, client in enumerate(clients):
+                client.publish("oneway/x", b"%d" % at)
+            far.until(lambda: len(far.messages) == len(clients))
+            assert sorted(int(body) for _, body in far.told) == list(range(len(clients)))
+            assert clients[0].subscribe("oneway/#") == ["Not authorized"]
 
 
 def test_what_cannot_be_used_is_told_once(tmp_path: Path) -> None:

@@ -48,6 +48,87 @@ def test_what_cannot_be(tmp_path: Path, text: str, said: str) -> None:
     assert said in str(raised.value)
 
 
+ROUTE = {
+    "name": "up",
+    "from": {"endpoint": "mqtt", "topic": "a/#"},
+    "to": {"endpoint": "far", "topic": "b"},
+}
+ONE_WAY = """
+workers: 2
+listeners: {mqtt: {protocol: mqtt, retain: false, qos_max: 1, anonymous: always}}
+roles: {device: {mqtt: {publish: "#"}}}
+default_roles: {anonymous: device}
+links: {far: {url: "mqtt://far"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "instead", "said"),
+    [
+        ("", "", ""),
+        ("retain: false, ", "", "listeners.mqtt.retain: say false"),
+        ("qos_max: 1, ", "", "listeners.mqtt.qos_max: say 1 or 0"),
+        (
+            'roles: {device: {mqtt: {publish: "#"}}}\ndefault_roles: {anonymous: device}\n',
+            "",
+            "roles: without any",
+        ),
+        ('publish: "#"', 'publish: "#", subscribe: "a"', "roles.device.mqtt.subscribe: leave it out"),
+        ('publish: "#"', 'as_virtual_host: "/"', "roles.device.mqtt.as_virtual_host: leave it out"),
+        (
+            "listeners: {",
+            "listeners: {amqp: {protocol: amqp091}, ",
+            "listeners.amqp: protocol amqp091 has queues",
+        ),
+        (
+            "links:",
+            "authorizer: {vhost_url: 'http://a/', resource_url: 'http://a/', topic_url: 'http://a/'}\nlinks:",
+            "authorizer: it could",
+        ),
+        (
+            "links:",
+            "authentication: [{backend: http, user_url: 'http://a/'}]\nlinks:",
+            "authentication[0]: it could",
+        ),
+        (
+            "listeners: {mqtt: {protocol: mqtt, retain: false, qos_max: 1, anonymous: always}}\n",
+            "",
+            "listeners.mqtt.retain: say false",
+        ),
+    ],
+)
+def test_embedded_workers_are_for_publishing(tmp_path: Path, before: str, instead: str, said: str) -> None:
+    assert before in ONE_WAY
+    text = ONE_WAY.replace(before, instead) if before else ONE_WAY
+    if not said:
+        assert read(tmp_path, text).one_way
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        read(tmp_path, text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, ""),
+        (
+            {"to": {"endpoint": "mqtt", "topic": "b"}, "from": {"endpoint": "far", "topic": "a"}},
+            "ends at 'mqtt'",
+        ),
+        ({"deduplicate": {"by": "message_id", "window": "1m"}}, "deduplicates"),
+    ],
+)
+def test_embedded_workers_have_routes_to_links_alone(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(yaml.safe_dump({"version": 1, "routes": [ROUTE | more]}))
+    settings = read(tmp_path, f"mappings: ['{mapping}']\n{ONE_WAY}")
+    texts = [one.text for one in checked(settings.file, connect=False).findings]
+    assert any("no place for it with workers of the embedded broker" in one for one in texts) == bool(said)
+    with pytest.raises(MappingError, match=said) if said else nullcontext():
+        MappingFiles(settings, b"").read()
+
+
 def test_one_worker_needs_nothing(tmp_path: Path) -> None:
     assert read(tmp_path, "workers: 1\nhttp: {health: {}}\n").workers == 1
 
