@@ -1,8 +1,9 @@
 """What the process that has started workers and each of them say to each other, over a pair of sockets.
 
 A line is a JSON object. The first one tells the worker which it is (`Order`); it says `started` when it
-serves, and answers a question about its state or its metrics with the number of the question. Either end
-knows by the end of the lines that the other process is gone: a worker without its supervisor drains.
+serves, and answers a question about its state or its metrics, or the request to drain, with the number of
+that. Either end knows by the end of the lines that the other process is gone: a worker without its supervisor
+drains.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import orjson
 import trio
 
-Question = Literal["reasons", "metrics"]
+Question = Literal["reasons", "metrics", "stop"]
 READ_OCTETS: Final = 65_536
 STANDARD_INPUT: Final = 0
 

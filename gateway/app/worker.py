@@ -47,4 +47,6 @@ async def _answer(gateway: Gateway, lines: Lines) -> None:
 def _told(gateway: Gateway, question: str) -> object:
     if question == "metrics":
         return gateway.metrics.exposed(OPENMETRICS)[0].decode()
+    if question == "stop":
+        gateway.stop()
     return gateway.readiness.reasons()

@@ -116,9 +116,13 @@ class Worker:
         ours, its = socket.socketpair()
         with its:
             # In a group of its own: Ctrl-C is the supervisor's to hand on.
-            process = self._process = await trio.lowlevel.open_process(
-                self._command, stdin=its, process_group=0
-            )
+            try:
+                process = await trio.lowlevel.open_process(self._command, stdin=its, process_group=0)
+            except OSError as error:  # no memory, or no process more: the others go on
+                ours.close()
+                log.error("a worker cannot be started", worker=self.number, error=str(error))
+                return 1, DIED
+        self._process = process
         log.info("a worker is started", worker=self.number, pid=process.pid)
         lines = self._lines = Lines(ours)
         if stopping.is_set():  # while it was started
@@ -165,6 +169,12 @@ class Worker:
             self.reasons = [UNANSWERED] if found is None else found
             await trio.sleep(ASK_SECS)
         log.error("a worker does not answer, it is killed", worker=self.number)
+
+    async def stop(self) -> None:
+        """Have it drain. It is told by its lines: whoever stops all processes of a service has sent it a
+        signal already, and another one would end it at once."""
+        if await self.ask("stop") is None:
+            self.signal(signal.SIGTERM)
 
     async def ask(self, question: Question) -> Any:
         """What it answers; None: nothing within ANSWER_SECS, or it does not serve."""
@@ -309,8 +319,9 @@ class Supervisor:
     async def _end_workers(self) -> None:
         """They drain by themselves, within their time."""
         await self._stopping.wait()
-        for worker in self.workers:
-            worker.signal(signal.SIGTERM)
+        async with trio.open_nursery() as nursery:
+            for worker in self.workers:
+                nursery.start_soon(worker.stop)
         await trio.sleep(self.settings.drain_timeout_secs + KILL_SECS)
         for worker in self.workers:
             if worker.signal(signal.SIGKILL):

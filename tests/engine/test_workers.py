@@ -181,11 +181,15 @@ def test_one_reload_and_one_drain(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
         pids = worker_pids(gateway).values()
         assert len(pids) == 2
         with clients_at_both(gateway, "s") as clients:
+            for pid in pids:  # as systemd does, which sends it to all processes of a service
+                os.kill(pid, signal.SIGTERM)
             assert gateway.terminate() == 0
             for client in clients:
                 client.until(lambda one=client: one.ended)
                 assert client.ended[0].value == 0x8B
         assert all(map(ended, pids))
+        lines = [json.loads(line) for line in gateway.log.splitlines()]
+        assert {line.get("worker") for line in lines if line["event"] == "stopped"} == {None, 1, 2}
         assert "it is killed" not in gateway.log
 
 
