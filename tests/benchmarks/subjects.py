@@ -163,8 +163,9 @@ class Workers(Replica):
         super().__init__(folder, port, workers=count, **broker)
 
     def _pids(self) -> list[int]:
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
-        return [self.pid, *map(int, children.split())]
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()  # a child is that of the thread that started it
+        children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+        return [self.pid, *map(int, children)]
 
     def cpu(self) -> float:
         """Processor seconds that they have used, and who has started them."""
