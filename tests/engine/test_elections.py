@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pika
 import pytest
@@ -25,6 +25,7 @@ from tests.engine.replicas import PATIENCE_SECS, Client, lasting
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
 
+TOKEN = "a secret of eighteen or more characters"
 ROUTES = """
 version: 1
 routes:
@@ -51,13 +52,15 @@ class Door(GatewayProcess):
         mqtt, http = free_ports(2)
         mapping = folder / f"{replica}.yaml"
         mapping.write_text(routes.replace("NAME", name))
+        token = folder / f"{replica}.token"
+        token.write_text(TOKEN)
         super().__init__(
             folder / replica,
             replica=f"{name}-{replica}",
             listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt}},
             links={"far": {"url": far, "elected": True, "required": True, "reconnect_max_secs": 0.5}},
             mappings=[str(mapping)],
-            http={"host": LOOPBACK, "port": http},
+            http={"host": LOOPBACK, "port": http, "token_file": str(token)},
             broker={
                 "engine": "rabbitmq",
                 "urls": [cluster],
@@ -70,7 +73,8 @@ class Door(GatewayProcess):
     def asked(self, path: str) -> tuple[int, str]:
         at = f"http://{LOOPBACK}:{self.configuration['http']['port']}{path}"
         try:
-            with urlopen(at, timeout=PATIENCE_SECS) as answer:
+            request = Request(at, headers={"Authorization": f"Bearer {TOKEN}"})
+            with urlopen(request, timeout=PATIENCE_SECS) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
@@ -192,6 +196,8 @@ def test_one_alone_consumes_and_all_publish(rabbitmq: RabbitMQ, mosquitto: Mosqu
         assert numbers(near) == list(range(50))
         assert not second.leads
         assert second.asked("/readyz") == (200, "ready\n")
+        assert "another replica consumes over it" in second.asked("/api/v1/endpoints")[1]
+        assert "another replica consumes over it" not in first.asked("/api/v1/endpoints")[1]
         assert second.sample("gateway_link_up", endpoint="far") == 1
         assert second.sample("gateway_link_up", endpoint="far (in)") == 0
         assert second.sample("gateway_link_up", endpoint="engine (elections)") == 1
