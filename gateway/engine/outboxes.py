@@ -153,6 +153,8 @@ class SharedOutboxes(AmqpLinkSession):
         paused = set(self._paused())
         routes = self._routes()
         going = self.up() and not self._stopped
+        if not self._wanted[1] and self.handed_out:
+            going = False  # what was handed out before the link went down comes before the rest
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed
         if wanted != self._wanted:
