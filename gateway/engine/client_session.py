@@ -107,6 +107,7 @@ class ClientSession(Session):
         "_recent",
         "_reserved",
         "_sent",
+        "_stopped",
         "arguments",
         "fresh",
         "owner",
@@ -136,6 +137,7 @@ class ClientSession(Session):
         self._recent: dict[Number, None] = {}
         self._old = 0  # so many messages of the queue were there before the client
         self._cached: dict[str, Grant | None] = {}
+        self._stopped = False
 
     @property
     def lasting(self) -> bool:
@@ -293,6 +295,8 @@ class ClientSession(Session):
 
     def _next_rows(self) -> list[Row]:
         rows: list[Row] = []
+        if self._stopped:
+            return rows
         while self._again and len(rows) < ROWS_MAX:
             row = self._again[-1]
             if row.dup:  # the others had their credit before they were written down
@@ -418,6 +422,10 @@ class ClientSession(Session):
             self._recent[number] = None
             if len(self._recent) > RECENT_MAX:
                 del self._recent[next(iter(self._recent))]
+
+    def stop(self) -> None:
+        """Its queue is about to be somebody else's: nothing more is sent from here."""
+        self._stopped = True
 
     def give_back(self) -> None:
         """The client is gone: others may have what it was owed of shared subscriptions."""

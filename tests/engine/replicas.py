@@ -110,6 +110,7 @@ class Client:
         more: dict[str, Any] = {}
         if version == paho.MQTTv5 and clean is not None:
             more["clean_start"] = clean
+        self._given = properties
         paho_client.connect(LOOPBACK, port, properties=properties, **more)
         paho_client.loop_start()
         self.until(lambda: self.welcome is not None)
@@ -166,6 +167,12 @@ class Client:
         """What has come until now."""
         for message in self.messages:
             self.paho.ack(message.mid, message.qos)
+
+    def go_on(self, port: int) -> None:
+        """Connect to another replica, with all that the last connection has left."""
+        self.welcome = None
+        self.paho.connect_async(LOOPBACK, port, clean_start=False, properties=self._given)
+        self.until(lambda: self.welcome is not None)
 
     def leave(self) -> None:
         leave(self.paho)
