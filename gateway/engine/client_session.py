@@ -37,8 +37,9 @@ from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import Consumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.names import binding_of
+from gateway.engine.once import Recent
 from gateway.engine.records import Changed, Options, Owner
-from gateway.engine.table import RECENT_MAX, SessionState, said
+from gateway.engine.table import SessionState, said
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import Message
@@ -135,7 +136,7 @@ class ClientSession(Session):
         self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that the log knows, or will
         self._sent: dict[Number, int] = {}  # the same the other way round
-        self._recent: dict[Number, None] = {}
+        self._recent = Recent()
         self._old = 0  # so many messages of the queue were there before the client
         self._cached: dict[str, Grant | None] = {}
         self._consumer: Consumer | None = None  # that its queue's messages come by
@@ -153,7 +154,7 @@ class ClientSession(Session):
         self._left = bool(state.sent)
         self._reserved.update(state.sent)
         self._sent.update({number: at for at, number in state.sent.items() if number is not None})
-        self._recent.update(state.recent)
+        self._recent = Recent(state.recent)
         self.released.update(state.released)
 
     # What the log is to know.
@@ -450,10 +451,8 @@ class ClientSession(Session):
         return known
 
     def _had(self, number: Number | None) -> None:
-        if number is not None and number not in self._recent:
-            self._recent[number] = None
-            if len(self._recent) > RECENT_MAX:
-                del self._recent[next(iter(self._recent))]
+        if number is not None:
+            self._recent.add(number)
 
     def stop(self) -> None:
         """Its queue is about to be somebody else's: nothing more is sent from here."""
