@@ -208,11 +208,6 @@ class EngineNamespace(MqttNamespace):
         self._shared[topic_filter] = shared
         self._engine.share(shared, on=True)
 
-    def stop_sharing(self) -> None:
-        """Other replicas have the shared subscriptions."""
-        for shared in self._shared.values():
-            self._engine.share(shared, on=False)
-
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
         for shared in self._shared.values():
             consumers.begin(shared)  # if its node was down, or the cluster

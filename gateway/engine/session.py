@@ -114,9 +114,6 @@ class Clients(Protocol):
     def lasting(self) -> list[ClientSession]:
         """Sessions of clients that are here, with queues."""
 
-    def stop_sharing(self) -> None:
-        """Other replicas have the shared subscriptions."""
-
     def publish_left(self, state: SessionState) -> None:
         """The will of a session is due."""
 
@@ -719,21 +716,12 @@ class EngineSession:
         if peer is None or not self._up:
             done(ACCEPTED)
             return
-        self.clients.stop_sharing()
-        held = len(sessions)
-
-        def freed(session: ClientSession) -> None:
-            nonlocal held
-            self._freed(session.client_id, session.owner)
-            held -= 1
-            if not held:
-                self.after_logged(done)
-
         for session in sessions:
             session.stop()
-            peer.consumers.end(session, partial(freed, session))
-        if not sessions:
-            self.after_logged(done)
+        peer.consumers.close()
+        for session in sessions:
+            self._freed(session.client_id, session.owner)
+        self.after_logged(done)
 
     def leave(self, session: ClientSession, will_at: float) -> None:
         """The client of a session has gone: the log hears of it, and again when its queue is free."""

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from tests.chaos.faults import DiskError
 from tests.chaos.replicas.rows import REPLICAS_SHORT, replica_rows
-from tests.chaos.run import AnyRow, run
+from tests.chaos.run import AnyRow, Brokers, run
 from tests.chaos.scenarios import SHORT, matrix
+from tests.interop.cluster import RabbitCluster
 from tests.interop.servers import PeerMissingError, RabbitMQ
 
 SEED_VARIABLE: Final = "CHAOS_SEED"
@@ -68,6 +69,7 @@ def _failures(rows: list[AnyRow], seed: str, seconds: float, turns: int) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-chaos-")))
         rabbitmq: RabbitMQ | None = None
+        cluster: RabbitCluster | None = None
         for turn in range(turns):
             # A turn's seed is one that can be given, so that what failed can be run alone.
             own = seed if not turn else f"{seed}.{turn}"
@@ -77,8 +79,11 @@ def _failures(rows: list[AnyRow], seed: str, seconds: float, turns: int) -> int:
                     return _told(ran, failed)
                 if "rabbitmq" in row.remotes and rabbitmq is None:
                     rabbitmq = stack.enter_context(RabbitMQ(folder / "rabbitmq"))
+                if "cluster" in row.remotes and cluster is None:
+                    cluster = stack.enter_context(RabbitCluster(folder / "cluster"))
                 ran += 1
-                failed += not _sound(row, own, folder / f"{ran}", rabbitmq)
+                brokers = cluster if "cluster" in row.remotes else rabbitmq
+                failed += not _sound(row, own, folder / f"{ran}", brokers)
     return _told(ran, failed)
 
 
@@ -87,7 +92,7 @@ def _told(ran: int, failed: int) -> int:
     return failed
 
 
-def _sound(row: AnyRow, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> bool:
+def _sound(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> bool:
     try:
         result = run(row, seed, folder, rabbitmq)
     except (DiskError, PeerMissingError) as error:

@@ -19,10 +19,10 @@ from tests.chaos.replicas.rig import ReplicaRig, replicas_rigged
 from tests.chaos.replicas.rows import ReplicaRow
 from tests.chaos.rig import Rig, rigged
 from tests.chaos.scenarios import Row
+from tests.interop.cluster import RabbitCluster
 from tests.interop.servers import RabbitMQ
 
 PROBED_SECS_MAX: Final = 30.0
-DRAINED_SECS_MAX: Final = 30.0
 # So long nothing has come before it counts as quiet: a late repeat is found within it.
 QUIET_SECS: Final = 0.7
 POLL_SECS: Final = 0.02
@@ -33,6 +33,7 @@ LOG_SHOWN: Final = 3_000
 
 AnyRow = Row | ReplicaRow
 AnyRig = Rig | ReplicaRig
+Brokers = RabbitMQ | RabbitCluster | None
 
 
 class Result(NamedTuple):
@@ -58,8 +59,9 @@ class Result(NamedTuple):
         return "\n".join(told)
 
 
-def run(row: AnyRow, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
-    """Run a row in an empty folder. Raises what keeps it from being run at all."""
+def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
+    """Run a row in an empty folder, with the RabbitMQ or the cluster that it needs. Raises what keeps it from
+    being run at all."""
     began = time.monotonic()
     chance = Random(f"{seed}/{row.name}")
     with _rig_of(row, folder, chance, rabbitmq) as rig:
@@ -88,12 +90,11 @@ def run(row: AnyRow, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Resu
         return Result(row, seed, verdict, rig.notes, struck, time.monotonic() - began, log)
 
 
-def _rig_of(
-    row: AnyRow, folder: Path, chance: Random, rabbitmq: RabbitMQ | None
-) -> AbstractContextManager[AnyRig]:
+def _rig_of(row: AnyRow, folder: Path, chance: Random, rabbitmq: Brokers) -> AbstractContextManager[AnyRig]:
     if isinstance(row, ReplicaRow):
         assert rabbitmq is not None
         return replicas_rigged(row, folder, chance, rabbitmq)
+    assert not isinstance(rabbitmq, RabbitCluster)
     return rigged(row, folder, chance, rabbitmq)
 
 
@@ -129,12 +130,12 @@ def _strike(rig: AnyRig, chance: Random) -> list[str]:
 
 def _drain(rig: AnyRig) -> None:
     """Wait until all is acknowledged and has arrived and nothing comes any more, or for long enough."""
-    sender, receiver = rig.sender, rig.receiver
-    _until(lambda: sender.done, DRAINED_SECS_MAX)
+    sender, receiver, patience = rig.sender, rig.receiver, rig.row.quiet_secs_max
+    _until(lambda: sender.done, patience)
     sender.finish()
     wanted = owed(rig.history.records, rig.excused)
-    _until(lambda: wanted <= receiver.heard, DRAINED_SECS_MAX)
-    _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, DRAINED_SECS_MAX)
+    _until(lambda: wanted <= receiver.heard, patience)
+    _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -9,6 +9,8 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.chaos.faults import AWAY_SECS
+from tests.chaos.proxy import Way
+from tests.interop.cluster import start_all, stop_all
 
 if TYPE_CHECKING:
     from tests.chaos.replicas.rig import ReplicaRig
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 # Half of them shorter, half longer than it takes the others to hold a replica dead (see rig.py).
 LONG_SECS: Final = ((0.2, 2.5), (5.0, 8.0))
 
+DIRECTIONS: Final[tuple[Way, ...]] = ("up", "down", "both")
 Fault = Callable[["ReplicaRig", Random], None]
 
 
@@ -43,18 +46,22 @@ def freeze_replica(rig: ReplicaRig, chance: Random) -> None:
 
 def isolate_replica(rig: ReplicaRig, chance: Random) -> None:
     """One cannot connect to the cluster for a while."""
-    way = chance.choice(rig.ways)
-    way.shut()
+    ways = chance.choice(rig.ways)
+    for way in ways:
+        way.shut()
     time.sleep(_for_long(chance))
-    way.open()
+    for way in ways:
+        way.open()
 
 
 def deafen_replica(rig: ReplicaRig, chance: Random) -> None:
     """What one says to the cluster does not arrive, or what it should hear, or both: and nobody is told."""
-    way = chance.choice(rig.ways)
-    way.stall(chance.choice(("up", "down", "both")))
+    ways, direction = chance.choice(rig.ways), chance.choice(DIRECTIONS)
+    for way in ways:
+        way.stall(direction)
     time.sleep(_for_long(chance))
-    way.resume()
+    for way in ways:
+        way.resume()
 
 
 def roll(rig: ReplicaRig, chance: Random) -> None:
@@ -69,15 +76,41 @@ def roll(rig: ReplicaRig, chance: Random) -> None:
 
 
 def kill_broker(rig: ReplicaRig, chance: Random) -> None:
-    """SIGKILL for RabbitMQ, and back."""
-    rig.rabbitmq.stop(kill=True)
+    """SIGKILL for all of RabbitMQ, and back."""
+    stop_all(rig.nodes, kill=True)
     time.sleep(chance.uniform(*AWAY_SECS))
-    rig.rabbitmq.start()
+    start_all(rig.nodes)
 
 
 def stop_broker(rig: ReplicaRig, chance: Random) -> None:
-    """SIGTERM for RabbitMQ, and back."""
-    rig.rabbitmq.restart()
+    """SIGTERM for all of RabbitMQ, and back."""
+    stop_all(rig.nodes)
+    start_all(rig.nodes)
+
+
+def kill_node(rig: ReplicaRig, chance: Random) -> None:
+    """SIGKILL for one of the nodes, and back; the others go on."""
+    node = chance.choice(rig.nodes)
+    node.stop(kill=True)
+    time.sleep(_for_long(chance))
+    node.start()
+
+
+def stop_node(rig: ReplicaRig, chance: Random) -> None:
+    """SIGTERM for one of the nodes, and back."""
+    node = chance.choice(rig.nodes)
+    node.stop()
+    time.sleep(_for_long(chance))
+    node.start()
+
+
+def partition(rig: ReplicaRig, chance: Random) -> None:
+    """One of the nodes is cut off from the others, and pauses, being the minority; then they meet again."""
+    assert rig.cluster is not None
+    node = chance.choice(rig.nodes)
+    rig.cluster.cut_off(node)
+    time.sleep(_for_long(chance))
+    rig.cluster.heal(node)
 
 
 def cut(rig: ReplicaRig, chance: Random) -> None:
@@ -93,5 +126,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "roll": roll,
     "kill-broker": kill_broker,
     "stop-broker": stop_broker,
+    "kill-node": kill_node,
+    "stop-node": stop_node,
+    "partition": partition,
     "cut": cut,
 }

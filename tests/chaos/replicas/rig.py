@@ -28,6 +28,7 @@ from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
 from tests.ingress.clients import Mqtt
+from tests.interop.cluster import RabbitCluster
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import RabbitMQ, free_ports
@@ -40,14 +41,15 @@ EXCHANGE: Final = "amq.topic"
 
 @dataclass
 class ReplicaRig:
-    """What a row runs on, and what its faults break. `proxies` are the clients' ways, `ways` those of the
-    replicas to the cluster."""
+    """What a row runs on, and what its faults break. `proxies` are the clients' ways, `ways` those of each
+    replica to the nodes. With one node there is no `cluster`."""
 
     row: ReplicaRow
     replicas: list[GatewayProcess]
-    rabbitmq: RabbitMQ
+    nodes: list[RabbitMQ]
+    cluster: RabbitCluster | None
     proxies: list[Proxy]
-    ways: list[Proxy]
+    ways: list[list[Proxy]]
     history: History
     sender: Sender
     prober: Sender
@@ -101,7 +103,7 @@ def _serves(port: int) -> bool:
         return False
 
 
-def replica_of(folder: Path, name: str, way: Proxy, namespace: str, row: ReplicaRow) -> GatewayProcess:
+def replica_of(folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow) -> GatewayProcess:
     """A replica, not yet started. Every second one keeps what it has read of the log."""
     (port,) = free_ports(1)
     kept = {"path": str(folder / name / "data")} if name.endswith("0") else {"enabled": False}
@@ -111,7 +113,7 @@ def replica_of(folder: Path, name: str, way: Proxy, namespace: str, row: Replica
         listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}},
         broker={
             "engine": "rabbitmq",
-            "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F"],
+            "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F" for way in ways],
             "namespace": namespace,
             "queue_type": row.queue_type,
             "heartbeat_secs": 1,
@@ -143,28 +145,34 @@ def _sender(
 
 def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: Version) -> Receiver:
     if row.target == "amqp":
-        queue = queue_at(f"{tag}.out", EXCHANGE, f"{tag}.#", kind="")
-        return AmqpReceiver(
-            "receiver", port, history, queue=f"{tag}.out", prefix=f"{tag}.", declarations=queue
-        )
+        many = row.nodes > 1
+        queue = queue_at(f"{tag}.out", EXCHANGE, f"{tag}.#", kind="", single=many, quorum=many)
+        common: dict[str, Any] = {"queue": f"{tag}.out", "prefix": f"{tag}.", "declarations": queue}
+        return AmqpReceiver("receiver", port, history, exclusive=not many, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttReceiver("receiver", port, history, prefix=tag, qos=qos, version=version)
 
 
 @contextmanager
 def replicas_rigged(
-    row: ReplicaRow, folder: Path, chance: Random, rabbitmq: RabbitMQ
+    row: ReplicaRow, folder: Path, chance: Random, rabbitmq: RabbitMQ | RabbitCluster
 ) -> Iterator[ReplicaRig]:
     """A rig whose replicas run; its sender and receiver wait to be started."""
     tag = f"chaos-{chance.getrandbits(40):x}"
     with ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
-        ways = [stack.enter_context(Proxy(rabbitmq.port)) for _ in range(row.replicas)]
-        replicas = [replica_of(folder, f"replica-{at}", way, tag, row) for at, way in enumerate(ways)]
+        cluster = rabbitmq if isinstance(rabbitmq, RabbitCluster) else None
+        nodes = [rabbitmq] if isinstance(rabbitmq, RabbitMQ) else rabbitmq.nodes
+        ways = []
+        for at in range(row.replicas):  # each begins at another node
+            turned = [*nodes[at % len(nodes) :], *nodes[: at % len(nodes)]]
+            ways.append([stack.enter_context(Proxy(node.port)) for node in turned])
+        replicas = [replica_of(folder, f"replica-{at}", to, tag, row) for at, to in enumerate(ways)]
         ports = [one.configuration["listeners"]["mqtt"]["port"] for one in replicas]
 
         def leg(place: str) -> Proxy:
-            return stack.enter_context(Balancer(ports) if place == "mqtt" else Proxy(rabbitmq.port))
+            to = ports if place == "mqtt" else [node.port for node in nodes]
+            return stack.enter_context(Balancer(to))
 
         near, far = leg(row.source), leg(row.target)
         history = History()
@@ -173,7 +181,8 @@ def replicas_rigged(
         rig = ReplicaRig(
             row,
             replicas,
-            rabbitmq,
+            nodes,
+            cluster,
             [near, far],
             ways,
             history,

@@ -1,4 +1,5 @@
-"""The rows of replicas over one RabbitMQ: from where to where, with which guarantee, and what goes wrong.
+"""The rows of replicas over a RabbitMQ of one node or three: from where to where, with which guarantee, and
+what goes wrong.
 
 `mqtt` are clients of the replicas with persistent sessions, who connect to any of them; `amqp` are programs
 at the RabbitMQ itself.
@@ -26,17 +27,24 @@ class ReplicaRow(NamedTuple):
     times: int = 2
     messages: int = 3_000
     seconds: float = 10.0
+    nodes: int = 1
 
     @property
     def name(self) -> str:
         """What it is called on the command line."""
         way = f"{self.source}-{self.target}-{self.guarantee}"
-        return f"replicas-{way}-{self.queue_type}-{'+'.join(self.faults)}"
+        kind = "replicas" if self.nodes == 1 else "cluster"
+        return f"{kind}-{way}-{self.queue_type}-{'+'.join(self.faults)}"
 
     @property
     def remotes(self) -> set[str]:
         """What it needs."""
-        return {"rabbitmq"}
+        return {"rabbitmq" if self.nodes == 1 else "cluster"}
+
+    @property
+    def quiet_secs_max(self) -> float:
+        """How long the quiet phase may last: three nodes that share two cores take their time."""
+        return 30.0 if self.nodes == 1 else 90.0
 
     @property
     def once(self) -> bool:
@@ -76,10 +84,28 @@ FAULTS: Final[tuple[tuple[str, ...], ...]] = (
 )
 
 
+CLUSTER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
+    ("kill-node",),
+    ("stop-node",),
+    ("partition",),
+    ("stop-broker",),
+    ("kill-broker",),
+    ("kill-node", "kill-replica"),
+    ("partition", "freeze-replica"),
+    ("stop-node", "roll"),
+    ("isolate-replica",),
+)
+
+
 def replica_rows() -> list[ReplicaRow]:
-    """Every row over one node."""
+    """Every row: over one node, and three replicas over three nodes."""
     types: tuple[QueueType, ...] = ("classic", "quorum")
-    return [ReplicaRow(*way, queue_type, faults) for way, faults, queue_type in product(WAYS, FAULTS, types)]
+    one = [ReplicaRow(*way, queue_type, faults) for way, faults, queue_type in product(WAYS, FAULTS, types)]
+    three = [
+        ReplicaRow(*way, "quorum", faults, 3, 1 if len(faults) > 1 else 2, 4_000, 20.0, 3)
+        for way, faults in product(WAYS, CLUSTER_FAULTS)
+    ]
+    return [*one, *three]
 
 
 # What `make test` runs.
