@@ -7,8 +7,7 @@ back some three dozen messages at once, and the others when these are on its log
 would get what is behind them. Queues have a single active consumer, so whoever comes before the last one is
 known to be gone waits in the broker.
 
-What is published in the very moment that a quorum queue gets something back, stands between that. Where a
-channel is closed all that was delivered over it goes back in one step: so a replica that stops closes them.
+A replica that stops closes the channels: all that was delivered over one goes back in one step.
 """
 
 from __future__ import annotations
