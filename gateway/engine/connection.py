@@ -419,7 +419,9 @@ def _log_arguments(settings: RabbitEngine) -> Headers:
     )
 
 
+# Whatever the others are: all replicas declare it, and none could begin while its only home is down.
 _DROPPED_ARGUMENTS: Final[Headers] = (
+    ("x-queue-type", string("quorum")),
     ("x-max-length", Value(ValueType.INT64, DROPPED_MAX)),
     ("x-overflow", string("drop-head")),
 )

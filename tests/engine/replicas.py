@@ -26,19 +26,20 @@ PATIENCE_SECS: Final = 15.0
 
 
 class Replica(Running):
-    """One gateway over the cluster at `url`; `more` are keys of `broker`."""
+    """One gateway over the cluster at `url`, or at some of them; `more` are keys of `broker`."""
 
     def __init__(
         self,
         name: str,
-        url: str,
+        url: str | tuple[str, ...],
         namespace: str,
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
         listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
-        broker = RabbitEngine(engine="rabbitmq", urls=(url,), namespace=namespace, **more)
+        urls = (url,) if isinstance(url, str) else url
+        broker = RabbitEngine(engine="rabbitmq", urls=urls, namespace=namespace, **more)
         store = Store(enabled=False) if folder is None else Store(path=folder)
         given = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
