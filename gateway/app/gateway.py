@@ -62,6 +62,7 @@ from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE
+from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
@@ -87,6 +88,7 @@ log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
 LIMITED_SECS: Final = 5.0
+HAND_OVER_SECS: Final = 5.0  # for sessions to be free; after that their next owners wait for them
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
 
 
@@ -518,6 +520,8 @@ class Gateway:
             listener.close()
         deadline = trio.current_time() + self.settings.drain_timeout_secs
         await self._settle(deadline)
+        if self.engine is not None:
+            await self._hand_over(self.engine)
         if self._publish_wills():
             await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
@@ -543,6 +547,17 @@ class Gateway:
         held = sum(self.core.pauses.held_of().values())
         if held:
             log.warning("messages that paused routes hold are left to their senders", count=held)
+
+    async def _hand_over(self, engine: EngineSession) -> None:
+        """Sessions are free before their clients are told to go: so wherever these come next they are waited
+        for by nobody."""
+        free = trio.Event()
+        engine.hand_over(lambda outcome: free.set())
+        self.writes.flush()
+        with trio.move_on_after(HAND_OVER_SECS) as waited:
+            await free.wait()
+        if waited.cancelled_caught:
+            log.warning("the cluster has not said that all sessions are free, others will wait for them")
 
     def _publish_wills(self) -> bool:
         """Clients that leave a will go first: links and others are there to take it. False: there is none."""

@@ -37,8 +37,9 @@ from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import Consumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.names import binding_of
+from gateway.engine.once import Recent
 from gateway.engine.records import Changed, Options, Owner
-from gateway.engine.table import RECENT_MAX, SessionState, said
+from gateway.engine.table import SessionState, said
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import Message
@@ -98,6 +99,7 @@ class ClientSession(Session):
     __slots__ = (
         "_cached",
         "_change",
+        "_consumer",
         "_deliveries",
         "_engine",
         "_flight",
@@ -107,6 +109,7 @@ class ClientSession(Session):
         "_recent",
         "_reserved",
         "_sent",
+        "_stopped",
         "arguments",
         "fresh",
         "owner",
@@ -133,9 +136,11 @@ class ClientSession(Session):
         self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that the log knows, or will
         self._sent: dict[Number, int] = {}  # the same the other way round
-        self._recent: dict[Number, None] = {}
+        self._recent = Recent()
         self._old = 0  # so many messages of the queue were there before the client
         self._cached: dict[str, Grant | None] = {}
+        self._consumer: Consumer | None = None  # that its queue's messages come by
+        self._stopped = False
 
     @property
     def lasting(self) -> bool:
@@ -149,7 +154,7 @@ class ClientSession(Session):
         self._left = bool(state.sent)
         self._reserved.update(state.sent)
         self._sent.update({number: at for at, number in state.sent.items() if number is not None})
-        self._recent.update(state.recent)
+        self._recent = Recent(state.recent)
         self.released.update(state.released)
 
     # What the log is to know.
@@ -218,6 +223,9 @@ class ClientSession(Session):
 
     def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
         """A message of the queue."""
+        if consumer is not self._consumer:
+            self._consumer = consumer
+            self._forget_waiting()
         old = self._old > 0
         self._old -= old
         if self._left and not redelivered:
@@ -231,6 +239,19 @@ class ClientSession(Session):
         message, number = found
         self.owe(message, grant, Delivery(consumer, tag, number, redelivered), old=old)
 
+    def _forget_waiting(self) -> None:
+        """What waits of an earlier connection to the cluster comes again over this one."""
+        waiting, self._waiting = self._waiting, None
+        gone = 0
+        for message, grant, position in waiting or ():
+            delivery = self._deliveries.get(position)
+            if delivery is not None and delivery.consumer.target is self:
+                del self._deliveries[position]
+                gone += message.octets
+            else:
+                self._wait([(message, grant, position)])
+        self._let_go(gone)
+
     def owe(self, message: Message, grant: Grant, delivery: Delivery, *, old: bool = False) -> bool:
         """Owe a message of a queue. `old`: it came when the client was away. False: it is settled."""
         qos = min(message.assurance, grant.qos)
@@ -243,15 +264,8 @@ class ClientSession(Session):
                 self.tally.offline += 1
                 return False
             self._wait([(message, grant, UNKEPT)])
-        elif qos == 2 and self.lasting and delivery.number is not None:
-            if delivery.number in self._recent:
-                delivery.settle()
-                return False
-            at = self._sent.get(delivery.number)
-            if at is not None:
-                self._again_at(at, message, grant, delivery)
-                return True
-            self._enqueue(message, grant, delivery)
+        elif qos == 2 and self._knows(message, grant, delivery):
+            return False
         else:
             self._enqueue(message, grant, delivery)
         self._octets += message.octets
@@ -263,11 +277,29 @@ class ClientSession(Session):
         self._deliveries[self._next] = delivery
         self._wait([(message, grant, self._next)])
 
+    def _knows(self, message: Message, grant: Grant, delivery: Delivery) -> bool:
+        """Its client has had it, or has been sent it. Asked again when it is sent: whoever published it may
+        have done so twice while it waited."""
+        number = delivery.number
+        if not self.lasting or number is None:
+            return False
+        if number in self._recent:
+            delivery.settle()
+            return True
+        at = self._sent.get(number)
+        if at is None:
+            return False
+        self._again_at(at, message, grant, delivery)
+        return True
+
     def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
         """A message that is known under a packet id: it is in flight here, or was at an earlier owner."""
         if packet_id in self.released:
             delivery.settle()
             return
+        before = self._flight.get(packet_id)
+        if before is not None:
+            before.settle()  # of two that are here the later one is waited for
         self._flight[packet_id] = delivery
         if packet_id not in self.in_flight:
             row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
@@ -293,6 +325,8 @@ class ClientSession(Session):
 
     def _next_rows(self) -> list[Row]:
         rows: list[Row] = []
+        if self._stopped:
+            return rows
         while self._again and len(rows) < ROWS_MAX:
             row = self._again[-1]
             if row.dup:  # the others had their credit before they were written down
@@ -323,6 +357,9 @@ class ClientSession(Session):
                 gone += message.octets
                 if delivery is not None:
                     delivery.settle()
+                continue
+            if qos == 2 and delivery is not None and self._knows(message, grant, delivery):
+                gone += message.octets
                 continue
             octets += message.octets
             packet_id = self._free_id() if qos else 0
@@ -414,10 +451,12 @@ class ClientSession(Session):
         return known
 
     def _had(self, number: Number | None) -> None:
-        if number is not None and number not in self._recent:
-            self._recent[number] = None
-            if len(self._recent) > RECENT_MAX:
-                del self._recent[next(iter(self._recent))]
+        if number is not None:
+            self._recent.add(number)
+
+    def stop(self) -> None:
+        """Its queue is about to be somebody else's: nothing more is sent from here."""
+        self._stopped = True
 
     def give_back(self) -> None:
         """The client is gone: others may have what it was owed of shared subscriptions."""

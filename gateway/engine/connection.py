@@ -19,6 +19,7 @@ import structlog
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, machine_to
 from gateway.egress.connection import QueueLinkConnection
+from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
 from gateway.engine.consumers import Consumers, Done
 from gateway.engine.names import Names
@@ -418,7 +419,9 @@ def _log_arguments(settings: RabbitEngine) -> Headers:
     )
 
 
+# Whatever the others are: all replicas declare it, and none could begin while its only home is down.
 _DROPPED_ARGUMENTS: Final[Headers] = (
+    ("x-queue-type", string("quorum")),
     ("x-max-length", Value(ValueType.INT64, DROPPED_MAX)),
     ("x-overflow", string("drop-head")),
 )
@@ -429,7 +432,7 @@ def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
     up; it goes with one that is away for longer than its clients stay."""
     expires = int((settings.engine_timeout_secs + OUTLIVES_SECS) * 1000)
     return (
-        ("x-queue-type", string(settings.queue_type)),
+        *type_arguments(settings),
         ("x-expires", Value(ValueType.INT64, expires)),
         ("x-max-length-bytes", Value(ValueType.INT64, settings.queue_bytes_max)),
         ("x-overflow", string("drop-head")),

@@ -2,8 +2,12 @@
 
 A queue is looked for before it is consumed: one that is not there is declared, with its bindings. Many
 consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
-hear that the channel has done so: then another replica finds everything in its order. Queues have a single
-active consumer, so whoever comes before the last one is known to be gone waits in the broker.
+wait until the queue has that again: then another replica finds everything in its order. A quorum queue takes
+back some three dozen messages at once, and the others when these are on its log; a consumer that came between
+would get what is behind them. Queues have a single active consumer, so whoever comes before the last one is
+known to be gone waits in the broker.
+
+A replica that stops closes the channels: all that was delivered over one goes back in one step.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from gateway.protocols.amqp091.codec import encode_short_string
 log = structlog.get_logger(limited=True)
 
 UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a classic queue is down
+LOOKS_MAX: Final = 100  # at a queue that does not get back what it was given back: it may have had no room
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 
@@ -111,6 +116,19 @@ class Consumer:
         return tags
 
 
+class Returning:
+    """A queue is given back what a consumer held, and is looked at until it has that."""
+
+    __slots__ = ("consumer", "looks", "queue", "tags", "wanted")
+
+    def __init__(self, consumer: Consumer, tags: list[int]) -> None:
+        self.consumer = consumer
+        self.queue = consumer.target.queue
+        self.tags = tags
+        self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
+        self.looks = 0
+
+
 class Consumers:
     """All of one connection."""
 
@@ -120,7 +138,7 @@ class Consumers:
         self._exchange = exchange
         self._channels: dict[int, deque[Done | None]] = {}  # what is asked there, in order
         self._checking = 0
-        self._checks: deque[Consumer | m.Method] = deque()
+        self._checks: deque[Consumer | Returning | m.Method] = deque()
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
         self._consumers: dict[Target, Consumer] = {}
         self._by_name: dict[tuple[int, bytes], Consumer] = {}
@@ -129,6 +147,7 @@ class Consumers:
         self._waiting: list[Consumer] = []  # for channels
         self._acks: list[tuple[int, int]] = []
         self._live = True
+        self._closed = False  # no queue is consumed any more
 
     # Channels.
 
@@ -156,6 +175,8 @@ class Consumers:
         self._found(lacking, there=False)
         if isinstance(lacking, Consumer):
             self._lacks(lacking, text)
+        elif isinstance(lacking, Returning):
+            self._over(lacking.consumer)
         if not self._checks:
             self._broker.decided()
         return True
@@ -181,6 +202,8 @@ class Consumers:
                     found.target.waits(method.message_count)
                     self._bind(found, list(found.target.unbound))
                     self._consume(found)
+                elif isinstance(found, Returning) and isinstance(method, m.QueueDeclareOk):
+                    self._return(found, method.message_count)
                 if not self._checks:
                     self._broker.decided()
             return True
@@ -216,7 +239,7 @@ class Consumers:
 
     def begin(self, target: Target) -> None:
         """Consume its queue."""
-        if target in self._consumers or not self._live:
+        if target in self._consumers or not self._live or self._closed:
             return
         self._numbers += 1
         consumer = self._consumers[target] = Consumer(self, target, str(self._numbers))
@@ -237,6 +260,23 @@ class Consumers:
         if consumer.asked:
             self._ask(consumer.channel, m.BasicCancel(consumer.name), partial(self._cancelled, consumer))
 
+    def close(self) -> None:
+        """Free all queues, in one step each: the replica stops."""
+        self._closed = True
+        self.flush()
+        consumers = list(self._consumers.values())
+        self._consumers.clear()
+        self._by_name.clear()
+        for channel in self._channels:
+            self._broker.machine.close_channel(channel)
+        self._channels.clear()
+        self._broker.wake()
+        for consumer in consumers:
+            consumer.drain()
+            consumer.ending = True
+            if consumer.then is not None:
+                consumer.then()
+
     def touch(self, queue: str) -> None:
         """A queue is still wanted, though nobody consumes it: its time begins anew."""
         self._check(m.QueueDeclare(queue, passive=True))
@@ -247,7 +287,7 @@ class Consumers:
         self._own = method, found
         self._check(method)
 
-    def _found(self, what: Consumer | m.Method, *, there: bool) -> None:
+    def _found(self, what: Consumer | Returning | m.Method, *, there: bool) -> None:
         if self._own is not None and what is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
@@ -256,13 +296,16 @@ class Consumers:
         """A queue goes unless others consume it."""
         self._check(m.QueueDelete(queue, if_unused=True))
 
-    def _check(self, what: Consumer | m.Method) -> None:
+    def _check(self, what: Consumer | Returning | m.Method) -> None:
         self._checks.append(what)
         self._look(what)
 
-    def _look(self, what: Consumer | m.Method) -> None:
+    def _look(self, what: Consumer | Returning | m.Method) -> None:
         """On a channel that is not open yet this is done when it is."""
-        method = m.QueueDeclare(what.target.queue, passive=True) if isinstance(what, Consumer) else what
+        if isinstance(what, Consumer):
+            method: m.Method = m.QueueDeclare(what.target.queue, passive=True)
+        else:
+            method = m.QueueDeclare(what.queue, passive=True) if isinstance(what, Returning) else what
         self._broker.machine.send_method(self._checking, method)
         self._broker.wake()
 
@@ -309,8 +352,24 @@ class Consumers:
         self._broker.wake()
 
     def _cancelled(self, consumer: Consumer) -> None:
-        self.give_back(consumer.channel, consumer.drain())
-        self._ask(consumer.channel, m.BasicQos(prefetch_count=1), partial(self._over, consumer))
+        tags = consumer.drain()
+        if tags:
+            self._check(Returning(consumer, tags))
+        else:
+            self._over(consumer)
+
+    def _return(self, returning: Returning, count: int) -> None:
+        """A queue has so many messages that nobody holds."""
+        if self._closed:
+            return
+        if returning.wanted < 0:
+            returning.wanted = count + len(returning.tags)
+            self.give_back(returning.consumer.channel, returning.tags)
+        returning.looks += 1
+        if count >= returning.wanted or returning.looks > LOOKS_MAX:
+            self._over(returning.consumer)
+        else:
+            self._check(returning)
 
     def _over(self, consumer: Consumer) -> None:
         self._by_name.pop((consumer.channel, encode_short_string(consumer.name)), None)
@@ -347,13 +406,13 @@ class Consumers:
 
     def acknowledge(self, channel: int, tag: int) -> None:
         """A message has been dealt with."""
-        if self._live:
+        if self._live and not self._closed:
             self._acks.append((channel, tag))
             self._broker.wake()
 
     def give_back(self, channel: int, tags: list[int]) -> None:
         """Somebody else is to have these."""
-        if self._live and tags:
+        if self._live and tags and not self._closed:
             self.flush()
             for tag in tags:
                 self._broker.machine.nack(channel, tag, requeue=True)

@@ -23,6 +23,7 @@ from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newc
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
+from gateway.engine.arguments import type_arguments
 from gateway.engine.client_session import ClientSession, LoggedReceivedIds
 from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
@@ -92,7 +93,7 @@ class EngineNamespace(MqttNamespace):
         settings, limits = self._engine.settings, self.limits
         expires = min(int(expires_secs * 1_000), EXPIRES_MS_MAX)
         return (
-            ("x-queue-type", string(settings.queue_type)),
+            *type_arguments(settings),
             ("x-expires", Value(ValueType.INT64, expires)),
             ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
             ("x-max-length-bytes", Value(ValueType.INT64, limits.octets_max)),

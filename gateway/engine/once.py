@@ -7,11 +7,14 @@ the highest number is remembered. What is older than that is taken: it is better
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gateway.engine.envelope import Number
 
 LIVES_MAX: Final = 64  # of more, the one that was heard of longest ago is forgotten
+RECENT_MAX: Final = 256  # numbers of each life that a session remembers to have had, of
+RECENT_LIVES_MAX: Final = 4  # lives: three replicas, and one that has just been lost
 
 
 class Window:
@@ -63,3 +66,39 @@ class Once:
             known = Window(self._window)
         self._lives[life] = known
         return known.is_first(count)
+
+
+class Recent:
+    """The last messages of QoS 2 that the client of a session has had, those of each life by themselves.
+
+    Who publishes at a replica that is lost, and publishes again at another one, does so among all that others
+    publish meanwhile; of the lost one's life nothing comes any more, so it is still known what was had of it.
+    """
+
+    __slots__ = ("_lives",)
+
+    def __init__(self, numbers: Iterable[Number] = ()) -> None:
+        self._lives: dict[bytes, dict[int, None]] = {}
+        for number in numbers:
+            self.add(number)
+
+    def __contains__(self, number: Number) -> bool:
+        return number[1] in self._lives.get(number[0], ())
+
+    def __iter__(self) -> Iterator[Number]:
+        """The life that was heard of longest ago, and its oldest number, first."""
+        return ((life, count) for life, counts in self._lives.items() for count in counts)
+
+    def add(self, number: Number) -> None:
+        """The client has it."""
+        life, count = number
+        counts = self._lives.pop(life, None)
+        if counts is None:
+            if len(self._lives) >= RECENT_LIVES_MAX:
+                del self._lives[next(iter(self._lives))]
+            counts = {}
+        self._lives[life] = counts
+        if count not in counts:
+            counts[count] = None
+            if len(counts) > RECENT_MAX:
+                del counts[next(iter(counts))]

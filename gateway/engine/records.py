@@ -1,8 +1,12 @@
 """Records of the log besides retained messages: JSON, each with a version and a kind.
 
 Each is the `number`th of a life of a replica. Whoever wrote one knows, when it comes back, that he has read
-all that was written before. Times are UTC in seconds. What another version says besides is passed over, and
-counted.
+all that was written before. Times are UTC in seconds.
+
+While replicas are being updated two versions follow one log. A later one may say more in a record, which is
+not looked at, and may have other kinds of records, which are passed over and counted. What it may not do is
+to mean something else by a kind that is there, or to open or end sessions by another one: then the others
+would not see that a client has gone elsewhere. So the version says who wrote a record, not who may read it.
 
 A session belongs to the record that opened it last: its owner, by life and number. Whatever else is said of a
 session names the owner, and counts for nothing if that is another one by then. So who has lost a session,
@@ -215,7 +219,7 @@ Record = Mark | Opened | Left | Freed | Changed | Ended | Willed | Gone | Inheri
 
 @dataclass(frozen=True)
 class _Envelope:
-    version: Literal[1]
+    version: Annotated[int, Field(ge=1)]
     record: Annotated[Record, Field(discriminator="kind")]
 
 

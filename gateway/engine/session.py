@@ -87,6 +87,7 @@ ONCE_MIN: Final = (
 EXPIRED: Final = "expired"  # as RabbitMQ says it
 AWAY: Final = "the cluster is away"
 BEHIND: Final = "too much waits for the log"
+STOPPING: Final = "this replica stops"
 ALIVE_SECS: Final = 5.0  # between signs of life, at most
 SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
 FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
@@ -230,6 +231,8 @@ class EngineSession:
     @property
     def why_not(self) -> str:
         """Why clients cannot be served; "": they can."""
+        if self.stopped:
+            return STOPPING
         if not self._up:
             return self.status.why or AWAY
         return BEHIND if self.recorder.full else ""
@@ -305,7 +308,7 @@ class EngineSession:
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
-        if self._up:
+        if self._up and not self.stopped:
             self._keep_house(now, time.time())
             self.clients.sweep(self._peer.consumers, now)
 
@@ -589,8 +592,9 @@ class EngineSession:
             if state is None or state.owner != session.owner:
                 self.clients.let_go_of(session, "the log does not know its session any more")
             elif session not in self._taking_over:
-                self._peer.consumers.begin(session)
-        self.clients.sweep(self._peer.consumers, self._up_since)
+                self._consume(session)
+        if not self.stopped:
+            self.clients.sweep(self._peer.consumers, self._up_since)
 
     # Clients that come and go, and what the table has learnt of them.
 
@@ -700,8 +704,24 @@ class EngineSession:
 
     def _consume(self, session: ClientSession) -> None:
         self._taking_over.pop(session, None)
-        if self._peer is not None and self._up:
+        if self._peer is not None and self._up and not self.stopped:
             self._peer.consumers.begin(session)
+
+    def hand_over(self, done: Done) -> None:
+        """The process ends: other replicas get the queues of its clients' sessions, and `done` hears when the
+        log says that they are free. At once while the cluster is away, for nobody could be told."""
+        self.stopped = True
+        self._taking_over.clear()
+        peer, sessions = self._peer, self.clients.lasting()
+        if peer is None or not self._up:
+            done(ACCEPTED)
+            return
+        for session in sessions:
+            session.stop()
+        peer.consumers.close()
+        for session in sessions:
+            self._freed(session.client_id, session.owner)
+        self.after_logged(done)
 
     def leave(self, session: ClientSession, will_at: float) -> None:
         """The client of a session has gone: the log hears of it, and again when its queue is free."""

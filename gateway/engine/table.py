@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine.envelope import Number
 from gateway.engine.names import readable
+from gateway.engine.once import Recent
 from gateway.engine.records import (
     Changed,
     Ended,
@@ -39,7 +40,6 @@ from gateway.engine.records import (
 )
 from gateway.store.store import Store
 
-RECENT_MAX: Final = 256  # numbers of messages of QoS 2 that a session remembers to have had
 ENDED_MAX: Final = 16_384  # sessions of which it is remembered where the log has their end
 DEAD_MAX: Final = 1_024  # lives that are over
 HALF: Final = 0.5
@@ -92,7 +92,7 @@ class SessionState:
         self.sent: dict[int, Number | None] = {}
         self.released: dict[int, None] = {}
         self.taken: dict[int, Number] = {}
-        self.recent: dict[Number, None] = {}
+        self.recent = Recent()
         self.changed_at = offset
         self.placed = offset
         self.written = time.time()
@@ -132,10 +132,8 @@ class SessionState:
         self.taken.update(record.taken)
 
     def _had(self, number: Number | None) -> None:
-        if number is not None and number not in self.recent:
-            self.recent[number] = None
-            if len(self.recent) > RECENT_MAX:
-                del self.recent[next(iter(self.recent))]
+        if number is not None:
+            self.recent.add(number)
 
     def standing(self, life: str, number: int, as_of: int) -> Standing:
         """All of it."""
@@ -178,7 +176,7 @@ def state_of(record: Standing, offset: int) -> SessionState:
     state.will, state.will_at = record.will, record.will_at
     state.subscribed = {name: SubscriptionOptions(*options) for name, options in record.subscribed.items()}
     state.sent, state.released = dict(record.sent), dict.fromkeys(record.released)
-    state.taken, state.recent = dict(record.taken), dict.fromkeys(record.recent)
+    state.taken, state.recent = dict(record.taken), Recent(record.recent)
     state.changed_at = record.as_of
     return state
 

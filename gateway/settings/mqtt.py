@@ -30,6 +30,8 @@ class MqttListener(WebListener, AnonymousListener):
     server_reference: str | None = Field(None, min_length=1)
     """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks. Their
     wills are not published then."""
+    server_moved: bool = False
+    """They are told that it is for good (0x9D, server moved, instead of 0x9C, use another server)."""
     sys_interval_secs: float = Field(10.0, ge=0)
     """How often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
 
@@ -37,6 +39,12 @@ class MqttListener(WebListener, AnonymousListener):
     """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
     level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
     clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if self.server_moved and self.server_reference is None:
+            raise ValueError("server_moved needs a server_reference")
+        return self
 
     @field_validator("response_information")
     @classmethod

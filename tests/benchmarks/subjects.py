@@ -143,11 +143,22 @@ class Replica(Gateway):
 
     name = "replica"
 
-    def __init__(self, folder: Path, port: int, *, workers: int = 1, **broker: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        limits: dict[str, Any] | None = None,
+        *,
+        workers: int = 1,
+        **broker: Any,
+    ) -> None:
         (mqtt_port,) = free_ports(1)
         engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
         listeners = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port}}
-        super().__init__(folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers)
+        more = {} if limits is None else {"limits": limits}
+        super().__init__(
+            folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers, **more
+        )
         self.mqtt_port, self.amqp_port = mqtt_port, port
 
     def _answers(self) -> bool:

@@ -20,8 +20,10 @@ from random import Random
 from typing import Any, Final
 
 from tests.chaos.faults import DiskError
-from tests.chaos.run import run
-from tests.chaos.scenarios import SHORT, Row, matrix
+from tests.chaos.replicas.rows import REPLICAS_SHORT, replica_rows
+from tests.chaos.run import AnyRow, Brokers, run
+from tests.chaos.scenarios import SHORT, matrix
+from tests.interop.cluster import RabbitCluster
 from tests.interop.servers import PeerMissingError, RabbitMQ
 
 SEED_VARIABLE: Final = "CHAOS_SEED"
@@ -44,7 +46,8 @@ def main(given: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     arguments = parser.parse_args(given)
     signal.signal(signal.SIGTERM, _stop)  # an orderly end: brokers are stopped and disks unmounted
-    known = {row.name: row for row in (*matrix(), *SHORT)}
+    every: list[AnyRow] = [*matrix(), *replica_rows(), *SHORT, *REPLICAS_SHORT]
+    known = {row.name: row for row in every}
     rows = [row for name, row in known.items() if arguments.only in name or re.search(arguments.only, name)]
     if arguments.list:
         print("\n".join(row.name for row in rows))
@@ -59,13 +62,14 @@ def _stop(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _failures(rows: list[Row], seed: str, seconds: float, turns: int) -> int:
+def _failures(rows: list[AnyRow], seed: str, seconds: float, turns: int) -> int:
     """Run rows until the time or the turns are over, each before any comes again; how many failed."""
     end = time.monotonic() + seconds
     failed = ran = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-chaos-")))
         rabbitmq: RabbitMQ | None = None
+        cluster: RabbitCluster | None = None
         for turn in range(turns):
             # A turn's seed is one that can be given, so that what failed can be run alone.
             own = seed if not turn else f"{seed}.{turn}"
@@ -75,8 +79,11 @@ def _failures(rows: list[Row], seed: str, seconds: float, turns: int) -> int:
                     return _told(ran, failed)
                 if "rabbitmq" in row.remotes and rabbitmq is None:
                     rabbitmq = stack.enter_context(RabbitMQ(folder / "rabbitmq"))
+                if "cluster" in row.remotes and cluster is None:
+                    cluster = stack.enter_context(RabbitCluster(folder / "cluster"))
                 ran += 1
-                failed += not _sound(row, own, folder / f"{ran}", rabbitmq)
+                brokers = cluster if "cluster" in row.remotes else rabbitmq
+                failed += not _sound(row, own, folder / f"{ran}", brokers)
     return _told(ran, failed)
 
 
@@ -85,7 +92,7 @@ def _told(ran: int, failed: int) -> int:
     return failed
 
 
-def _sound(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> bool:
+def _sound(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> bool:
     try:
         result = run(row, seed, folder, rabbitmq)
     except (DiskError, PeerMissingError) as error:

@@ -147,6 +147,10 @@ class Proxy:
         for wire in self.wires():
             wire.delay_secs = seconds
 
+    def reach(self) -> socket.socket:
+        """A connection to the other side. Raises OSError when there is nobody."""
+        return socket.create_connection((LOOPBACK, self.target), CONNECT_SECS_MAX)
+
     def _accept(self) -> None:
         while True:
             try:
@@ -154,7 +158,7 @@ class Proxy:
             except OSError:
                 return  # the proxy is being closed
             try:
-                far = socket.create_connection((LOOPBACK, self.target), CONNECT_SECS_MAX)
+                far = self.reach()
             except OSError:
                 near.close()  # whoever should listen does not: it looks as if the peer had gone away
                 continue

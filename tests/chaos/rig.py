@@ -7,7 +7,7 @@ remote broker. Names carry a tag, so that rows share a RabbitMQ and find nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import yaml
 
 from gateway.protocols.mqtt.spec import Version
 from tests.chaos.checker import History, Interval
-from tests.chaos.faults import Disk
+from tests.chaos.faults import FAULTS, Disk
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import Place, Row
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
@@ -87,6 +87,36 @@ class Rig:
     def workers(self) -> tuple[Worker, ...]:
         """Who is connected to something."""
         return (self.sender, self.prober, self.receiver)
+
+    def strike(self, fault: str, chance: Random) -> None:
+        """Let something go wrong."""
+        FAULTS[fault](self, chance)
+
+    def mend(self) -> None:
+        """Nothing is wrong any more; what is dead already stays dead."""
+        for proxy in self.proxies:
+            proxy.delay(0.0)
+
+    def prepare(self, opened: Callable[[Callable[[], bool]], bool]) -> None:
+        """What is subscribed by now Mosquitto knows after a kill, too. `opened` waits for a condition."""
+        if self.mosquitto is not None:
+            opened(lambda: self.sender.connects > 0)
+            self.mosquitto.save()
+
+    def end(self) -> str:
+        """The gateways are over: what they complained of is noted, and what the first one logged returned."""
+        self.gateway.kill()
+        expected = ("the store cannot be written",) if "full-disk" in self.row.faults else ()
+        self.notes += complaints(self.gateway.log, expected)
+        if self.other is not None:
+            self.other.kill()
+            self.notes += complaints(self.other.log)
+        return self.gateway.log
+
+    @property
+    def log(self) -> str:
+        """What the gateway has said until now."""
+        return self.gateway.log
 
 
 def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], store: Path) -> GatewayProcess:

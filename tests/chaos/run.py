@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
 from tests.chaos.checker import Verdict, judge, owed
-from tests.chaos.faults import FAULTS
-from tests.chaos.rig import Rig, complaints, rigged
+from tests.chaos.replicas.rig import ReplicaRig, replicas_rigged
+from tests.chaos.replicas.rows import ReplicaRow
+from tests.chaos.rig import Rig, rigged
 from tests.chaos.scenarios import Row
+from tests.interop.cluster import RabbitCluster
 from tests.interop.servers import RabbitMQ
 
 PROBED_SECS_MAX: Final = 30.0
-DRAINED_SECS_MAX: Final = 30.0
 # So long nothing has come before it counts as quiet: a late repeat is found within it.
 QUIET_SECS: Final = 0.7
 POLL_SECS: Final = 0.02
@@ -28,10 +31,15 @@ BACKLOG_SECS: Final = (0.1, 0.6)
 LOG_SHOWN: Final = 3_000
 
 
+AnyRow = Row | ReplicaRow
+AnyRig = Rig | ReplicaRig
+Brokers = RabbitMQ | RabbitCluster | None
+
+
 class Result(NamedTuple):
     """What came of a run."""
 
-    row: Row
+    row: AnyRow
     seed: str
     verdict: Verdict
     notes: list[str]
@@ -51,17 +59,18 @@ class Result(NamedTuple):
         return "\n".join(told)
 
 
-def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
-    """Run a row in an empty folder. Raises what keeps it from being run at all."""
+def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
+    """Run a row in an empty folder, with the RabbitMQ or the cluster that it needs. Raises what keeps it from
+    being run at all."""
     began = time.monotonic()
     chance = Random(f"{seed}/{row.name}")
-    with rigged(row, folder, chance, rabbitmq) as rig:
+    with _rig_of(row, folder, chance, rabbitmq) as rig:
         struck: list[str] = []
         try:
             _open_the_way(rig)
             rig.sender.start()
             struck = _strike(rig, chance)
-            _mend(rig)
+            rig.mend()
             _drain(rig)
         finally:
             for worker in rig.workers:
@@ -70,12 +79,7 @@ def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
         for worker in rig.workers:
             worker.check()
             rig.notes += worker.notes
-        rig.gateway.kill()
-        expected = ("the store cannot be written",) if "full-disk" in row.faults else ()
-        rig.notes += complaints(rig.gateway.log, expected)
-        if rig.other is not None:
-            rig.other.kill()
-            rig.notes += complaints(rig.other.log)
+        log = rig.end()
         verdict = judge(
             rig.history.records,
             once=row.once,
@@ -83,27 +87,33 @@ def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
             deduplicated=row.deduplicate,
             excused=rig.excused,
         )
-        return Result(row, seed, verdict, rig.notes, struck, time.monotonic() - began, rig.gateway.log)
+        return Result(row, seed, verdict, rig.notes, struck, time.monotonic() - began, log)
 
 
-def _open_the_way(rig: Rig) -> None:
+def _rig_of(row: AnyRow, folder: Path, chance: Random, rabbitmq: Brokers) -> AbstractContextManager[AnyRig]:
+    if isinstance(row, ReplicaRow):
+        assert rabbitmq is not None
+        return replicas_rigged(row, folder, chance, rabbitmq)
+    assert not isinstance(rabbitmq, RabbitCluster)
+    return rigged(row, folder, chance, rabbitmq)
+
+
+def _open_the_way(rig: AnyRig) -> None:
     """Return when what is sent arrives: subscriptions, links and queues are there."""
     rig.receiver.start()
     _until(rig.receiver.ready.is_set, PROBED_SECS_MAX)
     rig.prober.start()
     opened = _until(rig.receiver.probed.is_set, PROBED_SECS_MAX)
-    assert opened, f"nothing crosses: {rig.prober.why}; {rig.receiver.why}; {rig.gateway.log[-LOG_SHOWN:]}"
+    assert opened, f"nothing crosses: {rig.prober.why}; {rig.receiver.why}; {rig.log[-LOG_SHOWN:]}"
     rig.prober.finish()
     _until(lambda: rig.prober.done, PROBED_SECS_MAX)
     rig.prober.stop()
 
 
-def _strike(rig: Rig, chance: Random) -> list[str]:
+def _strike(rig: AnyRig, chance: Random) -> list[str]:
     """Let every fault of the row happen at its moments; returns which did, and when."""
     row = rig.row
-    if rig.mosquitto is not None:  # what is subscribed by now it knows after a kill, too
-        _until(lambda: rig.sender.connects > 0, PROBED_SECS_MAX)
-        rig.mosquitto.save()
+    rig.prepare(partial(_until, seconds=PROBED_SECS_MAX))
     began = time.monotonic()
     due = sorted((chance.uniform(0.0, row.seconds), name) for name in row.faults for _ in range(row.times))
     struck = []
@@ -113,25 +123,19 @@ def _strike(rig: Rig, chance: Random) -> list[str]:
         backlog_secs = chance.choice((0.0, chance.uniform(*BACKLOG_SECS)))
         rig.receiver.slow_secs = 1.5 * backlog_secs
         time.sleep(backlog_secs)
-        FAULTS[name](rig, chance)
+        rig.strike(name, chance)
     time.sleep(max(0.0, began + row.seconds - time.monotonic()))
     return struck
 
 
-def _mend(rig: Rig) -> None:
-    """Nothing is wrong any more; what is dead already stays dead."""
-    for proxy in rig.proxies:
-        proxy.delay(0.0)
-
-
-def _drain(rig: Rig) -> None:
+def _drain(rig: AnyRig) -> None:
     """Wait until all is acknowledged and has arrived and nothing comes any more, or for long enough."""
-    sender, receiver = rig.sender, rig.receiver
-    _until(lambda: sender.done, DRAINED_SECS_MAX)
+    sender, receiver, patience = rig.sender, rig.receiver, rig.row.quiet_secs_max
+    _until(lambda: sender.done, patience)
     sender.finish()
     wanted = owed(rig.history.records, rig.excused)
-    _until(lambda: wanted <= receiver.heard, DRAINED_SECS_MAX)
-    _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, DRAINED_SECS_MAX)
+    _until(lambda: wanted <= receiver.heard, patience)
+    _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -49,6 +49,11 @@ class Row(NamedTuple):
         return f"{self.source}-{self.target}-{self.guarantee}-{manner}-{'+'.join(self.faults)}"
 
     @property
+    def quiet_secs_max(self) -> float:
+        """How long the quiet phase may last."""
+        return 30.0
+
+    @property
     def remotes(self) -> set[Place]:
         """The remote brokers that it needs."""
         return {self.source, self.target} & REMOTE

@@ -11,16 +11,20 @@ import pytest
 
 from tests.chaos.__main__ import SEED_VARIABLE
 from tests.chaos.faults import DiskError
-from tests.chaos.run import run
-from tests.chaos.scenarios import SHORT, Row, matrix
+from tests.chaos.replicas.rows import REPLICAS_SHORT, replica_rows
+from tests.chaos.run import AnyRow, run
+from tests.chaos.scenarios import SHORT, matrix
 from tests.conftest import missing
 from tests.interop.servers import PeerMissingError, RabbitMQ
 
 SEED: Final = os.environ.get(SEED_VARIABLE) or str(time.time_ns() % 1_000_000)
 
 
-@pytest.mark.parametrize("row", SHORT, ids=[row.name for row in SHORT])
-def test_nothing_acknowledged_is_lost(row: Row, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+ROWS: Final[tuple[AnyRow, ...]] = (*SHORT, *REPLICAS_SHORT)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_nothing_acknowledged_is_lost(row: AnyRow, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rabbitmq: RabbitMQ | None = None
     if "rabbitmq" in row.remotes:
         rabbitmq = request.getfixturevalue("rabbitmq")
@@ -35,5 +39,6 @@ def test_nothing_acknowledged_is_lost(row: Row, tmp_path: Path, request: pytest.
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
-    for rows in (matrix(), SHORT):
-        assert len({row.name for row in rows}) == len(rows)
+    rows: list[AnyRow] = [*matrix(), *replica_rows(), *REPLICAS_SHORT]
+    assert len({row.name for row in rows}) == len(rows)
+    assert len({row.name for row in SHORT}) == len(SHORT)

@@ -77,7 +77,12 @@ WITHOUT: Final = {
     "networkPolicy": {"enabled": False},
     "topologySpreadConstraints": [],
 }
-CASES: Final[dict[str, dict[str, Any]]] = {"as it is": {}, "all": BRIDGE, "nothing": WITHOUT}
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "as it is": {},
+    "all": BRIDGE,
+    "nothing": WITHOUT,
+    "replicas": yaml.safe_load((DEPLOY / "helm" / "replicas.yaml").read_text()),
+}
 
 
 def rendered(values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

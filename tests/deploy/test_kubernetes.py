@@ -12,15 +12,18 @@ import yaml
 from gateway.cli.checking import mapping_findings, rehearsal
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
+from gateway.settings.engine import RabbitEngine
 from tests.deploy.programs import DEPLOY, tool
 
 FOLDER: Final = DEPLOY / "kubernetes"
 VERSIONS: Final = ("1.31", "1.35")  # of Kubernetes, whose own schemas the validator brings along
 FILES = sorted(FOLDER.glob("*.yaml"))
+OPERATOR: Final = "rabbitmq.com/v1beta1"  # of which no schema comes with Kubernetes
 DOCUMENTS = [
     pytest.param(document, id=f"{path.name}:{document['kind']}")
     for path in FILES
     for document in yaml.safe_load_all(path.read_text())
+    if document["apiVersion"] != OPERATOR
 ]
 
 
@@ -106,10 +109,30 @@ def test_kube_score_finds_nothing_critical() -> None:
     assert "[CRITICAL]" not in tool("kube-score", "score", *FILES, "--output-format", "ci")
 
 
-def test_a_service_leads_to_the_ports_of_the_pod() -> None:
-    path = FOLDER / "service.yaml"
+@pytest.mark.parametrize("name", ["service.yaml", "replicas.yaml"])
+def test_a_service_leads_to_the_ports_of_the_pod(name: str) -> None:
+    path = FOLDER / name
     (service,), (deployment,) = documents(path, "Service"), documents(path, "Deployment")
     ports = {port["name"] for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]}
     assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_replicas_log_in_as_whom_the_operator_has_made(tmp_path: Path) -> None:
+    """It says who in a Secret that is called after its cluster."""
+    path = FOLDER / "replicas.yaml"
+    (cluster,) = documents(path, "RabbitmqCluster")
+    secret = f"{cluster['metadata']['name']}-default-user"
+    pod = workload(path)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    assert given == {"GATEWAY_BROKER__USERNAME": {"name": secret, "key": "username"}}
+    (volume,) = [one["name"] for one in pod["volumes"] if one.get("secret", {}).get("secretName") == secret]
+    (mounted,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == volume]
+    configured(path, tmp_path)
+    settings = load_settings(tmp_path / "gateway.yaml", {"GATEWAY_BROKER__USERNAME": "default_user_x"})
+    assert isinstance(settings.broker, RabbitEngine)
+    assert settings.broker.username == "default_user_x"
+    assert str(settings.broker.password_file) == f"{mounted}/password"
+    assert [address.split(":")[0] for address in settings.broker.addresses] == [cluster["metadata"]["name"]]

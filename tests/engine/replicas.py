@@ -26,19 +26,20 @@ PATIENCE_SECS: Final = 15.0
 
 
 class Replica(Running):
-    """One gateway over the cluster at `url`; `more` are keys of `broker`."""
+    """One gateway over the cluster at `url`, or at some of them; `more` are keys of `broker`."""
 
     def __init__(
         self,
         name: str,
-        url: str,
+        url: str | tuple[str, ...],
         namespace: str,
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
         listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
-        broker = RabbitEngine(engine="rabbitmq", urls=(url,), namespace=namespace, **more)
+        urls = (url,) if isinstance(url, str) else url
+        broker = RabbitEngine(engine="rabbitmq", urls=urls, namespace=namespace, **more)
         store = Store(enabled=False) if folder is None else Store(path=folder)
         given = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
@@ -110,6 +111,7 @@ class Client:
         more: dict[str, Any] = {}
         if version == paho.MQTTv5 and clean is not None:
             more["clean_start"] = clean
+        self._given = properties
         paho_client.connect(LOOPBACK, port, properties=properties, **more)
         paho_client.loop_start()
         self.until(lambda: self.welcome is not None)
@@ -166,6 +168,12 @@ class Client:
         """What has come until now."""
         for message in self.messages:
             self.paho.ack(message.mid, message.qos)
+
+    def go_on(self, port: int) -> None:
+        """Connect to another replica, with all that the last connection has left."""
+        self.welcome = None
+        self.paho.connect_async(LOOPBACK, port, clean_start=False, properties=self._given)
+        self.until(lambda: self.welcome is not None)
 
     def leave(self) -> None:
         leave(self.paho)

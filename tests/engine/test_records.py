@@ -70,7 +70,9 @@ def test_records_come_back(record: Record) -> None:
         b"[]",
         b"{}",
         b"3",
-        b'{"version": 2, "record": {"kind": "mark", "replica": "a", "life": "b", "number": 1}}',
+        b'{"version": 0, "record": {"kind": "mark", "replica": "a", "life": "b", "number": 1}}',
+        b'{"version": "2", "record": {"kind": "mark", "replica": "a", "life": "b", "number": 1}}',
+        b'{"version": 2, "record": {"kind": "mark", "replica": "a", "number": 1}}',
         b'{"version": 1, "record": {"kind": "other"}}',
         b'{"version": 1, "record": {"kind": ["mark"]}}',
         b'{"version": 1, "record": {"kind": "mark", "replica": "a", "life": "b", "number": "1"}}',
@@ -82,6 +84,10 @@ def test_records_of_others_are_passed_over(body: bytes) -> None:
     assert decode_record(body) is None
 
 
-def test_a_record_that_says_more_is_understood() -> None:
-    body = b'{"version": 1, "record": {"kind": "mark", "replica": "a", "life": "b", "number": 1, "more": {}}}'
+@pytest.mark.parametrize("version", [1, 2, 2**40])
+def test_a_record_that_says_more_is_understood(version: int) -> None:
+    body = (
+        b'{"version": %d, "record": {"kind": "mark", "replica": "a", "life": "b", "number": 1, "more": {}},'
+        b' "besides": []}' % version
+    )
     assert decode_record(body) == Mark("a", "b", 1)

@@ -349,3 +349,26 @@ def test_a_queue_that_somebody_has_deleted_is_declared_again(
 
 def until_gone(replica: Replica, rabbitmq: RabbitMQ, name: str) -> None:
     eventually(lambda: f".session.{name}." not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_a_client_leaves_unacknowledged_stays_before_what_waits(
+    rabbitmq: RabbitMQ, topic: str, qos: int, queue_type: str
+) -> None:
+    """Some of it has been sent, more of it has been fetched, and most of it has not left the queue."""
+    one, other = (
+        Replica(name, rabbitmq.url, queue_type, queue_type=queue_type, limits={"inflight_max": 40})
+        for name in ("one", "other")
+    )
+    with replicas(one, other), Client(other.mqtt, f"p {topic}") as publisher:
+        before, _ = connect(one, "slow", properties=KEPT | {Property.RECEIVE_MAXIMUM: 35})
+        with before:
+            before.subscribe(topic, qos)
+            for at in range(100):
+                publisher.publish(topic, b"%d" % at, qos=qos)
+            assert [int(before.row()[4]) for _ in range(35)] == list(range(35))
+            before.cut()
+        with lasting(other.mqtt, "slow") as after:
+            after.until(lambda: len(after.messages) == 100)
+            assert [int(body) for _, body in after.told] == list(range(100))

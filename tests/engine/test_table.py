@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gateway.engine.envelope import Number
+from gateway.engine.once import RECENT_MAX
 from gateway.engine.records import (
     Changed,
     Ended,
@@ -20,7 +21,7 @@ from gateway.engine.records import (
     Willed,
     WillSaid,
 )
-from gateway.engine.table import ENDED_MAX, RECENT_MAX, Arrival, SessionState, SessionTable
+from gateway.engine.table import ENDED_MAX, Arrival, SessionState, SessionTable
 from gateway.store.store import Store
 
 WILL = WillSaid("a/b", b"x", 1, False, b"", 5, "mqtt", "user", "")
@@ -162,7 +163,7 @@ def test_qos_2_is_known_step_by_step() -> None:
     assert (state.sent, state.taken, list(state.released)) == ({1: numbers[1]}, {}, [])
     for at, number in enumerate(numbers):
         log.say(Changed("c", "one", 5 + at, owner, completed=(1,), sent={1: number}))
-    assert len(state.recent) == RECENT_MAX
+    assert len(list(state.recent)) == RECENT_MAX
     assert numbers[0] not in state.recent
 
 

@@ -259,6 +259,25 @@ class Mosquitto(_Broker):
         return any(row[1].endswith(mine) and row[3] not in (TCP_LISTEN, TCP_TIME_WAIT) for row in rows)
 
 
+class PortMapper(_Broker):
+    """The epmd by which Erlang's nodes on a machine find each other."""
+
+    def __init__(self, folder: Path, port: int, environment: dict[str, str] | None = None) -> None:
+        self.port = port
+        command = (program("epmd"), "-address", LOOPBACK, "-port", str(port))
+        self._processes = _Processes(command, folder, environment)
+
+    @property
+    def running(self) -> bool:
+        return self._processes.running
+
+    def start(self) -> None:
+        self._processes.start(lambda: _listens(self.port))
+
+    def stop(self, kill: bool = False) -> None:
+        self._processes.stop(kill)
+
+
 @needed("RabbitMQ")
 class RabbitMQ(_Broker):
     """A RabbitMQ node with the user guest/guest; with `mqtt`, its MQTT plugin listens on `mqtt_port`.
@@ -272,16 +291,20 @@ class RabbitMQ(_Broker):
         self._mqtt = mqtt
         self.port, self.mqtt_port, self._epmd_port, self._distribution_port = free_ports(4)
         self.node = f"gateway-test-{os.getpid()}-{self.port}@localhost"
+        self.configure(lines)
+
+    def configure(self, lines: Sequence[str] = (), *, epmd_port: int = 0) -> None:
+        """Write its files anew. `epmd_port`: it is found by a port mapper that somebody else has started."""
+        folder, mqtt = self._folder, self._mqtt
         told = [f"listeners.tcp.1 = {LOOPBACK}:{self.port}", "log.file.level = warning"]
         if mqtt:
             told += [f"mqtt.listeners.tcp.1 = {LOOPBACK}:{self.mqtt_port}", "mqtt.allow_anonymous = true"]
         (folder / "rabbitmq.conf").write_text("\n".join((*told, *lines)) + "\n")
         (folder / "enabled_plugins").write_text("[rabbitmq_mqtt].\n" if mqtt else "[].\n")
         (folder / "environment.conf").write_text("")  # instead of the machine's /etc/rabbitmq
+        self._epmd_port = epmd_port or self._epmd_port
         self.environment = self._environment()
-        self._epmd = _Processes(
-            (program("epmd"), "-address", LOOPBACK, "-port", str(self._epmd_port)), folder, self.environment
-        )
+        self._epmd = None if epmd_port else PortMapper(folder, self._epmd_port, self.environment)
         self._processes = _Processes((rabbitmq_script("rabbitmq-server"),), folder, self.environment)
 
     def _environment(self) -> dict[str, str]:
@@ -313,12 +336,13 @@ class RabbitMQ(_Broker):
         return self._processes.running
 
     def start(self) -> None:
-        if not self._epmd.running:
-            self._epmd.start(lambda: _listens(self._epmd_port))
+        if self._epmd is not None and not self._epmd.running:
+            self._epmd.start()
         try:
             self._processes.start(self._ready)
         except BaseException:
-            self._epmd.stop()
+            if self._epmd is not None:
+                self._epmd.stop()
             raise
 
     def _ready(self) -> bool:
@@ -327,7 +351,8 @@ class RabbitMQ(_Broker):
     def stop(self, kill: bool = False) -> None:
         """End it and its port mapper; `kill` gives it no chance to say goodbye or write to disk."""
         self._processes.stop(kill)
-        self._epmd.stop()
+        if self._epmd is not None:
+            self._epmd.stop()
 
     def control(self, *arguments: str) -> str:
         """Run `rabbitmqctl` against this node (a second or two) and return what it printed."""

@@ -267,8 +267,8 @@ class MqttConnection(AdmittedGuest):
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D, 0x87, 0x89 or 0x98 in MQTT 5. The will is published, but for a client that is sent
-        elsewhere: it goes on there.
+        """0x8B, 0x9C, 0x9D, 0x87, 0x89 or 0x98 in MQTT 5. The will is published, but for a client that is
+        sent elsewhere: it goes on there.
         """
         reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is Farewell.STOPPING:
@@ -277,7 +277,10 @@ class MqttConnection(AdmittedGuest):
                 reference = self._ingress.options.server_reference or ""
             if reference:
                 self.will = None
-            reason = ReasonCode.USE_ANOTHER_SERVER if reference else ReasonCode.SERVER_SHUTTING_DOWN
+            reason = ReasonCode.SERVER_SHUTTING_DOWN
+            if reference:
+                moved = self._ingress.options.server_moved
+                reason = ReasonCode.SERVER_MOVED if moved else ReasonCode.USE_ANOTHER_SERVER
         self.machine.send_disconnect(reason, reference=reference)
         self.stream.end(farewell.value)
 

@@ -16,6 +16,7 @@ from typing import Final
 from tests.benchmarks.load import Measured, run
 from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections import standing
 from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Rabbit, Replica, Workers
 
@@ -24,7 +25,7 @@ AGAINST_PLUGIN: Final = 2.0
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """Five figures of medians of `repeat` runs."""
+    """Five figures of medians of `repeat` runs, and three of sessions that stand (standing.py)."""
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
         port = rabbit.amqp_port
@@ -58,4 +59,5 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
             "MQTT -> two replicas -> MQTT, against RabbitMQ's MQTT plugin", across, plugin, AGAINST_PLUGIN
         ),
         compared("MQTT -> two workers -> MQTT, against one", of_two, of_one, None),
+        *standing.measure(folder / "standing"),
     ]

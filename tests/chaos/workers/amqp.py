@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final, Literal
 
 from gateway.errors import LocalProtocolError
-from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.events import (
@@ -85,13 +85,22 @@ def opened(worker: Worker, declarations: Iterable[Declaration]) -> Channel:
 
 
 def queue_at(
-    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic", *, single: bool = False
+    queue: str,
+    exchange: str,
+    key: str,
+    kind: Literal["", "topic"] = "topic",
+    *,
+    single: bool = False,
+    quorum: bool = False,
 ) -> tuple[Declaration, ...]:
     """A durable queue bound to an exchange, which is declared as `kind`, or there already.
 
-    `single`: of several consumers one gets messages, and the next one when that is gone.
+    `single`: of several consumers one gets messages, and the next one when that is gone. `quorum`: it goes on
+    when a node is lost; such queues know no exclusive consumer.
     """
     arguments: Headers = (("x-single-active-consumer", Value(ValueType.BOOL, True)),) if single else ()
+    if quorum:
+        arguments = (*arguments, ("x-queue-type", string("quorum")))
     exchanges: tuple[Declaration, ...] = (
         ((m.ExchangeDeclare(exchange, kind, durable=True), m.ExchangeDeclareOk),) if kind else ()
     )
@@ -181,8 +190,11 @@ class AmqpReceiver(Receiver):
         queue: str,
         prefix: str,
         declarations: tuple[Declaration, ...],
+        exclusive: bool = True,
     ) -> None:
+        """Not `exclusive`: the queue has a single active consumer."""
         super().__init__(name, port, history)
+        self._exclusive = exclusive
         self._queue = queue
         self._prefix = prefix
         self._declarations: list[Declaration] = [*declarations, (m.BasicQos(0, PREFETCH), m.BasicQosOk)]
@@ -190,7 +202,7 @@ class AmqpReceiver(Receiver):
     def converse(self) -> None:
         """One connection."""
         with opened(self, self._declarations) as channel:
-            channel.ask(m.BasicConsume(self._queue, exclusive=True), m.BasicConsumeOk)
+            channel.ask(m.BasicConsume(self._queue, exclusive=self._exclusive), m.BasicConsumeOk)
             self.ready.set()
             while self.going:
                 self.dawdle()

@@ -121,10 +121,17 @@ def test_reason_strings_are_for_those_who_want_them(gateway: Running, wants: int
 
 
 @pytest.mark.parametrize(
-    "reference, reason", [(None, ReasonCode.SERVER_SHUTTING_DOWN), ("b:1", ReasonCode.USE_ANOTHER_SERVER)]
+    "reference, moved, reason",
+    [
+        (None, False, ReasonCode.SERVER_SHUTTING_DOWN),
+        ("b:1", False, ReasonCode.USE_ANOTHER_SERVER),
+        ("b:1", True, ReasonCode.SERVER_MOVED),
+    ],
 )
-def test_a_gateway_that_stops_says_where_to_go(reference: str | None, reason: ReasonCode) -> None:
-    with offering(server_reference=reference) as gateway:
+def test_a_gateway_that_stops_says_where_to_go(
+    reference: str | None, moved: bool, reason: ReasonCode
+) -> None:
+    with offering(server_reference=reference, server_moved=moved) as gateway:
         client, _ = connect(gateway)
         gateway.ask(gateway.gateway.stop)
         said = client.next(Disconnect)

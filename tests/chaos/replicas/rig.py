@@ -1,0 +1,197 @@
+"""Everything that a row of replicas needs: the replicas, a proxy between each of them and the RabbitMQ, and a
+balancer for each client.
+
+Replicas give up a cluster that says nothing for two seconds, and let their clients go two seconds later; four
+seconds without a word, and others have what was theirs. Names carry a tag, so that rows share a RabbitMQ and
+find nothing of one another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from gateway.protocols.mqtt.packets import Connack, Connect
+from gateway.protocols.mqtt.spec import Version
+from tests.chaos.balancer import Balancer
+from tests.chaos.checker import History, Interval
+from tests.chaos.proxy import Proxy
+from tests.chaos.replicas.faults import FAULTS
+from tests.chaos.replicas.rows import ReplicaRow
+from tests.chaos.rig import ADDRESSES, LIMITS, PROBES_MAX, PROBES_RATE, complaints
+from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
+from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.ingress.clients import Mqtt
+from tests.interop.cluster import RabbitCluster
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+from tests.interop.servers import RabbitMQ, free_ports
+
+TIMEOUT_SECS: Final = 2.0
+SERVING_SECS_MAX: Final = 20.0
+POLL_SECS: Final = 0.05
+EXCHANGE: Final = "amq.topic"
+
+
+@dataclass
+class ReplicaRig:
+    """What a row runs on, and what its faults break. `proxies` are the clients' ways, `ways` those of each
+    replica to the nodes. With one node there is no `cluster`."""
+
+    row: ReplicaRow
+    replicas: list[GatewayProcess]
+    nodes: list[RabbitMQ]
+    cluster: RabbitCluster | None
+    proxies: list[Proxy]
+    ways: list[list[Proxy]]
+    history: History
+    sender: Sender
+    prober: Sender
+    receiver: Receiver
+    excused: list[Interval] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who is connected to something."""
+        return (self.sender, self.prober, self.receiver)
+
+    def strike(self, fault: str, chance: Random) -> None:
+        """Let something go wrong."""
+        FAULTS[fault](self, chance)
+
+    def prepare(self, opened: Callable[[Callable[[], bool]], bool]) -> None:
+        """Nothing has to be prepared."""
+
+    def mend(self) -> None:
+        """Each fault ends what it began."""
+
+    def end(self) -> str:
+        """The replicas are over: what they complained of is noted, and what they logged returned."""
+        for replica in self.replicas:
+            replica.kill()
+            self.notes += complaints(replica.log)
+        return self.log
+
+    @property
+    def log(self) -> str:
+        """What they have said until now, the first one last."""
+        return "\n".join(replica.log for replica in reversed(self.replicas))
+
+    def until_serving(self, replica: GatewayProcess) -> None:
+        """Return when it lets clients in; noted if it does not."""
+        deadline = time.monotonic() + SERVING_SECS_MAX
+        while time.monotonic() < deadline:
+            if _serves(replica.port("mqtt")):
+                return
+            time.sleep(POLL_SECS)
+        self.notes.append("a replica does not let clients in")
+
+
+def _serves(port: int) -> bool:
+    try:
+        with Mqtt(port) as client:
+            client.say(Connect("readiness", Version.V5, True, 0))
+            return client.next(Connack).reason == 0
+    except OSError:
+        return False
+
+
+def replica_of(folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow) -> GatewayProcess:
+    """A replica, not yet started. Every second one keeps what it has read of the log."""
+    (port,) = free_ports(1)
+    kept = {"path": str(folder / name / "data")} if name.endswith("0") else {"enabled": False}
+    return GatewayProcess(
+        folder / name,
+        replica=name,
+        listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}},
+        broker={
+            "engine": "rabbitmq",
+            "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F" for way in ways],
+            "namespace": namespace,
+            "queue_type": row.queue_type,
+            "heartbeat_secs": 1,
+            "connect_timeout_secs": 2.0,
+            "reconnect_min_secs": 0.1,
+            "reconnect_max_secs": 0.5,
+            "engine_timeout_secs": TIMEOUT_SECS,
+        },
+        store=kept,
+        limits=LIMITS,
+        drain_timeout_secs=2.0,
+    )
+
+
+def _sender(
+    row: ReplicaRow, port: int, tag: str, history: History, version: Version, *, probe: bool
+) -> Sender:
+    common: dict[str, Any] = {
+        "addresses": ADDRESSES[:1] if probe else ADDRESSES,
+        "count": PROBES_MAX if probe else row.messages,
+        "rate": PROBES_RATE if probe else row.messages / row.seconds,
+    }
+    name = PROBE if probe else "sender"
+    if row.source == "amqp":
+        return AmqpSender(name, port, history, exchange=EXCHANGE, prefix=f"{tag}.", **common)
+    qos = 2 if row.guarantee == "qos2" else 1
+    return MqttSender(name, port, history, prefix=tag, qos=qos, version=version, **common)
+
+
+def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: Version) -> Receiver:
+    if row.target == "amqp":
+        many = row.nodes > 1
+        queue = queue_at(f"{tag}.out", EXCHANGE, f"{tag}.#", kind="", single=many, quorum=many)
+        common: dict[str, Any] = {"queue": f"{tag}.out", "prefix": f"{tag}.", "declarations": queue}
+        return AmqpReceiver("receiver", port, history, exclusive=not many, **common)
+    qos = 2 if row.guarantee == "qos2" else 1
+    return MqttReceiver("receiver", port, history, prefix=tag, qos=qos, version=version)
+
+
+@contextmanager
+def replicas_rigged(
+    row: ReplicaRow, folder: Path, chance: Random, rabbitmq: RabbitMQ | RabbitCluster
+) -> Iterator[ReplicaRig]:
+    """A rig whose replicas run; its sender and receiver wait to be started."""
+    tag = f"chaos-{chance.getrandbits(40):x}"
+    with ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        cluster = rabbitmq if isinstance(rabbitmq, RabbitCluster) else None
+        nodes = [rabbitmq] if isinstance(rabbitmq, RabbitMQ) else rabbitmq.nodes
+        ways = []
+        for at in range(row.replicas):  # each begins at another node
+            turned = [*nodes[at % len(nodes) :], *nodes[: at % len(nodes)]]
+            ways.append([stack.enter_context(Proxy(node.port)) for node in turned])
+        replicas = [replica_of(folder, f"replica-{at}", to, tag, row) for at, to in enumerate(ways)]
+        ports = [one.configuration["listeners"]["mqtt"]["port"] for one in replicas]
+
+        def leg(place: str) -> Proxy:
+            to = ports if place == "mqtt" else [node.port for node in nodes]
+            return stack.enter_context(Balancer(to))
+
+        near, far = leg(row.source), leg(row.target)
+        history = History()
+        versions = (Version.V5, Version.V311)
+        version, receiving = chance.choice(versions), chance.choice(versions)
+        rig = ReplicaRig(
+            row,
+            replicas,
+            nodes,
+            cluster,
+            [near, far],
+            ways,
+            history,
+            _sender(row, near.port, tag, history, version, probe=False),
+            _sender(row, near.port, tag, History(), version, probe=True),
+            _receiver(row, far.port, tag, history, receiving),
+        )
+        for replica in replicas:
+            stack.enter_context(replica)
+        for replica in replicas:
+            rig.until_serving(replica)
+        yield rig

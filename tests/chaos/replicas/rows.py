@@ -1,0 +1,119 @@
+"""The rows of replicas over a RabbitMQ of one node or three: from where to where, with which guarantee, and
+what goes wrong.
+
+`mqtt` are clients of the replicas with persistent sessions, who connect to any of them; `amqp` are programs
+at the RabbitMQ itself.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final, Literal, NamedTuple
+
+Place = Literal["mqtt", "amqp"]
+Guarantee = Literal["qos1", "qos2", "confirm"]
+QueueType = Literal["classic", "quorum"]
+
+
+class ReplicaRow(NamedTuple):
+    """One run. `times` is how often each fault strikes within `seconds`; then comes the quiet phase."""
+
+    source: Place
+    target: Place
+    guarantee: Guarantee
+    queue_type: QueueType
+    faults: tuple[str, ...]
+    replicas: int = 2
+    times: int = 2
+    messages: int = 3_000
+    seconds: float = 10.0
+    nodes: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        way = f"{self.source}-{self.target}-{self.guarantee}"
+        kind = "replicas" if self.nodes == 1 else "cluster"
+        return f"{kind}-{way}-{self.queue_type}-{'+'.join(self.faults)}"
+
+    @property
+    def remotes(self) -> set[str]:
+        """What it needs."""
+        return {"rabbitmq" if self.nodes == 1 else "cluster"}
+
+    @property
+    def quiet_secs_max(self) -> float:
+        """How long the quiet phase may last: three nodes that share two cores take their time."""
+        return 30.0 if self.nodes == 1 else 90.0
+
+    @property
+    def once(self) -> bool:
+        """Nothing may come twice: QoS 2 among clients of the replicas."""
+        return self.guarantee == "qos2" and self.target == "mqtt"
+
+    @property
+    def flagged(self) -> bool:
+        """A replica may publish again what it does not know to have arrived, unmarked."""
+        return False
+
+    @property
+    def deduplicate(self) -> bool:
+        """There are no routes."""
+        return False
+
+
+WAYS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
+    ("mqtt", "mqtt", "qos1"),
+    ("mqtt", "mqtt", "qos2"),
+    ("mqtt", "amqp", "qos1"),
+    ("mqtt", "amqp", "qos2"),
+    ("amqp", "mqtt", "confirm"),
+)
+FAULTS: Final[tuple[tuple[str, ...], ...]] = (
+    ("kill-replica",),
+    ("freeze-replica",),
+    ("isolate-replica",),
+    ("deafen-replica",),
+    ("roll",),
+    ("kill-broker",),
+    ("stop-broker",),
+    ("kill-replica", "cut"),
+    ("freeze-replica", "kill-replica"),
+    ("isolate-replica", "roll"),
+    ("roll", "cut"),
+)
+
+
+CLUSTER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
+    ("kill-node",),
+    ("stop-node",),
+    ("partition",),
+    ("stop-broker",),
+    ("kill-broker",),
+    ("kill-node", "kill-replica"),
+    ("partition", "freeze-replica"),
+    ("stop-node", "roll"),
+    ("isolate-replica",),
+)
+
+
+def replica_rows() -> list[ReplicaRow]:
+    """Every row: over one node, and three replicas over three nodes."""
+    types: tuple[QueueType, ...] = ("classic", "quorum")
+    one = [ReplicaRow(*way, queue_type, faults) for way, faults, queue_type in product(WAYS, FAULTS, types)]
+    three = [
+        ReplicaRow(*way, "quorum", faults, 3, 1 if len(faults) > 1 else 2, 4_000, 20.0, 3)
+        for way, faults in product(WAYS, CLUSTER_FAULTS)
+    ]
+    return [*one, *three]
+
+
+# What `make test` runs.
+REPLICAS_SHORT: Final = (
+    ReplicaRow(
+        "mqtt", "mqtt", "qos2", "classic", ("roll", "kill-replica"), times=1, messages=2_000, seconds=6.0
+    ),
+    ReplicaRow(
+        "amqp", "mqtt", "confirm", "quorum", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
+    ),
+)

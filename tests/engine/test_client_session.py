@@ -1,0 +1,141 @@
+"""What a session makes of what comes twice from its queue."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import pytest
+
+from gateway.broker.mqtt.session import (
+    Row,
+    SessionLimits,
+    SessionTally,
+    SubscriptionOptions,
+)
+from gateway.engine.client_session import ClientSession
+from gateway.engine.consumers import Consumer, Content
+from gateway.engine.envelope import Number
+from gateway.engine.table import SessionState
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from tests.engine.messages import message_of
+
+LIFE: Final = b"12345678"
+OWNER: Final = ("life", 1)
+
+
+class Engine:
+    """Has whatever is said on the log at once. A message's content is its body, with its number."""
+
+    def changed(self, session: ClientSession) -> None:
+        """The log hears of it at the end, if at all."""
+
+    def after_logged(self, done: Callable[[Outcome], None]) -> None:
+        done(ACCEPTED)
+
+    def pump(self, session: ClientSession) -> None:
+        session.pump()
+
+    def read(self, content: Content) -> tuple[Message, Number | None]:
+        body = bytes(cast(bytes, content[2]))
+        return message_of(body, qos=2), (LIFE, int(body))
+
+
+class Acknowledged:
+    """What a broker hears of a consumer."""
+
+    def __init__(self) -> None:
+        self.tags: list[int] = []
+
+    def acknowledge(self, channel: int, tag: int) -> None:
+        self.tags.append(tag)
+
+
+class Outlet:
+    """A client that takes everything."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def send(self, rows: list[Row]) -> list[Row]:
+        self.rows += rows
+        return []
+
+    def send_release(self, packet_id: int) -> None:
+        """Its business."""
+
+    @property
+    def bodies(self) -> list[int]:
+        return [int(row.message.body) for row in self.rows]
+
+
+class Queue:
+    """A session's queue over one connection to the cluster after the other."""
+
+    def __init__(self, receive_max: int) -> None:
+        limits = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
+        self.session = ClientSession("c", limits, SessionTally(), cast(Any, Engine()), OWNER)
+        state = SessionState("c", OWNER, 0)
+        state.queue = "queue"
+        self.session.begin(state, "queue", ())
+        options = SubscriptionOptions(2)
+        self.session.subscriptions["a/b"] = options
+        self.outlet = Outlet()
+        self.session.attach(cast(Any, self.outlet), receive_max)
+        self.connect()
+
+    def connect(self) -> None:
+        self.acknowledged = Acknowledged()
+        self.consumer = Consumer(cast(Any, self.acknowledged), self.session, "1")
+        self._tags = itertools.count(1)
+
+    def bring(self, *numbers: int) -> None:
+        for number in numbers:
+            tag = next(self._tags)
+            self.consumer.take(tag)
+            self.session.deliver(self.consumer, tag, False, (b"", b"", b"%d" % number))
+
+    def answer(self) -> None:
+        """The client has all that it was sent."""
+        for row in list(self.outlet.rows):
+            if row.packet_id in self.session.in_flight:
+                assert self.session.received(row.packet_id)
+                assert self.session.finish(row.packet_id)
+                self.session.pump()
+
+
+@pytest.mark.parametrize("receive_max", [1, 2, 100])
+def test_what_was_published_twice_while_it_waits_is_sent_once(receive_max: int) -> None:
+    queue = Queue(receive_max)
+    queue.bring(1, 2, 3, 2, 3, 3, 4)
+    for _ in range(5):
+        queue.answer()
+    assert queue.outlet.bodies == [1, 2, 3, 4]
+    assert sorted(queue.acknowledged.tags) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_waits_comes_again_over_the_next_connection_and_is_kept_once() -> None:
+    queue = Queue(1)
+    queue.bring(*range(1, 6))
+    assert queue.outlet.bodies == [1]
+    for _ in range(10):
+        queue.consumer.drain()
+        queue.connect()
+        queue.bring(*range(1, 6))
+        assert len(queue.session) == 4  # that wait, behind the one in flight
+    for _ in range(6):
+        queue.answer()
+    assert queue.outlet.bodies == [1, 2, 3, 4, 5]
+    assert sorted(queue.acknowledged.tags) == [1, 2, 3, 4, 5]
+
+
+def test_one_that_stops_sends_nothing_more() -> None:
+    queue = Queue(1)
+    queue.bring(1, 2)
+    queue.session.stop()
+    queue.answer()
+    assert queue.outlet.bodies == [1]
