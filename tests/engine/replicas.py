@@ -35,14 +35,25 @@ class Replica(Running):
         namespace: str,
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
+        *,
+        urls: tuple[str, ...] = (),
+        amqp: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
-        broker = RabbitEngine(engine="rabbitmq", urls=(url,), namespace=namespace, **more)
+        """`urls` come before `url`; `amqp`: keys of a listener for AMQP; `settings`: other parts."""
+        listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0)}
+        if amqp is not None:
+            listeners["amqp091"] = make_listener(
+                **{"protocol": "amqp091", "host": LOOPBACK, "port": 0} | amqp
+            )
+        broker = RabbitEngine(engine="rabbitmq", urls=(*urls, url), namespace=namespace, **more)
         store = Store(enabled=False) if folder is None else Store(path=folder)
         given = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
-            settings_of(listeners={"mqtt": listener}, broker=broker, replica=name, store=store, **given)
+            settings_of(
+                listeners=listeners, broker=broker, replica=name, store=store, **given, **(settings or {})
+            )
         )
 
     @property

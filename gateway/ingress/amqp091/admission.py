@@ -151,8 +151,8 @@ class AmqpNewcomer(ABC):
         """The client is in, and waits for its connection.open-ok."""
 
     @abstractmethod
-    def _leave(self) -> None:
-        """The connection ends: so does all that is its own."""
+    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        """The connection is closed, with all that is its own."""
 
     @abstractmethod
     def _recheck(self) -> None:
@@ -204,8 +204,7 @@ class AmqpNewcomer(ABC):
             what = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
             text = f"ACCESS_REFUSED - {what}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
-            self.machine.close(ReplyCode.ACCESS_REFUSED, text)
-            self._leave()
+            self._dismiss(ReplyCode.ACCESS_REFUSED, text)
         self.stream.mark()
 
     def _report(self, code: int, text: str) -> None:
@@ -307,8 +306,7 @@ class AmqpNewcomer(ABC):
             self._entrance.logins.denied(self.stream, before.name, why, self.sender.client)
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
-            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 70)
-            self._leave()
+            self._dismiss(ReplyCode.NOT_ALLOWED, text, 10, 70)
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:

@@ -155,6 +155,10 @@ class AmqpConnection(ActingGuest):
         self._leave()
         self._ingress.forget(self, reason)
 
+    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        self.machine.close(code, text, class_id, method_id)
+        self._leave()
+
     def _leave(self) -> None:
         channels = list(self.channels.values())
         self.channels.clear()
