@@ -139,16 +139,19 @@ class Gateway(Process):
 
 
 class Replica(Gateway):
-    """One of several gateways over the RabbitMQ at `port`; its only listener is that for MQTT."""
+    """One of several gateways over the RabbitMQ at `port`, with listeners for MQTT and AMQP."""
 
     name = "replica"
 
     def __init__(self, folder: Path, port: int, *, workers: int = 1, **broker: Any) -> None:
-        (mqtt_port,) = free_ports(1)
+        mqtt_port, amqp_port = free_ports(2)
         engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
-        listeners = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port}}
+        listeners = {
+            "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port},
+            "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp_port},
+        }
         super().__init__(folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers)
-        self.mqtt_port, self.amqp_port = mqtt_port, port
+        self.mqtt_port, self.amqp_port = mqtt_port, amqp_port
 
     def _answers(self) -> bool:
         return mqtt_answers(self.mqtt_port)

@@ -13,7 +13,13 @@ from typing import Any, Final
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosed, ConnectionClosedByBroker, UnroutableError
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    ConnectionClosed,
+    ConnectionClosedByBroker,
+    UnroutableError,
+)
 from pydantic import SecretStr
 
 from gateway.access.users import hash_password
@@ -163,7 +169,8 @@ def test_what_is_connected_is_shown_and_counted(door: Replica, queue: str) -> No
             lambda: [one for one in connected(door.gateway.listeners) if one.protocol != "mqtt"]
         )
         assert (shown.user, shown.version, shown.virtual_host, shown.channels) == ("guest", "0-9-1", "/", 1)
-        assert "gateway_engine_relays 1.0" in door.ask(lambda: door.gateway.metrics.render()).decode()
+        told = door.ask(lambda: door.gateway.metrics.exposed(""))[0].decode()
+        assert "gateway_engine_relays 1.0" in told
     after = frames("in")
     assert after["basic.publish"] - before.get("basic.publish", 0) == 3
     assert after["basic.get"] - before.get("basic.get", 0) == 3
@@ -337,7 +344,7 @@ def test_what_roles_give_passes(guarded: Replica) -> None:
 def test_who_is_not_known_does_not_get_through(guarded: Replica, name: str, password: str) -> None:
     nodes = guarded.gateway.nodes
     assert nodes is not None
-    with pytest.raises(pika.exceptions.AMQPConnectionError), through(guarded, **device(name, password)):
+    with pytest.raises(AMQPConnectionError), through(guarded, **device(name, password)):
         pass
     assert not nodes.joined
 
@@ -356,10 +363,11 @@ def test_a_virtual_host_is_the_clusters_of_that_name(rabbitmq: RabbitMQ) -> None
             connection.channel().queue_declare("only-there", passive=True)
         assert closed.value.reply_text == "NOT_FOUND - no queue 'only-there' in vhost '/'"
         for name in ("missing", "/"):
-            with pytest.raises(ConnectionClosedByBroker) as refused, through(one, virtual_host=name):
+            with (
+                pytest.raises(AMQPConnectionError, match=rf"\(530\) .*vhost {name} not found"),
+                through(one, virtual_host=name),
+            ):
                 pass
-            assert refused.value.reply_code == 530
-            assert f"vhost {name} not found" in refused.value.reply_text
 
 
 # Limits.
@@ -522,10 +530,9 @@ def test_without_a_node_a_client_is_told_so(rabbitmq: RabbitMQ) -> None:
     (closed,) = free_ports(1)
     one = Replica("alone", f"amqp://{LOOPBACK}:{closed}", "alone", amqp={})
     with replicas(one, ready=False):
-        with pytest.raises(ConnectionClosedByBroker) as refused, through(one):
+        why = r"\(320\) .*the cluster behind this gateway is away"
+        with pytest.raises(AMQPConnectionError, match=why), through(one):
             pass
-        assert refused.value.reply_code == 320
-        assert "the cluster behind this gateway is away" in refused.value.reply_text
         assert one.gateway.nodes is not None
         assert one.gateway.nodes.failures.counts == {"cluster_away": 1}
 
@@ -559,7 +566,7 @@ def test_what_a_client_said_before_it_vanished_arrives(door: Replica, rabbitmq: 
                 channel.basic_publish("", queue, b"%d" % number)
             connection.process_data_events(0)
             connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
-            with pytest.raises(pika.exceptions.AMQPConnectionError):
+            with pytest.raises(AMQPConnectionError):
                 connection.process_data_events(PATIENCE_SECS)
         until(lambda: looking.queue_declare(queue, passive=True).method.message_count == 100)
         looking.queue_delete(queue)
