@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 from gateway.errors import RemoteProtocolError
+from gateway.model.gathered import Gathered
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     CONTENT_HEADER_MIN,
@@ -30,10 +31,13 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
     encode_short_string,
     frame_error,
+    frame_octets,
     reply_text,
 )
+from gateway.protocols.amqp091.connection import SETTLE, SETTLE_SIZE
 from gateway.protocols.amqp091.spec import (
     BASIC,
+    BASIC_ACK,
     BASIC_DELIVER,
     BASIC_GET_OK,
     BASIC_PUBLISH,
@@ -45,6 +49,7 @@ from gateway.protocols.amqp091.spec import (
     FRAME_HEADER,
     FRAME_HEARTBEAT,
     FRAME_KINDS,
+    FRAME_METHOD,
     FRAME_OVERHEAD,
     FRAME_PREFIX,
     PUBLISH_METHOD_MAX,
@@ -55,7 +60,10 @@ from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN
 from gateway.protocols.amqp091.translate import COPIES, ENGINE_HEADER
 
 HEAD: Final = FRAME.unpack_from
+BODY_SIZE: Final = Struct(">Q").unpack_from
+TAG_OCTETS: Final = 9  # a delivery tag, and whether it comes again
 IDS: Final = Struct(">I").unpack_from
+READ_SETTLE: Final = SETTLE.unpack_from
 FLAGS: Final = Struct(">H").unpack_from
 JUDGED_MAX: Final = 64  # methods that are decoded in one turn: a few milliseconds
 CHANNEL_CLOSE: Final = m.ChannelClose.index
@@ -112,6 +120,12 @@ WATCHED: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONSUME_OK, CANCEL}
 SPECIAL: Final = FLAG_HEADERS | FLAG_USER_ID
 OBEYED: Final = tuple(encode_short_string(name) for name in (*COPIES, ENGINE_HEADER))
 """Headers that a server obeys, or other gateways believe."""
+
+
+Lead = tuple[bytes, int, "Relayed | None", bytes]
+"""Octets in front of a body that are as those of the last message, how far it is to the next one, the channel
+and the arguments of the publish."""
+NO_LEAD: Final[Lead] = (b"", 1, None, b"")
 
 
 class Judge(Protocol):
@@ -194,12 +208,26 @@ class Direction:
         self.closing = False  # a connection.close has passed: its answer is all that is to come
         self.closed = False  # the answer has passed
         self._payload_max = frame_max - FRAME_OVERHEAD
-        self._rest = b""
+        self._rest: Gathered | None = None  # a frame that has not come whole, or what waits
+        self._needed = 0  # octets before it says more
 
-    @property
-    def begun(self) -> int:
-        """Octets of a frame that has not come whole, or waits."""
-        return len(self._rest)
+    def _gathered(self, data: bytes) -> bytes | None:
+        """All that has come and waits; None: of a frame that has begun more is needed."""
+        rest = self._rest
+        if rest is None:
+            return data
+        rest.add(data)
+        if rest.octets < self._needed:
+            return None
+        self._rest = None
+        return rest.joined()
+
+    def _keep_rest(self, data: bytes, at: int, *, waits: bool) -> None:
+        """From `at` on: a frame that has not come whole, or what `waits` to be looked at again."""
+        left = len(data) - at
+        self._rest = Gathered(data[at:]) if left else None
+        # The size of a frame counts when that has been looked at.
+        self._needed = 0 if waits else FRAME_OVERHEAD if left < FRAME_OVERHEAD else frame_octets(data, at)
 
     def _head(self, data: bytes, at: int, end: int) -> tuple[int, int, int]:
         """Type, channel and end of the frame at `at`; the end is 0 when it is not here. Raises
@@ -256,25 +284,29 @@ class ToServer(Direction):
         self._out: list[bytes] = []
         self._start = 0  # of what is not in `_out` yet
         self._sound = 0  # the end of what came before a fault
+        self._plain = False  # the last header was of the plainest form
+        self._octets = b""  # arguments of the last publish
+        self._lead: Lead = NO_LEAD
 
     def receive_data(self, data: bytes) -> None:
         """Look at what has come; `taken` is for the server. Stops behind what is refused, before what is
         `undecided`, and when it was enough (`unread`); then call it with b"". Raises RemoteProtocolError for
         what ends the connection."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
+        whole = self._gathered(data)
+        if whole is None:
+            return
         self._start = self._judged = 0
         self.undecided = self.unread = False
-        self._rest = data  # if it raises, none of it is looked at again
         at = 0
         if self.refusal is None:
             try:
-                at = self._read(data)
+                at = self._read(whole)
             except RemoteProtocolError:
-                self._cut(data, self._sound)  # what was said before counts
+                self._cut(whole, self._sound)  # what was said before counts
                 raise
-        self._cut(data, at)
-        self._rest = data[at:]
+        self._cut(whole, at)
+        waits = self.undecided or self.unread or self.refusal is not None or self.closed
+        self._keep_rest(whole, at, waits=waits)
 
     def taken(self) -> list[bytes]:
         """Octets for the server, once."""
@@ -293,6 +325,8 @@ class ToServer(Direction):
         counts, channels = self.counts, self.channels
         waiting: Relayed | None = None  # has a publish right before `at`, which waits for its header
         publish_at = 0
+        plain: Relayed | None = None  # has a message of the plainest form, from `plain_at` on
+        plain_at = plain_end = -1
         try:
             while at + FRAME_OVERHEAD <= end:
                 kind, number, after = self._head(data, at, end)
@@ -311,6 +345,11 @@ class ToServer(Direction):
                         if size > channel.left or channel.publish is not None:
                             raise _unexpected(channel)
                         channel.left -= size
+                        if plain_at >= 0 and at == plain_end and not channel.left and channel is plain:
+                            lead = data[plain_at : at + FRAME_PREFIX]
+                            self._lead = (lead, len(lead) + size + 1, channel, self._octets)
+                            plain_at = -1
+                            after = self._take_run(data, after, end)
                 elif kind == FRAME_HEADER:
                     counts["header"] += 1
                     channel = channels.get(number)
@@ -318,6 +357,8 @@ class ToServer(Direction):
                         self._drop(data, at, after, channel, number)
                     else:
                         taken = self._take_header(data, channel, at, after, publish_at if waiting else -1)
+                        plain_at = publish_at if waiting is not None and self._plain else -1
+                        plain, plain_end = channel, after
                         if not taken:
                             if waiting is not None:
                                 waiting.publish = None
@@ -335,12 +376,17 @@ class ToServer(Direction):
                     self._cut(data, at, after)
                 else:
                     index = self._index(data, at, after)
-                    if not number:
+                    plain_at = -1
+                    if index == BASIC_ACK and after - at == SETTLE.size and number:
+                        after = self._take_acks(data, at, end)
+                    elif not number:
                         self._take_connection(data, at, after, index)
                     elif index == BASIC_PUBLISH:
                         channel = self._open_channel(number, index)
                         if channel.closing:
                             self._cut(data, at, after)
+                        elif (run := self._take_run(data, at, end)) != at:
+                            after = run
                         elif not self._take_publish(data, channel, at, after):
                             return at
                         elif channel.publish is not None:
@@ -380,6 +426,42 @@ class ToServer(Direction):
         self._cut(data, at, after)
         channel.close()
         self.refusal = Refusal(channel, fault)
+
+    # Runs.
+
+    def _take_run(self, data: bytes, at: int, end: int) -> int:
+        """Messages that differ from the last one in nothing but their bodies; returns where they end."""
+        lead, step, channel, publish = self._lead
+        if channel is None or channel.closing or channel.left or channel.publish is not None:
+            return at
+        began = at
+        while data.startswith(lead, at) and at + step <= end and data[at + step - 1] == FRAME_END:
+            at += step
+        if at != began:
+            if not self._judge.knows(publish):
+                return began
+            count = (at - began) // step
+            self.messages += count
+            for word in ("basic.publish", "header", "body"):
+                self.counts[word] += count
+        return at
+
+    def _take_acks(self, data: bytes, at: int, end: int) -> int:
+        """Acknowledgements; returns where they end, behind the first one at least."""
+        began, channels = at, self.channels
+        while at + SETTLE.size <= end:
+            kind, number, size, index, _, _, last = READ_SETTLE(data, at)
+            if index != BASIC_ACK or kind != FRAME_METHOD or size != SETTLE_SIZE or last != FRAME_END:
+                break
+            channel = channels.get(number)
+            if channel is None or channel.closing or channel.left or channel.publish is not None:
+                if at == began:
+                    self._take_method(data, number, at, at + SETTLE.size, index)
+                    return at + SETTLE.size
+                break
+            at += SETTLE.size
+        self.counts["basic.ack"] += (at - began) // SETTLE.size
+        return at
 
     # Contents.
 
@@ -422,7 +504,8 @@ class ToServer(Direction):
                 raise _fault(f"PRECONDITION_FAILED - {text}", ReplyCode.PRECONDITION_FAILED, BASIC_PUBLISH)
             if len(raw) > self._plain_max:
                 self._check_properties(raw)
-            if FLAGS(raw)[0] & SPECIAL and self._special(raw):
+            special = FLAGS(raw)[0] & SPECIAL != 0 and self._special(raw)
+            if special:
                 self._judged += 1
                 allowed = self._judge.content(channel, publish, raw)
                 if allowed is None:
@@ -434,6 +517,8 @@ class ToServer(Direction):
         channel.publish = None
         channel.left = size
         self.messages += 1
+        self._plain = bool(size) and not special
+        self._octets = publish
         if channel.pending:
             self._cut(data, at)
             self._out.append(channel.pending)
@@ -557,6 +642,7 @@ class ToClient(Direction):
         self.answers: list[bytes] = []  # for the server
         self.refused: Refusal | None = None  # the server has been told that its channel closes
         self._channels = channels
+        self._lead: tuple[bytes, bytes, int] = (b"", b"", 0)
 
     def refuse(self, refusal: Refusal) -> bytes:
         """The client is told when the server has closed the channel; returns what tells the server."""
@@ -566,8 +652,10 @@ class ToClient(Direction):
     def receive_data(self, data: bytes) -> list[bytes]:  # noqa: C901, PLR0912 - every frame
         """Octets for the client; `answers` for the server. Raises RemoteProtocolError for a server that
         breaks the rules."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
+        whole = self._gathered(data)
+        if whole is None:
+            return []
+        data = whole
         out: list[bytes] = []
         start = at = 0
         end = len(data)
@@ -586,6 +674,11 @@ class ToClient(Direction):
                 start = after
             else:
                 index = self._index(data, at, after)
+                if index == BASIC_DELIVER:
+                    run = self._take_run(data, at, after, end)
+                    if run:
+                        at = run
+                        continue
                 method = m.METHODS.get(index)
                 if method is None:
                     raise frame_error(f"method {index >> 16}.{index & 0xFFFF} is not known")
@@ -608,8 +701,51 @@ class ToClient(Direction):
                 break
         if at > start:
             out.append(data[start:at] if start or at < end else data)
-        self._rest = data[at:]
+        self._keep_rest(data, at, waits=self.closed)
         return out
+
+    def _take_run(self, data: bytes, at: int, after: int, end: int) -> int:
+        """Deliveries that differ from the last one in nothing but tag and body; returns where they end. 0:
+        this one does, or has not come whole, or in several frames."""
+        began = at
+        count = 0
+        while True:
+            lead, middle, step = self._lead
+            middle_at = at + len(lead) + TAG_OCTETS
+            if not (lead and data.startswith(lead, at) and data.startswith(middle, middle_at)):
+                if at != began or not self._look(data, at, after, end):
+                    break
+                continue
+            if at + step > end or data[at + step - 1] != FRAME_END:
+                break
+            at += step
+            count += 1
+        self.messages += count
+        for word in ("basic.deliver", "header", "body"):
+            self.counts[word] += count
+        return at if count else 0
+
+    def _look(self, data: bytes, at: int, after: int, end: int) -> bool:
+        """Whether a delivery is of the plainest form: its method up to `after`, a header, and one body."""
+        header_at, number = after, HEAD(data, at)[1]
+        if header_at + FRAME_PREFIX + CONTENT_HEADER_MIN + 1 > end:
+            return False
+        kind, other, size = HEAD(data, header_at)
+        body_at = header_at + size + FRAME_OVERHEAD
+        if kind != FRAME_HEADER or other != number or body_at + FRAME_OVERHEAD > end:
+            return False
+        if not CONTENT_HEADER_MIN <= size <= self._payload_max or data[body_at - 1] != FRAME_END:
+            return False
+        octets = BODY_SIZE(data, header_at + FRAME_PREFIX + 4)[0]
+        if not octets or HEAD(data, body_at) != (FRAME_BODY, number, octets) or octets > self._payload_max:
+            return False
+        tag_at = at + FRAME_PREFIX + 4
+        tag_at += 1 + data[tag_at]
+        if tag_at + TAG_OCTETS >= after:
+            return False
+        begin = body_at + FRAME_PREFIX
+        self._lead = (data[at:tag_at], data[tag_at + TAG_OCTETS : begin], begin + octets + 1 - at)
+        return True
 
     def _watch(self, number: int, index: int, payload: bytes) -> bytes | None:
         """What the client is told instead; None: just this."""

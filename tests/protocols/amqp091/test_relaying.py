@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections import defaultdict
 from typing import Any
 
@@ -150,6 +152,65 @@ def test_what_is_known_is_not_decoded() -> None:
     both.judge.known.add(content(1, m.BasicPublish("", "k"), b"")[0][11:-1])
     assert both.say(publish()) == publish()
     assert both.judge.seen == []
+
+
+@pytest.mark.parametrize("step", [1, 30, 100, 100_000])
+def test_runs_of_messages_are_seen_as_each_alone(step: int) -> None:
+    """Those that differ in nothing but their bodies are looked at together."""
+    both = Both()
+    run = b"".join(publish(body=b"%03d" % number) for number in range(50))
+    between = publish(2) * 2 + HEARTBEAT_FRAME + publish(2, body=b"") + frame(2, m.BasicAck(1, False)) * 3
+    forged = publish(body=b"abc", raw=FORGED)
+    whole = run + between + run + forged * 2 + run + publish(body=b"abcd") + run
+    known = content(1, m.BasicPublish("", "k"), b"")[0][11:-1]
+    both.judge.known.add(known)
+    heard = b"".join(both.say(whole[at : at + step]) for at in range(0, len(whole), step))
+    header, passed = (content(1, m.BasicPublish("", "k"), b"abc", raw)[1] for raw in (FORGED, PLAIN))
+    assert heard == whole.replace(HEARTBEAT_FRAME, b"").replace(header, passed)
+    assert (both.received["basic.publish"], both.up.messages) == (206, 206)
+    assert (both.received["body"], both.received["basic.ack"]) == (205, 3)
+    both.judge.known.clear()
+    both.say(run)
+    assert len(both.judge.seen) == 50, "what is not known any more is decided anew"
+
+
+def test_a_heartbeat_within_a_message_is_no_part_of_it() -> None:
+    both = Both()
+    method, header, body = content(1, m.BasicPublish("", "k"), b"body")
+    odd = method + header + HEARTBEAT_FRAME + body
+    assert both.say(odd * 3 + publish() * 3) == publish() * 6
+    assert (both.up.messages, both.received["heartbeat"]) == (6, 3)
+
+
+def test_acknowledgements_on_channels_that_are_not_open_are_faults() -> None:
+    both = Both()
+    good = frame(1, m.BasicAck(1, False)) * 3
+    with pytest.raises(RemoteProtocolError) as broken:
+        both.say(good + frame(7, m.BasicAck(1, False)))
+    assert (broken.value.reason, b"".join(both.up.taken())) == (504, good)
+
+
+@pytest.mark.parametrize("step", [1, 30, 100, 100_000])
+def test_runs_of_deliveries_pass_whole(step: int) -> None:
+    both = Both()
+
+    def delivery(tag: int, body: bytes = b"body", channel: int = 1) -> bytes:
+        return b"".join(content(channel, m.BasicDeliver("c", tag, tag % 2 == 0, "", "k"), body))
+
+    run = b"".join(delivery(tag) for tag in range(40))
+    whole = (
+        run
+        + delivery(1, b"")
+        + delivery(2, b"x" * 9_000)
+        + HEARTBEAT_FRAME
+        + run
+        + delivery(3, channel=2)
+        + run
+    )
+    heard = b"".join(both.hear(whole[at : at + step]) for at in range(0, len(whole), step))
+    assert heard == whole.replace(HEARTBEAT_FRAME, b"")
+    assert (both.down.messages, both.sent["basic.deliver"], both.sent["header"]) == (123, 123, 123)
+    assert both.sent["body"] == 121 + 3
 
 
 REFUSED = [
@@ -301,6 +362,16 @@ def test_broken_rules_end_the_connection(said: bytes, code: int) -> None:
     assert b"".join(both.up.taken()).startswith(publish())
 
 
+@pytest.mark.parametrize("octets", range(1, 9))
+def test_a_frame_that_is_too_large_is_not_waited_for(octets: int) -> None:
+    """However little of it came first."""
+    both = Both()
+    head = b"\3\0\1\xff\0\0\0" + b"x" * 20
+    for take in (both.say, both.hear):
+        with pytest.raises(RemoteProtocolError, match="exceeds frame-max"):
+            [take(part) for part in (head[:octets], head[octets:])]
+
+
 def test_goodbyes_are_passed_and_noticed() -> None:
     both = Both()
     bye, done = frame(0, m.ConnectionClose(200, "", 0, 0)), frame(0, m.ConnectionCloseOk())
@@ -314,3 +385,23 @@ def test_a_new_secret_is_the_gateways() -> None:
     both = Both()
     assert both.say(frame(0, m.ConnectionUpdateSecret(b"new", "old")) + publish()) == publish()
     assert [one.new_secret for one in both.up.secrets] == [b"new"]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_is_wrong_is_a_fault_of_who_said_it(seed: int) -> None:
+    """Octets that were changed, left out or put in."""
+    chance = random.Random(seed)
+    both = Both()
+    server = b"".join(content(1, m.BasicDeliver("c", 1, False, "", "k"), b"body")) * 3
+    server += frame(1, m.BasicConsumeOk("c")) + frame(2, m.ChannelClose(404, "", 0, 0)) + HEARTBEAT_FRAME
+    for said, take in ((CONVERSATION + publish() * 5, both.say), (server, both.hear)):
+        broken = bytearray(said)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(broken))
+            broken[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+        with contextlib.suppress(RemoteProtocolError):
+            while broken:
+                step = chance.randrange(1, 2_000)
+                take(bytes(broken[:step]))
+                del broken[:step]
+        assert both.up._rest is None or both.up._rest.octets <= FRAME_MAX + 2_000
