@@ -22,6 +22,7 @@ from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.engine.names import Names
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
+from gateway.model.caches import make_room
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_properties, decode_publish, encode_basic_properties
@@ -61,6 +62,11 @@ class ClientJudge:
         self._topics = names.topics
 
     # What the relay asks.
+
+    def remember(self, publish: bytes) -> None:
+        """What is allowed once is to all who have the same rights, until the rules change."""
+        make_room(self.allowed, self._entrance.limits.cache_entries_max)
+        self.allowed[publish] = None
 
     def knows(self, publish: bytes) -> bool:
         """The octets of this publish have been allowed before."""

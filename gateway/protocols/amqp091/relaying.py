@@ -139,6 +139,9 @@ class Judge(Protocol):
         """The properties of a message that says who sends it, or has headers of its own meaning; returns
         those that it may have. None: that is not known yet."""
 
+    def remember(self, publish: bytes) -> None:
+        """A publish of these octets has been allowed."""
+
     def knows(self, publish: bytes) -> bool:
         """The octets of this publish have been allowed before."""
 
@@ -435,11 +438,11 @@ class ToServer(Direction):
         if channel is None or channel.closing or channel.left or channel.publish is not None:
             return at
         began = at
+        if not data.startswith(lead, at) or not self._judge.knows(publish):
+            return at
         while data.startswith(lead, at) and at + step <= end and data[at + step - 1] == FRAME_END:
             at += step
         if at != began:
-            if not self._judge.knows(publish):
-                return began
             count = (at - began) // step
             self.messages += count
             for word in ("basic.publish", "header", "body"):
@@ -482,6 +485,7 @@ class ToServer(Direction):
             except RemoteProtocolError as fault:
                 self._refuse(data, at, after, channel, fault)
                 return True
+            self._judge.remember(octets)
         channel.publish = octets
         self.counts["basic.publish"] += 1
         return True

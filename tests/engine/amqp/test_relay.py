@@ -22,12 +22,18 @@ from pika.exceptions import (
 )
 from pydantic import SecretStr
 
+from gateway.access.authorization import Roles
 from gateway.access.users import hash_password
 from gateway.app.clients import connected
+from gateway.engine import judging
 from gateway.engine.relay import RelayedConnection
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.relaying import Relayed
 from gateway.protocols.amqp091.translate import ENGINE_HEADER
 from gateway.settings import Role, User
+from gateway.settings.access import HttpAuthorizer
 from gateway.transport.stream import BACKLOG_OCTETS_HIGH
+from tests.access.test_authorizer import Server
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
 from tests.interop.gateway_fixture import LOOPBACK
@@ -122,6 +128,7 @@ def test_a_fault_costs_its_channel_and_no_other(connection: pika.BlockingConnect
     assert closed.value.reply_code == 404
     other.queue_declare(queue, exclusive=True)
     again = connection.channel(channel.channel_number)
+    again.confirm_delivery()
     again.basic_publish("", queue, b"x")
     assert other.basic_get(queue, auto_ack=True)[2] == b"x"
 
@@ -184,6 +191,28 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_may_be_published_is_decided_once_for_all_with_the_same_rights(
+    door: Replica, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[str] = []
+    decide = judging.ACTIONS[m.BasicPublish]
+
+    def watched(judge: judging.ClientJudge, channel: Relayed, method: m.BasicPublish) -> None:
+        decided.append(method.routing_key)
+        decide(judge, channel, method)
+
+    monkeypatch.setitem(judging.ACTIONS, m.BasicPublish, watched)
+    for _ in range(2):
+        with through(door) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare(queue, exclusive=True)
+            for number in range(100):
+                channel.basic_publish("", queue, b"%d" % (number // 7))
+            assert channel.queue_declare(queue, passive=True).method.message_count == 100
+    assert decided == [queue]
 
 
 # What is the gateways'.
@@ -347,6 +376,62 @@ def test_who_is_not_known_does_not_get_through(guarded: Replica, name: str, pass
     with pytest.raises(AMQPConnectionError), through(guarded, **device(name, password)):
         pass
     assert not nodes.joined
+
+
+def test_rules_that_change_hold_for_who_is_connected(rabbitmq: RabbitMQ, queue: str) -> None:
+    """Who consumes what it may not read any more has to go; publishes are decided anew."""
+    settings = {
+        "users": {name: User(password_hash=HASH, roles=(name,)) for name in ("reader", "writer")},
+        "roles": {name: Role.model_validate(ROLE, strict=False) for name in ("reader", "writer")},
+    }
+    one = Replica("rules", rabbitmq.url, "rules", queue_type="classic", amqp={}, settings=settings)
+    with (
+        replicas(one),
+        through(one, **device("reader")) as reading,
+        through(one, **device("writer")) as writing,
+    ):
+        consuming, publishing = reading.channel(), writing.channel()
+        consuming.queue_declare("mine", exclusive=True)
+        consuming.basic_consume("mine", print)
+        publish(publishing, "amq.topic", "mine.x")
+        given = Role.model_validate(
+            {"amqp091": {"/": {"configure": "^mine", "write": "^mine"}}}, strict=False
+        )
+        users = {"reader": ("new",), "writer": ("new",)}
+        one.await_(lambda: one.gateway.rules.use(Roles({"new": given}, users)))
+        with pytest.raises(ConnectionClosedByBroker) as closed:
+            reading.process_data_events(PATIENCE_SECS)
+        assert closed.value.reply_code == 403
+        with pytest.raises(ChannelClosedByBroker) as refused:
+            publish(publishing, "amq.topic", "mine.x")
+        assert refused.value.reply_code == 403
+
+
+def test_what_no_role_says_is_asked_for(rabbitmq: RabbitMQ, queue: str) -> None:
+    """Meanwhile the client is not read, and what it says next is not lost."""
+    queue = f"bob-{queue}"
+    server = Server()
+    try:
+        urls = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
+        settings = {"authorizer": HttpAuthorizer(**urls), "users": {"bob": User(password_hash=HASH)}}
+        one = Replica("asking", rabbitmq.url, "asking", queue_type="classic", amqp={}, settings=settings)
+        with replicas(one), through(one, **device("bob")) as connection:
+            channel = connection.channel()
+            channel.queue_declare(queue, exclusive=True)
+            channel.queue_bind(queue, "amq.topic", f"bob.{queue}.#")
+            for number in range(50):
+                headers = {"CC": [f"bob.{number}"]} if number % 5 == 0 else None
+                said = pika.BasicProperties(headers=headers)
+                channel.basic_publish("amq.topic", f"bob.{queue}.{number % 3}", b"%d" % number, said)
+            until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 50)
+            found = [int(channel.basic_get(queue, auto_ack=True)[2]) for _ in range(50)]
+            assert found == list(range(50))
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                publish(channel, "amq.topic", "eve.secret")
+            assert closed.value.reply_code == 403
+        assert {kind for kind, _ in server.asked} == {"vhost", "resource", "topic"}
+    finally:
+        server.stop()
 
 
 def test_a_virtual_host_is_the_clusters_of_that_name(rabbitmq: RabbitMQ) -> None:

@@ -33,7 +33,11 @@ class Judge:
     def __init__(self) -> None:
         self.seen: list[m.Method] = []
         self.known: set[bytes] = set()
+        self.learned: list[bytes] = []
         self.undecided = True
+
+    def remember(self, publish: bytes) -> None:
+        self.learned.append(publish)
 
     def knows(self, publish: bytes) -> bool:
         return publish in self.known
@@ -149,6 +153,9 @@ def test_a_publish_waits_for_its_header_alone() -> None:
 
 def test_what_is_known_is_not_decoded() -> None:
     both = Both()
+    both.say(publish(2))
+    assert both.judge.learned == [content(1, m.BasicPublish("", "k"), b"")[0][11:-1]]
+    both.judge.seen.clear()
     both.judge.known.add(content(1, m.BasicPublish("", "k"), b"")[0][11:-1])
     assert both.say(publish()) == publish()
     assert both.judge.seen == []
