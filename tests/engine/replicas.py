@@ -68,10 +68,11 @@ class Replica(Running):
 
 
 @contextmanager
-def replicas(*given: Replica, ready: bool = True) -> Iterator[None]:
-    """All of them run; they are stopped and looked after when the block ends."""
+def replicas(*given: Replica, ready: bool = True, but: str = "") -> Iterator[None]:
+    """All of them run; they are stopped and looked after when the block ends. `but`: an error that is
+    expected."""
     begun: list[Replica] = []
-    with no_errors_logged(), quickened():
+    with no_errors_logged(but=but), quickened():
         try:
             for one in given:
                 one.start()

@@ -4,8 +4,8 @@ Everything happens at one node, in turn, and is persistent: through one replica 
 cluster, against an AMQP publisher with confirms; from one replica to another, against an AMQP publisher and
 consumer, and against the broker's own MQTT plugin. AMQP clients whose conversation passes through a replica,
 either the publishers or the consumer, stand against the same without it. All publish over as many connections
-with the same window. Workers share one port; the broker, the clients and they share the processors, so what a second one adds there
-is less than it adds where it has a core of its own.
+with the same window. Workers share one port; the broker, the clients and they share the processors, so what a
+second one adds there is less than it adds where it has a core of its own.
 """
 
 from __future__ import annotations

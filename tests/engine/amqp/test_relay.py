@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pika
@@ -22,22 +24,27 @@ from pika.exceptions import (
 )
 from pydantic import SecretStr
 
+from gateway import containment
 from gateway.access.authorization import Roles
 from gateway.access.users import hash_password
 from gateway.app.clients import connected
 from gateway.engine import judging
+from gateway.engine.nodes import Nodes
 from gateway.engine.relay import RelayedConnection
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.relaying import Relayed
+from gateway.protocols.amqp091.relaying import Relayed, ToClient, ToServer
 from gateway.protocols.amqp091.translate import ENGINE_HEADER
-from gateway.settings import Role, User
+from gateway.settings import ListenerTls, Role, User
 from gateway.settings.access import HttpAuthorizer
+from gateway.settings.endpoints import LinkTls
 from gateway.transport.stream import BACKLOG_OCTETS_HIGH
 from tests.access.test_authorizer import Server
 from tests.chaos.proxy import Proxy
+from tests.configured import make_listener
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
-from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.interop.servers import RabbitMQ, free_ports
+from tests.interop.test_tls import make_certificate
 
 NAMESPACE: Final = "relay"
 numbers = itertools.count()
@@ -655,3 +662,66 @@ def test_what_a_client_said_before_it_vanished_arrives(door: Replica, rabbitmq: 
                 connection.process_data_events(PATIENCE_SECS)
         until(lambda: looking.queue_declare(queue, passive=True).method.message_count == 100)
         looking.queue_delete(queue)
+
+
+# What nobody foresaw.
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(Nodes, "reach"), (ToServer, "taken"), (ToClient, "receive_data"), (judging.ClientJudge, "allows")],
+)
+def test_a_bug_costs_one_client(
+    rabbitmq: RabbitMQ, queue: str, monkeypatch: pytest.MonkeyPatch, place: type, name: str
+) -> None:
+    one = Replica("bugs", rabbitmq.url, "bugs", queue_type="classic", amqp={})
+    with replicas(one, but="internal error, contained"), through(one) as other:
+        before = containment.counted["connection"]
+        sound = getattr(place, name)
+        odd: list[object] = []
+
+        def broken(self: object, *given: Any, **more: Any) -> Any:
+            if not odd:
+                odd.append(self)
+            if odd[0] is self:
+                raise RuntimeError(name)
+            return sound(self, *given, **more)
+
+        monkeypatch.setattr(place, name, broken)
+        with pytest.raises(pika.exceptions.AMQPError), through(one) as connection:
+            connection.channel().queue_declare(queue)
+        monkeypatch.undo()
+        other.channel().queue_declare(queue, exclusive=True)
+        with through(one) as connection:
+            connection.channel()
+        assert containment.counted["connection"] == before + 1
+
+
+# TLS.
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_nodes_are_reached_through_tls(tmp_path: Path, queue: str, trusted: bool) -> None:
+    """Another gateway stands for the node. Its certificate is looked at."""
+    make_certificate(tmp_path, "node")
+    own = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
+    node = make_listener(protocol="amqp091", host=LOOPBACK, port=0, tls=own)
+    with running(settings_of(listeners={"amqp091": node})) as behind:
+        tls = LinkTls(ca_file=tmp_path / "cert.pem") if trusted else LinkTls()
+        url = f"amqps://guest:guest@{LOOPBACK}:{behind.amqp}/%2F"
+        front = {"tls": own}
+        one = Replica("secure", url, "secure", amqp=front, tls=tls, connect_timeout_secs=5.0)
+        with replicas(one, ready=False):
+            context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+            options = pika.SSLOptions(context, LOOPBACK)
+            if not trusted:
+                with pytest.raises(AMQPConnectionError, match="320"), through(one, ssl_options=options):
+                    pass
+                return
+            with through(one, ssl_options=options) as connection:
+                channel = connection.channel()
+                channel.queue_declare(queue, exclusive=True)
+                channel.basic_publish("", queue, b"x" * 2_000_000)
+                channel.basic_publish("", queue, b"y")
+                bodies = [channel.basic_get(queue, auto_ack=True)[2] for _ in range(2)]
+                assert bodies == [b"x" * 2_000_000, b"y"]
