@@ -74,7 +74,10 @@ class Wish(Protocol):
 class NodeConnection:
     """The peer object of the stream to a node. Until it is `open` the handshake is its own."""
 
-    def __init__(self, caller: Caller, stream: Stream, machine: ClientConnection) -> None:
+    def __init__(
+        self, caller: Caller, stream: Stream, machine: ClientConnection, leaving: set[NodeConnection]
+    ) -> None:
+        """`leaving` are those without a client, that have said goodbye."""
         self.stream = stream
         self.machine = machine
         self.open = False
@@ -83,6 +86,8 @@ class NodeConnection:
         self.why = ""
         self.code = 0  # of the server's, if it has refused
         self._caller = caller
+        self._leaving = leaving
+        self._held = False
 
     # What the stream asks.
 
@@ -91,6 +96,11 @@ class NodeConnection:
         if self.open:
             self.machine.excuse(now)
             self._caller.from_node(data, now)
+            return
+        if self in self._leaving:
+            self.machine.receive_data(data, now)
+            if self.machine.closed:
+                self.stream.end("closed")
             return
         for event in self.machine.receive_data(data, now):
             self._take(event)
@@ -127,6 +137,7 @@ class NodeConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone."""
         self.machine.abandon()
+        self._leaving.discard(self)
         self.why = self.why or reason
         self.settled.set()
         if self.open:
@@ -148,17 +159,40 @@ class NodeConnection:
         if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
-            self.stream.abort("heartbeat timeout")
+            self.stream.abort("it does not answer")
             return
         self.stream.mark()
 
-    def leave(self, why: str, *, goodbye: bool) -> None:
-        """The client has gone: what it said before is said to the end. `goodbye`: it has not said its own."""
+    def leave(self, why: str, *, goodbye: bool, begun: bytes = b"") -> None:
+        """The client has gone: what it said before is said to the end. `goodbye`: it has not said its own,
+        and the answer is waited for, since a server drops what it has not dealt with when the socket closes.
+        `begun`: octets of the node that are a part of a frame."""
         self.open = False
-        if not self.stream.closed:
-            if goodbye:
-                self.machine.close(ReplyCode.SUCCESS, why)
+        if self.stream.closed:
+            return
+        if not goodbye:
             self.stream.end(why)
+            return
+        self._leaving.add(self)
+        self.machine.tick(trio.current_time())
+        self.machine.close(ReplyCode.SUCCESS, why)
+        if self._held:
+            self._held = False
+            self.stream.release()
+        self.receive(begun, trio.current_time())
+        self.stream.mark()
+
+    def hold(self) -> None:
+        """Its client does not keep up."""
+        if not self._held:
+            self._held = True
+            self.stream.hold()
+
+    def release(self) -> None:
+        """It does again."""
+        if self._held:
+            self._held = False
+            self.stream.release()
 
 
 class Nodes:
@@ -170,6 +204,7 @@ class Nodes:
         self.namespace = settings.namespace
         self.timeout_secs = settings.connect_timeout_secs
         self.joined: set[NodeConnection] = set()
+        self.leaving: set[NodeConnection] = set()  # whose clients have gone
         self.failures = Reasons()  # connections that ended for the cluster, by reason
         self.frame_max = self.channel_max = 0xFFFF_FFFF  # of the cluster, as far as that is known
         self._settings = settings
@@ -181,6 +216,11 @@ class Nodes:
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Its share of the broker's gauges."""
         return {"gateway_engine_relays": lambda: len(self.joined)}
+
+    def tick(self, now: float) -> None:
+        """Nodes that do not answer a goodbye have had their time."""
+        for node in list(self.leaving):
+            node.tick(now)
 
     def offered(self, frame_max: int, channel_max: int) -> tuple[int, int]:
         """What a client may be offered that is to have so much at most."""
@@ -243,7 +283,7 @@ class Nodes:
         )
         stream = caller.stream.beside(sock, address_of(target), layer, layer_ended=self._layer_ended)
         stream.count_with(self._stats)
-        node = NodeConnection(caller, stream, machine)
+        node = NodeConnection(caller, stream, machine, self.leaving)
         stream.peer = node
         try:
             stream.begin()

@@ -88,6 +88,7 @@ class RelaySource(AmqpEntrance):
     def tick(self, now: float) -> None:
         """What somebody else has decided is asked again, when its time is over."""
         super().tick(now)
+        self.nodes.tick(now)
         if self.authorization.authorizer is not None:
             self._allowed.clear()
 
@@ -123,7 +124,6 @@ class RelayedConnection(AmqpNewcomer):
         self._to_client: ToClient | None = None
         self._judge = ClientJudge(self, source, nodes.names, nodes.namespace, self._count_consumers)
         self._held = False  # for the node does not keep up
-        self._node_held = False  # for the client does not
         self._waiting = False  # for the node closes a channel
         self._close_by: float | None = None  # when a close has to be answered
 
@@ -159,9 +159,8 @@ class RelayedConnection(AmqpNewcomer):
 
     def drained(self) -> None:
         """The client reads again: so is its node."""
-        if self._node is not None and self._node_held:
-            self._node_held = False
-            self._node.stream.release()
+        if self._node is not None:
+            self._node.release()
 
     def lost(self, reason: str) -> None:
         """The connection is gone: so is that to its node, when that has heard all."""
@@ -175,7 +174,8 @@ class RelayedConnection(AmqpNewcomer):
         if node is not None:
             self._source.nodes.joined.discard(node)
             said = self._to_server is not None and (self._to_server.closing or self._to_server.closed)
-            node.leave("the client is gone", goodbye=not said)
+            begun = b"" if self._to_client is None else self._to_client.unread_octets()
+            node.leave("the client is gone", goodbye=not said, begun=begun)
 
     # What the listener asks.
 
@@ -396,9 +396,8 @@ class RelayedConnection(AmqpNewcomer):
             self._to_server.refusal = None
             self.stream.release()
             self._go_on()
-        if self.stream.congested and not self._node_held:
-            self._node_held = True
-            node.stream.hold()
+        if self.stream.congested:
+            node.hold()
 
     def _say(self, pieces: list[bytes]) -> None:
         if pieces:

@@ -225,6 +225,11 @@ class Direction:
         self._rest = None
         return rest.joined()
 
+    def unread_octets(self) -> bytes:
+        """What has come and is not passed on, once."""
+        rest, self._rest = self._rest, None
+        return b"" if rest is None else rest.joined()
+
     def _keep_rest(self, data: bytes, at: int, *, waits: bool) -> None:
         """From `at` on: a frame that has not come whole, or what `waits` to be looked at again."""
         left = len(data) - at
@@ -577,6 +582,9 @@ class ToServer(Direction):
 
     def _take_method(self, data: bytes, number: int, at: int, after: int, index: int) -> bool:
         """On a channel. False: it is not decided whether it may."""
+        if index not in m.METHODS:
+            text = f"FRAME_ERROR - method {index >> 16}.{index & 0xFFFF} is not known"
+            raise _fault(text, ReplyCode.FRAME_ERROR, index)
         if index == CHANNEL_OPEN:
             self._begin(number, index)
             self.counts["channel.open"] += 1

@@ -352,6 +352,7 @@ def test_one_turn_decodes_so_much() -> None:
         (frame(7, m.TxSelect()), 504),
         (frame(1, m.ChannelOpen()), 504),
         (frame(1, m.BasicGetEmpty()), 503),
+        (encode_frame(1, 1, b"\0\x3c\0\xff"), 501),
         (frame(1, m.ChannelCloseOk()), 503),
         (frame(0, m.ConnectionOpen()), 504),
         (content(1, m.BasicPublish(), b"body")[0] + frame(1, m.TxSelect()), 505),
