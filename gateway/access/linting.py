@@ -75,7 +75,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
 
 def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
     """Rules of one role that never apply."""
-    protocols = set(settings.endpoints().values())
+    protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
         if not there and word in role.model_fields_set:

@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.admin import Connected
 from gateway.broker.mqtt.session import Session
+from gateway.engine.relay import RelayedConnection
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.guests import Connection, Farewell
@@ -47,6 +48,8 @@ def _worlds(connection: Connection) -> tuple[str, int]:
     """The virtual host of a connection, and how many channels it has."""
     if isinstance(connection, AmqpConnection | FastConnection):
         return connection.host.name, len(connection.channels)
+    if isinstance(connection, RelayedConnection):
+        return connection.host_name, len(connection.channels)
     return "", 0
 
 

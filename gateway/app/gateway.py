@@ -48,7 +48,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
-from gateway.app.topics import election_link, engine_link, outbox_links, topics_of
+from gateway.app.topics import election_link, engine_link, nodes_of, outbox_links, topics_of
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
@@ -131,6 +131,7 @@ class Gateway:
             self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
             if self.engine is not None:
                 self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
+            self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
@@ -402,7 +403,7 @@ class Gateway:
         most = divided_descriptors(settings)
         for name, given in settings.listeners.items():
             if not isinstance(given, SharedListener):
-                self.listeners[name] = listener_of(name, services, writes, metrics, most)
+                self.listeners[name] = listener_of(name, services, writes, metrics, most, self.nodes)
         for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
             self.listeners[listener.name] = listener
         for name in self.listeners:
@@ -423,12 +424,13 @@ class Gateway:
     def _sources(self) -> Sources:
         """Whom the metrics ask."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
-        engine, tracing = self.engine, self.tracing
+        engine, tracing, nodes = self.engine, self.tracing, self.nodes
         return Sources(
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
             engine_records=dict if engine is None else lambda: engine.records,
+            relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             dead_lettered=lambda: self.dead_letters.counted,
             forwarded=core.forwarded,
@@ -464,6 +466,7 @@ class Gateway:
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
+            **({} if self.nodes is None else self.nodes.gauges()),
         }
         return self.fast_hosts.added_to(gauges)
 

@@ -14,7 +14,13 @@ import watchfiles
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load, parse
-from gateway.mapping.linter import returning_routes, undivided_routes, unkeyed_routes, unstorable_routes
+from gateway.mapping.linter import (
+    relayed_routes,
+    returning_routes,
+    undivided_routes,
+    unkeyed_routes,
+    unstorable_routes,
+)
 from gateway.mapping.router import Router
 from gateway.settings import Settings
 
@@ -32,6 +38,12 @@ def message_ids() -> Iterator[str]:
     """Ids for messages that have none; no other process, and no other life of this one, has the same."""
     prefix = secrets.token_hex(ID_OCTETS)
     return (f"{prefix}-{number:x}" for number in count(1))
+
+
+def _all(errors: list[MappingError]) -> MappingError:
+    """One that tells of all."""
+    first, *others = errors
+    return MappingError(first.reason, file=first.file, line=first.line, others=others)
 
 
 class MappingFiles:
@@ -68,6 +80,8 @@ class MappingFiles:
             text = left.pop(str(path), None)
             mappings += load([path]) if text is None else [parse(text, str(path))]
         mappings += [parse(text, file) for file, text in left.items()]
+        if refused := relayed_routes(mappings, given.relayed()):
+            raise _all(refused)
         hops_max = given.limits.hops_max
         router = Router(
             mappings,
@@ -87,8 +101,7 @@ class MappingFiles:
         if given.journal.enabled and given.journal.hash_key is None:
             missing += unkeyed_routes(router.routes)
         if missing:
-            first, *others = missing
-            raise MappingError(first.reason, file=first.file, line=first.line, others=others)
+            raise _all(missing)
         return router
 
     def names(self) -> list[str]:

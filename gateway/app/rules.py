@@ -25,7 +25,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
-from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqp091.admission import AmqpNewcomer
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
@@ -129,7 +129,7 @@ class Rules:
         """Whoever may hold something by a right that is gone."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
-                if isinstance(connection, AmqpConnection | FastConnection | MqttConnection):
+                if isinstance(connection, AmqpNewcomer | FastConnection | MqttConnection):
                     yield partial(_look_at, connection)
         for client_id in list(self._gateway.mqtt.sessions):
             yield partial(self._look_at_away, client_id)
@@ -155,7 +155,7 @@ class Rules:
         )
 
 
-def _look_at(connection: AmqpConnection | FastConnection | MqttConnection) -> None:
+def _look_at(connection: AmqpNewcomer | FastConnection | MqttConnection) -> None:
     try:
         if not connection.stream.closed:
             connection.rules_changed()

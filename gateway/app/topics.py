@@ -14,6 +14,7 @@ from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.namespace import EngineNamespace
+from gateway.engine.nodes import Nodes
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
@@ -75,6 +76,11 @@ def topics_of(
         store=store,
     )
     return embedded, None
+
+
+def nodes_of(settings: Settings, engine: EngineSession | None) -> Nodes | None:
+    """Where clients of the cluster's own protocol are let through to; None: there is no cluster."""
+    return None if engine is None else Nodes(engine.settings, settings.replica, engine.stats)
 
 
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:

@@ -23,6 +23,7 @@ from gateway.mapping.linter import (
     Finding,
     Severity,
     lint,
+    relayed_routes,
     returning_routes,
     undivided_routes,
     unkeyed_routes,
@@ -250,7 +251,8 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     except MappingError as error:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
-    refused = unstorable_routes(
+    refused = relayed_routes(mappings, settings.relayed())
+    refused += unstorable_routes(
         routes, settings.links, store=settings.store.enabled, shared=settings.shared_outboxes()
     )
     if settings.one_way:

@@ -25,7 +25,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
-from gateway.settings.endpoints import Remote, Target, address_of
+from gateway.settings.endpoints import LinkTls, Remote, Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
@@ -172,6 +172,37 @@ class Turns:
         return pause
 
 
+async def open_socket(target: Target, timeout: float) -> socket.socket:
+    """A connected socket. Raises LinkError, which says why there is none after `timeout` seconds at most."""
+    try:
+        with trio.fail_after(timeout):
+            opened = await trio.open_tcp_stream(target.host, target.port)
+    except trio.TooSlowError:
+        raise LinkError(f"{address_of(target)}: no answer within {timeout:g} s") from None
+    except OSError as error:
+        raise LinkError(f"{address_of(target)}: {reason(error)}") from error
+    sock = socket.socket(fileno=opened.socket.detach())
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def tls_to(target: Target, tls: LinkTls, name: str) -> Filter | None:
+    """The TLS of a connection to it, None: without. Raises LinkError when the files of `name` are no use."""
+    if not target.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if not tls.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if tls.cert_file is not None:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+    except OSError as error:
+        raise LinkError(f"the TLS files of {name} cannot be used: {error}") from error
+    return TlsFilter(context, server_side=False, server_hostname=target.host)
+
+
 class Link:
     """Supervises the connection of one link session."""
 
@@ -309,8 +340,8 @@ class Link:
             if target.websocket
             else None
         )
-        layer = within(self._tls(target), websocket)
-        sock = await self._open(target)
+        layer = within(tls_to(target, self.settings.tls, self.name), websocket)
+        sock = await open_socket(target, self.settings.connect_timeout_secs)
         if self._held_down:
             sock.close()
             raise LinkError(self.why)
@@ -346,39 +377,10 @@ class Link:
             if not stream.closed:
                 stream.abort(self.why or "the link was stopped")
 
-    async def _open(self, target: Target) -> socket.socket:
-        timeout = self.settings.connect_timeout_secs
-        try:
-            with trio.fail_after(timeout):
-                opened = await trio.open_tcp_stream(target.host, target.port)
-        except trio.TooSlowError:
-            raise LinkError(f"{address_of(target)}: no answer within {timeout:g} s") from None
-        except OSError as error:
-            raise LinkError(f"{address_of(target)}: {reason(error)}") from error
-        sock = socket.socket(fileno=opened.socket.detach())
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """TLS or WebSocket came to its end: count what was wrong."""
         if word := ending.broke or ending.refused:
             self.stats.protocol_errors.add(word)
-
-    def _tls(self, target: Target) -> Filter | None:
-        if not target.tls:
-            return None
-        tls = self.settings.tls
-        try:
-            context = ssl.create_default_context(cafile=tls.ca_file)
-            if not tls.verify:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            if tls.cert_file is not None:
-                context.load_cert_chain(tls.cert_file, tls.key_file)
-        except OSError as error:
-            raise LinkError(f"the TLS files of {self.name} cannot be used: {error}") from error
-        return TlsFilter(context, server_side=False, server_hostname=target.host)
 
     async def _tick(self) -> None:
         while True:

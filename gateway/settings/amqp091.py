@@ -24,7 +24,9 @@ class AmqpListener(Listener):
     virtual_hosts: Annotated[
         tuple[str, ...], Strict(False), BeforeValidator(_names, json_schema_input_type=list[str])
     ] = Field(("/",), min_length=1)
-    """Their names. Routes of the mapping files join the first one; the others keep to themselves."""
+    """Their names. Routes of the mapping files join the first one; the others keep to themselves. With
+    `engine: rabbitmq` the first one is that of the cluster's urls, and the others are the cluster's own of
+    the same names."""
     announce: Literal["rabbitmq", "gateway"] = "rabbitmq"
     """The product that clients are told they are connected to: programs that know RabbitMQ's ways take them
     when they see its name. `gateway` has them believe in the letter of the specification."""

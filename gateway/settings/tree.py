@@ -15,14 +15,12 @@ from gateway.documents import Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
-from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings.access import DefaultRoles, HttpAuthorizer, Names, Role
 from gateway.settings.amqp091 import AmqpListener
 from gateway.settings.amqpfast import FastListener, FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import (
-    SHARED,
     Admission,
     FilePath,
     Link,
@@ -345,13 +343,15 @@ class Settings(Documented, BaseSettings):
     def _engine(self) -> Self:
         if not isinstance(self.broker, RabbitEngine):
             return self
-        if ENGINE in self.endpoints():
+        if ENGINE in self.listeners or ENGINE in self.links:
             raise ValueError(f"no endpoint is called {ENGINE!r} with engine: rabbitmq, whose connection is")
         for name, one in self.listeners.items():
-            if one.protocol not in (MQTT.name, SHARED):
+            dialect = DIALECTS.get(one.protocol)
+            if dialect is not None and not dialect.on_engine:
+                spoken = ", ".join(known.title for known in DIALECTS.values() if known.on_engine)
                 raise ValueError(
                     f"listeners.{name}: protocol {one.protocol} is for the embedded broker; with"
-                    " engine: rabbitmq listeners speak MQTT, and other programs connect to the cluster"
+                    f" engine: rabbitmq listeners speak {spoken}"
                 )
         if self.broker.state_bytes_max < 4 * self.limits.retained_bytes_max:
             raise ValueError("broker.state_bytes_max is at least four times limits.retained_bytes_max")
@@ -561,17 +561,31 @@ class Settings(Documented, BaseSettings):
             return self.http.tokens_path
         return self.store.path / "console"
 
+    def relayed(self) -> frozenset[str]:
+        """The listeners whose clients talk to the cluster behind the gateway, which takes no part in that."""
+        if not isinstance(self.broker, RabbitEngine):
+            return frozenset()
+        spoken = {name: DIALECTS.get(one.protocol) for name, one in self.listeners.items()}
+        return frozenset(name for name, dialect in spoken.items() if dialect is not None and dialect.relay)
+
     def endpoints(self) -> dict[str, str]:
-        """The protocol of every endpoint, by its name. A shared port is none: its connections are others'."""
+        """The protocol of every endpoint whose messages the gateway sees, by its name. A shared port is none:
+        its connections are others'."""
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
-        return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
+        relayed = self.relayed()
+        return {
+            name: one.protocol
+            for name, one in both.items()
+            if not isinstance(one, SharedListener) and name not in relayed
+        }
 
     def worlds(self) -> dict[str, str]:
         """For each listener, the namespace in which its clients meet those of other listeners."""
         found = {}
+        endpoints = self.endpoints()
         for name, one in self.listeners.items():
-            dialect = DIALECTS.get(one.protocol)
-            if dialect is not None:
+            if name in endpoints:
+                dialect = DIALECTS[one.protocol]
                 place = {"gateway": "", "virtual_host": one.hosts[0], "listener": name}
                 found[name] = f"{dialect.name} {place[dialect.meeting]}"
         return found

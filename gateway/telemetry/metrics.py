@@ -82,6 +82,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
+    "gateway_engine_relay_failures": (
+        "AMQP clients that had to go for want of a node of the cluster, by reason.",
+        ("reason",),
+    ),
     "gateway_engine_records": ("Records of the cluster's log, by what came of them.", ("outcome",)),
     "gateway_sessions_evicted": (
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
@@ -136,6 +140,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
+    "gateway_engine_relays": "Connections to nodes of the cluster on behalf of AMQP clients.",
     "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
@@ -238,6 +243,7 @@ class Sources:
     dropped: Callable[[], Mapping[str, int]] = dict
     evicted_sessions: Callable[[], int] = int
     engine_records: Callable[[], Mapping[str, int]] = dict
+    relay_failures: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
     forwarded: Callable[[], Mapping[str, int]] = dict
@@ -370,6 +376,7 @@ class Metrics(Collector):
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
             ("gateway_engine_records", sources.engine_records()),
+            ("gateway_engine_relay_failures", sources.relay_failures()),
             ("gateway_dead_letters_forwarded", sources.forwarded()),
             ("gateway_deduplication_forgotten", sources.forgotten_ids()),
             ("gateway_mapping_reloads", self.mapping_reloads),

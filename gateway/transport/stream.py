@@ -464,6 +464,18 @@ class Stream:
         elif layer is not None and layer.unread:
             self.again()
 
+    def beside(
+        self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
+    ) -> Stream:
+        """Another stream, which the same poller reads: what comes here goes on there in the same wake-up. It
+        does not `begin` before it has its peer object."""
+        return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
+
+    def begin(self) -> None:
+        """It has its peer object: read it, and write what that has to say."""
+        self._watcher.watch(self)
+        self.mark()
+
     def move(self, watcher: Watcher, *, layer_ended: LayerEnded, rate: Rate | None, backlog_max: int) -> None:
         """Another poller reads it from now on, as another listener has it."""
         self._watcher.forget(self)

@@ -139,7 +139,7 @@ class Gateway(Process):
 
 
 class Replica(Gateway):
-    """One of several gateways over the RabbitMQ at `port`; its only listener is that for MQTT."""
+    """One of several gateways over the RabbitMQ at `port`, with listeners for MQTT and AMQP."""
 
     name = "replica"
 
@@ -152,14 +152,17 @@ class Replica(Gateway):
         workers: int = 1,
         **broker: Any,
     ) -> None:
-        (mqtt_port,) = free_ports(1)
+        mqtt_port, amqp_port = free_ports(2)
         engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
-        listeners = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port}}
+        listeners = {
+            "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port},
+            "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp_port},
+        }
         more = {} if limits is None else {"limits": limits}
         super().__init__(
             folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers, **more
         )
-        self.mqtt_port, self.amqp_port = mqtt_port, port
+        self.mqtt_port, self.amqp_port = mqtt_port, amqp_port
 
     def _answers(self) -> bool:
         return mqtt_answers(self.mqtt_port)

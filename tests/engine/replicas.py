@@ -35,15 +35,25 @@ class Replica(Running):
         namespace: str,
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
+        *,
+        amqp: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
+        """`amqp`: keys of a listener for AMQP; `settings`: other parts."""
         urls = (url,) if isinstance(url, str) else url
+        listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0)}
+        if amqp is not None:
+            listeners["amqp091"] = make_listener(
+                **{"protocol": "amqp091", "host": LOOPBACK, "port": 0} | amqp
+            )
         broker = RabbitEngine(engine="rabbitmq", urls=urls, namespace=namespace, **more)
         store = Store(enabled=False) if folder is None else Store(path=folder)
         given = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
-            settings_of(listeners={"mqtt": listener}, broker=broker, replica=name, store=store, **given)
+            settings_of(
+                listeners=listeners, broker=broker, replica=name, store=store, **given, **(settings or {})
+            )
         )
 
     @property
@@ -58,10 +68,11 @@ class Replica(Running):
 
 
 @contextmanager
-def replicas(*given: Replica, ready: bool = True) -> Iterator[None]:
-    """All of them run; they are stopped and looked after when the block ends."""
+def replicas(*given: Replica, ready: bool = True, but: str = "") -> Iterator[None]:
+    """All of them run; they are stopped and looked after when the block ends. `but`: an error that is
+    expected."""
     begun: list[Replica] = []
-    with no_errors_logged(), quickened():
+    with no_errors_logged(but=but), quickened():
         try:
             for one in given:
                 one.start()

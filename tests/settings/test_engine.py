@@ -47,10 +47,6 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
         ("broker: {namespace: plant}\n", "broker.namespace: "),
         (RABBIT.replace("}", ", namespace: 'a b'}"), "broker.namespace: "),
         (RABBIT.replace("}", ", replica: one}"), "broker.replica: "),
-        (
-            RABBIT + "listeners: {a: {protocol: amqp091}}\n",
-            "listeners.a: protocol amqp091 is for the embedded",
-        ),
         (RABBIT + "listeners: {a: {protocol: amqpfast}}\n", "listeners.a: protocol amqpfast is for the"),
         (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
         (RABBIT + "limits: {retained_bytes_max: 300_000_000}\n", "four times limits.retained_bytes_max"),
@@ -62,6 +58,16 @@ def test_what_does_not_go_together_is_a_sentence(tmp_path: Path, text: str, why:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, text)
     assert why in str(caught.value)
+
+
+def test_listeners_of_amqp_are_no_endpoints_of_the_gateway(tmp_path: Path) -> None:
+    """Their clients talk to the cluster, so no route is theirs."""
+    text = "listeners: {a: {protocol: amqp091, port: 5673}, m: {protocol: mqtt}}\n"
+    settings = load(tmp_path, RABBIT + text)
+    assert (settings.relayed(), settings.endpoints()) == ({"a"}, {"m": "mqtt"})
+    assert settings.worlds().keys() == {"m"}
+    settings = load(tmp_path, text)
+    assert (settings.relayed(), settings.endpoints().keys()) == (frozenset(), {"a", "m"})
 
 
 def test_a_password_is_not_shown(tmp_path: Path) -> None:

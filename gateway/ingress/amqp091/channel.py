@@ -11,13 +11,11 @@ every queue, and the disk, has it.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from gateway.access.principal import Principal
-from gateway.access.rights import Rights
 from gateway.broker.alarms import Alarm
 from gateway.broker.amqp091.dead_lettering import living, own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -28,21 +26,19 @@ from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import ProtocolError, RemoteProtocolError
+from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.outstanding import Outstanding
-from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
-from gateway.model.message import MESSAGE_OCTETS, Message, Sender, weight_of
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicPublish, BasicReturn, Method
 from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
-from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties, essentials
-from gateway.transport.stream import Stream
 
 # What a delivery costs on the wire besides its body and properties, about; for noticing congestion between
 # flushes. A message weighs so much more, where it is held.
@@ -77,7 +73,7 @@ class PublishTarget:
         self.mandatory = method.mandatory
 
 
-class AmqpSource(ListenerSource):
+class AmqpSource(AmqpEntrance):
     """The source of the batches of one listener, as its channels know it."""
 
     @abstractmethod
@@ -97,16 +93,11 @@ class AmqpSource(ListenerSource):
         self.dead_letters.add([message], "", outcome)
 
 
-class AmqpGuest(ABC):
+class AmqpGuest(AmqpNewcomer):
     """A client's connection, as its channels and the source of its listener know it."""
 
-    stream: Stream
-    machine: ServerConnection
-    sender: Sender
-    principal: Principal | None
     host: VirtualHost
     endpoint: str
-    hears_cancel: bool
     unsettled: int
     outstanding: Outstanding
     line: Line
@@ -117,15 +108,6 @@ class AmqpGuest(ABC):
     @abstractmethod
     def ingress(self) -> AmqpSource:
         """The source of its listener."""
-
-    @property
-    @abstractmethod
-    def rights(self) -> Rights:
-        """As the rules are now."""
-
-    @abstractmethod
-    def check(self, permission: str, kind: str, name: str) -> None:
-        """Whether `configure`, `write` or `read` is given on an exchange or queue. Refused 403."""
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str) -> None:

@@ -6,17 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NoReturn
 
 import trio
 
-from gateway.access.authorization import CurrentRights
-from gateway.access.backends import Denial
-from gateway.access.credentials import Credentials
-from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
-from gateway.access.rights import DEFAULT_EXCHANGE, Rights
-from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -36,14 +29,13 @@ from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guests import Farewell, InFlight
-from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.caches import make_room
-from gateway.model.message import NEVER, Message, Sender
+from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import EXTERNAL, decode_publish
+from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
     Acks,
@@ -59,20 +51,10 @@ from gateway.protocols.amqp091.events import (
 )
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.table import plain
 from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, essentials
 from gateway.transport.stream import Stream
 
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
-
-
-WHY: Final = {
-    Denial.WRONG: "the name or password is wrong, or guest came from another machine",
-    Denial.EXPIRED: "the token has expired",
-    Denial.UNAVAILABLE: "nobody can say who this is now",
-    Denial.REFUSED: "too many logins have failed",
-    Denial.BUSY: "too many logins wait",
-}
 
 
 class Taken(Exception):
@@ -84,16 +66,7 @@ class AmqpConnection(ActingGuest):
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
-        self._ingress = ingress
-        self.stream = stream
-        self.host = ingress.hosts[0]  # until it asks for another
-        self.endpoint = ingress.name
-        self.hears_cancel = False
-        self._hears_denial = False
-        self._hears_blocked = False
-        self._blocked = {"disk": "", "memory": ""}  # why publishing is of no use now; "": it is
-        self._told_blocked = False
-        self.machine = ServerConnection(
+        machine = ServerConnection(
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
             heartbeat=limits.heartbeat_secs,
@@ -105,16 +78,16 @@ class AmqpConnection(ActingGuest):
             held_bytes_max=limits.message_bytes_max,
             sink=partial(LargeBody, stream, ingress.spool),
         )
+        super().__init__(ingress, stream, machine, now)
+        self._ingress = ingress
+        self.host = ingress.hosts[0]  # until it asks for another
+        self.endpoint = ingress.name
+        self._blocked = {"disk": "", "memory": ""}  # why publishing is of no use now; "": it is
+        self._told_blocked = False
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.line = Line(lambda: not (stream.congested or self.outstanding.full))
-        self._deadline = now + limits.connect_timeout_secs
         self.channels = {}
-        self.principal = None
-        self._current_rights = CurrentRights(ingress.authorization)
-        self.sender = Sender(ingress.name)
-        self._client_properties: dict[str, Any] = {}
-        self._ready = False
         self.confirming = {}
         self._held = False
 
@@ -125,53 +98,13 @@ class AmqpConnection(ActingGuest):
 
     # What it may do.
 
-    @property
-    def rights(self) -> Rights:
-        """As the rules are now."""
-        return self._current_rights.of(self.principal)
-
-    def check(self, permission: str, kind: str, name: str) -> None:
-        """Whether `configure`, `write` or `read` is given on an exchange or queue; Refused 403, in the words
-        of RabbitMQ."""
-        rights = self.rights
-        if rights.unlimited:
-            return
-        name = name or DEFAULT_EXCHANGE
-        decision = rights.amqp(self.host.name, permission, name, kind)
-        if not decision.allowed:
-            what = f"{kind} '{name}' in vhost '{self.host.name}'"
-            self._refuse_access(permission, what, decision.rule)
-
     def check_key(self, permission: str, exchange: str, key: str) -> None:
         """The same of a routing key of an exchange, which matters if that is a topic exchange."""
-        rights = self.rights
-        found = None if rights.unlimited else self.host.exchanges.get(exchange)
-        if found is None or found.kind != "topic":
-            return
-        decision = rights.amqp_key(self.host.name, permission, exchange, key)
-        if not decision.allowed:
-            what = f"topic '{key}' in exchange '{exchange}' in vhost '{self.host.name}'"
-            self._refuse_access(permission, what, decision.rule)
+        found = None if self.rights.unlimited else self.host.exchanges.get(exchange)
+        if found is not None and found.kind == "topic":
+            self.check_topic(permission, exchange, key)
 
-    def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
-        self._ingress.denied(self.sender, permission, what, rule)
-        raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
-
-    def rules_changed(self) -> None:
-        """Other rules are in force: channels that consume what may not be read any more are closed, and the
-        connection if its virtual host may not be entered."""
-        if not self._ready or self.machine.closed:
-            return
-        rights, host = self.rights, self.host.name
-        decision = rights.enters_amqp(host)
-        if not decision.allowed:
-            self._ingress.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
-            text = f"ACCESS_REFUSED - access to vhost '{host}' refused for user '{self.sender.user}'"
-            self._report(ReplyCode.ACCESS_REFUSED, text)
-            self.machine.close(ReplyCode.ACCESS_REFUSED, text)
-            self._leave()
-            self.stream.mark()
-            return
+    def _recheck(self) -> None:
         for channel in list(self.channels.values()):
             try:
                 for consumer in channel.consumers.values():
@@ -182,7 +115,6 @@ class AmqpConnection(ActingGuest):
                         self.check_key("write", address.scope, address.name)
             except Refused as error:
                 self.refuse(channel.number, error, m.BasicConsume)
-        self.stream.mark()
 
     # What the stream asks.
 
@@ -223,6 +155,10 @@ class AmqpConnection(ActingGuest):
         self._leave()
         self._ingress.forget(self, reason)
 
+    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        self.machine.close(code, text, class_id, method_id)
+        self._leave()
+
     def _leave(self) -> None:
         channels = list(self.channels.values())
         self.channels.clear()
@@ -250,18 +186,8 @@ class AmqpConnection(ActingGuest):
 
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
-        if not self._ready and now >= self._deadline:
-            self._ingress.stats.protocol_errors.add("connect_timeout")
-            self.stream.abort("no handshake in time")
-            return
-        self.machine.tick(now)
-        if not self.stream.listening:
-            self.machine.excuse(now)
-        elif self.machine.timed_out(now):
-            self._ingress.stats.protocol_errors.add("heartbeat_timeout")
-            self.stream.abort("heartbeat timeout")
-            return
-        self.stream.mark()
+        if self._in_time(now):
+            self.stream.mark()
 
     def shut_down(self, farewell: Farewell) -> None:
         """320, whatever the reason: clients come back after it."""
@@ -353,146 +279,13 @@ class AmqpConnection(ActingGuest):
             self._report(event.reply_code, event.text)
         self._leave()
 
-    def _report(self, code: int, text: str) -> None:
-        """Count and log a fault; code 0: there is none, for AMQP was not spoken at all."""
-        try:
-            word = ReplyCode(code).name.lower()
-        except ValueError:
-            word = "other" if code else "protocol_header"
-        self._ingress.stats.protocol_errors.add(word)
-        self._ingress.report(self.stream.remote, text)
-
-    # The handshake.
-
-    def _authenticate(self, event: Authenticate) -> None:
-        self._client_properties = plain(event.client_properties)
-        capabilities = self._client_properties.get("capabilities")
-        if not isinstance(capabilities, dict):
-            capabilities = {}
-        self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
-        self._hears_denial = bool(capabilities.get("authentication_failure_close"))
-        self._hears_blocked = bool(capabilities.get("connection.blocked"))
-        logins = self._ingress.logins
-        if event.mechanism == EXTERNAL:
-            certificate = certificate_of(self.stream)
-            credentials = Credentials("", b"", self.stream.remote, certificate)
-            certified = self._ingress.access.external(credentials)
-            if certified is None:
-                names = {} if certificate is None else certificate.names
-                logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
-                self._deny(event.mechanism, "no user has the name of the certificate")
-            else:
-                self._admit(certified)
-            return
-        pair = self._ingress.credentials(event.mechanism, event.response)
-        if pair is None:
-            logins.turned_away(self.stream, "", "malformed")
-            self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
-            return
-        credentials = logins.credentials(self.stream, *pair)
-        principal = self._ingress.access.known(credentials)
-        if principal is not None:
-            self._admit(principal)
-        else:
-            logins.verify(
-                self.stream, credentials, partial(self._verified, event.mechanism, credentials.user)
-            )
-
-    def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
-        if isinstance(found, Denial):
-            self._ingress.logins.denied(self.stream, user, found)
-            self._deny(mechanism, WHY[found])
-        else:
-            self._admit(found)
-            self.receive(b"", self._ingress.now())
-
-    def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
-        """The client has another token. Of a password nothing is looked at, as RabbitMQ does: it does not
-        expire.
-        """
-        principal = self.principal
-        if principal is None or principal.backend != Tokens.kind:
-            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
-            return
-        logins = self._ingress.logins
-        credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
-        found = self._ingress.access.known(credentials)
-        if found is not None:
-            self._secret_seen(found)
-        else:
-            logins.verify(self.stream, credentials, self._secret_seen)
-
-    def _secret_seen(self, found: Principal | Denial) -> None:
-        before = self.principal
-        assert before is not None, "update-secret comes from those who are in"
-        if isinstance(found, Principal) and found.name == before.name:
-            self.principal = found
-            self._ingress.renewed(self, found)
-            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
-            self._current_rights.forget()
-            with suppress(Undecided):
-                self.rules_changed()
-        else:
-            why = found if isinstance(found, Denial) else Denial.WRONG
-            self._ingress.logins.denied(self.stream, before.name, why, self.sender.client)
-            self._report(ReplyCode.NOT_ALLOWED, WHY[why])
-            text = "NOT_ALLOWED - New secret was refused by one of the backends"
-            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 70)
-            self._leave()
-        self.stream.mark()
-
-    def _deny(self, mechanism: str, why: str) -> None:
-        """403 to a client that understands why its connection ends; others see it end."""
-        self._ingress.stats.refused.add("access_refused")
-        self._ingress.report(self.stream.remote, why)
-        if not self._hears_denial:
-            self.stream.end("login refused")
-            return
-        self.machine.close(
-            ReplyCode.ACCESS_REFUSED,
-            f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}."
-            " For details see the broker logfile.",
-        )
-        self.stream.mark()
-
-    def _admit(self, principal: Principal) -> None:
-        self.principal = principal
-        self._ingress.logins.accepted()
-        name = self._client_properties.get("connection_name", "")
-        client = name if isinstance(name, str) else ""
-        self.sender = Sender(self._ingress.name, client, principal.name, self.stream.remote)
-        self.machine.authenticated()
-        self.stream.mark()
-
-    def _open(self, event: Open) -> None:
-        hosts = self._ingress.hosts
-        found = next((host for host in hosts if host.name == event.virtual_host), None)
-        principal = self.principal
-        assert principal is not None, "who opens has said who it is"
-        if found is None:
-            self._ingress.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
-            self.machine.close(
-                ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
-            )
-            return
-        decision = self.rights.enters_amqp(found.name)
-        if not decision.allowed:
-            self._ingress.denied(self.sender, "connect", f"vhost '{found.name}'", decision.rule)
-            text = f"NOT_ALLOWED - access to vhost '{found.name}' refused for user '{self.sender.user}'"
-            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
-            return
-        if self._ingress.let_in(self, principal, self.rights, self.sender.client, "0-9-1"):
-            text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
-            self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
-            return
-        self.host = found
-        self.endpoint = self._ingress.endpoint_of(found)
-        self._ready = True
-        self.machine.opened()
-        self._ingress.hurry(self, self.machine.heartbeat)
-        self._ingress.stats.spoke(self.machine, "0-9-1")
-        if self._ingress.store is not None and not self._ingress.store.healthy:
-            self.blocked(self._ingress.store.failure)
+    def _let_in(self) -> None:
+        ingress = self._ingress
+        self.host = next(host for host in ingress.hosts if host.name == self.host_name)
+        self.endpoint = ingress.endpoint_of(self.host)
+        self._welcome()
+        if ingress.store is not None and not ingress.store.healthy:
+            self.blocked(ingress.store.failure)
 
     # Publishing.
 

@@ -14,8 +14,6 @@ from gateway.access.rights import Rights
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
-from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpGuest, AmqpSource, PublishTarget, Receipt
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
@@ -26,8 +24,6 @@ from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.protocols.amqp091.table import decode_table, plain
-from gateway.settings import AmqpListener
 
 log = structlog.get_logger(limited=True)
 
@@ -37,15 +33,7 @@ class AmqpIngress(AmqpSource):
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
-        given = services.settings.listeners[name]
-        assert isinstance(given, AmqpListener)
-        tls = given.tls
-        certificates = tls is not None and tls.client_ca_file is not None
-        if given.proxy_protocol == "required" and self.access.reads_certificates:
-            certificates = True  # the balancer says what it has been shown
-        self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
-        self.hosts = [services.hosts[host] for host in given.virtual_hosts]
-        self.server_properties = server_properties(given.announce)
+        self.hosts = [services.hosts[host] for host in self.host_names]
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
         self._entries: dict[tuple[str, object], dict[bytes, PublishTarget]] = {}
@@ -138,24 +126,3 @@ class AmqpIngress(AmqpSource):
             outcome = UNROUTED
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)
-
-    @staticmethod
-    def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
-        """User and password of a SASL response; None when it cannot be read."""
-        if mechanism == "PLAIN":
-            parts = response.split(b"\0")
-            if len(parts) != 3:
-                return None
-            return parts[1].decode(errors="replace"), parts[2]
-        try:
-            table = plain(decode_table(len(response).to_bytes(4, "big") + response, 0)[0])
-        except RemoteProtocolError:
-            return None
-        login, password = table.get("LOGIN"), table.get("PASSWORD")
-        if not isinstance(login, str) or not isinstance(password, str):
-            return None
-        return login, password.encode()
-
-    def report(self, remote: str, text: str) -> None:
-        """Say what a client did wrong."""
-        log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)

@@ -37,6 +37,7 @@ class MqttDialect(Dialect):
     wild = "/+#\0"
     return_prefix = "$gateway/reply/"  # which no wildcard of a subscription or route matches (4.7.2)
     listener = "gateway.ingress.mqtt.connection:MqttListenerSource"
+    on_engine = True
     link = "gateway.egress.mqtt.session:MqttLinkSession"
     listener_settings = "gateway.settings.mqtt:MqttListener"
     link_settings = "gateway.settings.mqtt:MqttLink"

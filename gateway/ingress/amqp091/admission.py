@@ -1,0 +1,360 @@
+"""How a client of AMQP 0-9-1 gets in, whatever is behind the listener: it says who it is and which virtual
+host it wants, and is asked what it may do there.
+
+What becomes of a client that is in, its connection says: one with queues here, or one to a cluster.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import structlog
+from mypy_extensions import mypyc_attr
+
+from gateway.access.authorization import CurrentRights
+from gateway.access.backends import Denial
+from gateway.access.credentials import Credentials
+from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
+from gateway.access.rights import DEFAULT_EXCHANGE, Rights
+from gateway.access.tokens import Tokens
+from gateway.broker.amqp091.refusals import access_refused
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.announcing import server_properties
+from gateway.ingress.guests import Farewell, Guests, InFlight
+from gateway.ingress.logins import certificate_of
+from gateway.ingress.services import Services
+from gateway.ingress.source import ListenerSource
+from gateway.model.message import Sender
+from gateway.model.spooled import Piece
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import EXTERNAL
+from gateway.protocols.amqp091.events import Authenticate, Open
+from gateway.protocols.amqp091.server import ServerConnection
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.table import decode_table, plain
+from gateway.settings import AmqpListener
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger(limited=True)
+
+WHY: Final = {
+    Denial.WRONG: "the name or password is wrong, or guest came from another machine",
+    Denial.EXPIRED: "the token has expired",
+    Denial.UNAVAILABLE: "nobody can say who this is now",
+    Denial.REFUSED: "too many logins have failed",
+    Denial.BUSY: "too many logins wait",
+}
+VERSION: Final = "0-9-1"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AmqpEntrance(ListenerSource):
+    """A listener of AMQP 0-9-1, as those know it who want in."""
+
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+        super().__init__(name, services, guests)
+        given = services.settings.listeners[name]
+        assert isinstance(given, AmqpListener)
+        tls = given.tls
+        certificates = tls is not None and tls.client_ca_file is not None
+        if given.proxy_protocol == "required" and self.access.reads_certificates:
+            certificates = True  # the balancer says what it has been shown
+        self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
+        self.server_properties = server_properties(given.announce)
+        self.host_names = given.virtual_hosts
+
+    @staticmethod
+    def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
+        """User and password of a SASL response; None when it cannot be read."""
+        if mechanism == "PLAIN":
+            parts = response.split(b"\0")
+            if len(parts) != 3:
+                return None
+            return parts[1].decode(errors="replace"), parts[2]
+        try:
+            table = plain(decode_table(len(response).to_bytes(4, "big") + response, 0)[0])
+        except RemoteProtocolError:
+            return None
+        login, password = table.get("LOGIN"), table.get("PASSWORD")
+        if not isinstance(login, str) or not isinstance(password, str):
+            return None
+        return login, password.encode()
+
+    def report(self, remote: str, text: str) -> None:
+        """Say what a client did wrong."""
+        log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AmqpNewcomer(ABC):
+    """A client's connection, as far as it gets in and may do things."""
+
+    def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
+        self.stream = stream
+        self.machine = machine
+        self.sender = Sender(entrance.name)
+        self.principal: Principal | None = None
+        self.hears_cancel = False
+        self.host_name = entrance.host_names[0]  # until it asks for another
+        self._entrance = entrance
+        self._hears_denial = False
+        self._hears_blocked = False
+        self._deadline = now + entrance.limits.connect_timeout_secs
+        self._current_rights = CurrentRights(entrance.authorization)
+        self._client_properties: dict[str, Any] = {}
+        self._ready = False
+
+    @abstractmethod
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived."""
+
+    @abstractmethod
+    def data_to_send(self) -> bytes | list[Piece]:
+        """Whatever was encoded."""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """The client reads again."""
+
+    @abstractmethod
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+
+    @abstractmethod
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading; returns what undoes it, None when this must not be stopped."""
+
+    @abstractmethod
+    def tick(self, now: float) -> None:
+        """Do what is due by the clock."""
+
+    @abstractmethod
+    def shut_down(self, farewell: Farewell) -> None:
+        """Say goodbye and end the stream."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Nothing of this connection awaits settlement."""
+
+    @abstractmethod
+    def in_flight(self) -> InFlight:
+        """What is under way."""
+
+    @abstractmethod
+    def _let_in(self) -> None:
+        """The client is in, and waits for its connection.open-ok."""
+
+    @abstractmethod
+    def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        """The connection is closed, with all that is its own."""
+
+    @abstractmethod
+    def _recheck(self) -> None:
+        """Channels that hold what they may not hold any more are closed. Raises Undecided."""
+
+    # What it may do.
+
+    @property
+    def rights(self) -> Rights:
+        """As the rules are now."""
+        return self._current_rights.of(self.principal)
+
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """Whether `configure`, `write` or `read` is given on an exchange or queue; Refused 403, in the words
+        of RabbitMQ."""
+        rights = self.rights
+        if rights.unlimited:
+            return
+        name = name or DEFAULT_EXCHANGE
+        decision = rights.amqp(self.host_name, permission, name, kind)
+        if not decision.allowed:
+            what = f"{kind} '{name}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, what, decision.rule)
+
+    def check_topic(self, permission: str, exchange: str, key: str) -> None:
+        """The same of a routing key of a topic exchange."""
+        rights = self.rights
+        if rights.unlimited:
+            return
+        decision = rights.amqp_key(self.host_name, permission, exchange, key)
+        if not decision.allowed:
+            what = f"topic '{key}' in exchange '{exchange}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, what, decision.rule)
+
+    def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
+        self._entrance.denied(self.sender, permission, what, rule)
+        raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
+
+    def rules_changed(self) -> None:
+        """Other rules are in force: channels that consume what may not be read any more are closed, and the
+        connection if its virtual host may not be entered."""
+        if not self._ready or self.machine.closed:
+            return
+        decision = self.rights.enters_amqp(self.host_name)
+        if decision.allowed:
+            self._recheck()
+        else:
+            self._entrance.denied(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
+            what = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
+            text = f"ACCESS_REFUSED - {what}"
+            self._report(ReplyCode.ACCESS_REFUSED, text)
+            self._dismiss(ReplyCode.ACCESS_REFUSED, text)
+        self.stream.mark()
+
+    def _report(self, code: int, text: str) -> None:
+        """Count and log a fault; code 0: there is none, for AMQP was not spoken at all."""
+        try:
+            word = ReplyCode(code).name.lower()
+        except ValueError:
+            word = "other" if code else "protocol_header"
+        self._entrance.stats.protocol_errors.add(word)
+        self._entrance.report(self.stream.remote, text)
+
+    def _in_time(self, now: float) -> bool:
+        """Heartbeats, and the time for the handshake. False: the connection is given up."""
+        if not self._ready and now >= self._deadline:
+            self._entrance.stats.protocol_errors.add("connect_timeout")
+            self.stream.abort("no handshake in time")
+            return False
+        self.machine.tick(now)
+        if not self.stream.listening:
+            self.machine.excuse(now)
+        elif self.machine.timed_out(now):
+            self._entrance.stats.protocol_errors.add("heartbeat_timeout")
+            self.stream.abort("heartbeat timeout")
+            return False
+        return True
+
+    # Who it is.
+
+    def _authenticate(self, event: Authenticate) -> None:
+        self._client_properties = plain(event.client_properties)
+        capabilities = self._client_properties.get("capabilities")
+        if not isinstance(capabilities, dict):
+            capabilities = {}
+        self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
+        self._hears_denial = bool(capabilities.get("authentication_failure_close"))
+        self._hears_blocked = bool(capabilities.get("connection.blocked"))
+        logins = self._entrance.logins
+        if event.mechanism == EXTERNAL:
+            certificate = certificate_of(self.stream)
+            credentials = Credentials("", b"", self.stream.remote, certificate)
+            certified = self._entrance.access.external(credentials)
+            if certified is None:
+                names = {} if certificate is None else certificate.names
+                logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
+                self._deny(event.mechanism, "no user has the name of the certificate")
+            else:
+                self._admit(certified)
+            return
+        pair = self._entrance.credentials(event.mechanism, event.response)
+        if pair is None:
+            logins.turned_away(self.stream, "", "malformed")
+            self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
+            return
+        credentials = logins.credentials(self.stream, *pair)
+        principal = self._entrance.access.known(credentials)
+        if principal is not None:
+            self._admit(principal)
+        else:
+            logins.verify(
+                self.stream, credentials, partial(self._verified, event.mechanism, credentials.user)
+            )
+
+    def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
+        if isinstance(found, Denial):
+            self._entrance.logins.denied(self.stream, user, found)
+            self._deny(mechanism, WHY[found])
+        else:
+            self._admit(found)
+            self.receive(b"", self._entrance.now())
+
+    def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
+        """The client has another token. Of a password nothing is looked at, as RabbitMQ does: it does not
+        expire.
+        """
+        principal = self.principal
+        if principal is None or principal.backend != Tokens.kind:
+            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+            return
+        logins = self._entrance.logins
+        credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
+        found = self._entrance.access.known(credentials)
+        if found is not None:
+            self._secret_seen(found)
+        else:
+            logins.verify(self.stream, credentials, self._secret_seen)
+
+    def _secret_seen(self, found: Principal | Denial) -> None:
+        before = self.principal
+        assert before is not None, "update-secret comes from those who are in"
+        if isinstance(found, Principal) and found.name == before.name:
+            self.principal = found
+            self._entrance.renewed(self, found)
+            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+            self._current_rights.forget()
+            with suppress(Undecided):
+                self.rules_changed()
+        else:
+            why = found if isinstance(found, Denial) else Denial.WRONG
+            self._entrance.logins.denied(self.stream, before.name, why, self.sender.client)
+            self._report(ReplyCode.NOT_ALLOWED, WHY[why])
+            text = "NOT_ALLOWED - New secret was refused by one of the backends"
+            self._dismiss(ReplyCode.NOT_ALLOWED, text, 10, 70)
+        self.stream.mark()
+
+    def _deny(self, mechanism: str, why: str) -> None:
+        """403 to a client that understands why its connection ends; others see it end."""
+        self._entrance.stats.refused.add("access_refused")
+        self._entrance.report(self.stream.remote, why)
+        if not self._hears_denial:
+            self.stream.end("login refused")
+            return
+        self.machine.close(
+            ReplyCode.ACCESS_REFUSED,
+            f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}."
+            " For details see the broker logfile.",
+        )
+        self.stream.mark()
+
+    def _admit(self, principal: Principal) -> None:
+        self.principal = principal
+        self._entrance.logins.accepted()
+        name = self._client_properties.get("connection_name", "")
+        client = name if isinstance(name, str) else ""
+        self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
+        self.machine.authenticated()
+        self.stream.mark()
+
+    def _open(self, event: Open) -> None:
+        entrance, principal, host = self._entrance, self.principal, event.virtual_host
+        assert principal is not None, "who opens has said who it is"
+        if host not in entrance.host_names:
+            entrance.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
+            self.machine.close(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {host} not found", 10, 40)
+            return
+        decision = self.rights.enters_amqp(host)
+        if not decision.allowed:
+            entrance.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
+            text = f"NOT_ALLOWED - access to vhost '{host}' refused for user '{self.sender.user}'"
+            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
+            return
+        if entrance.let_in(self, principal, self.rights, self.sender.client, VERSION):
+            text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
+            self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
+            return
+        self.host_name = host
+        self._let_in()
+
+    def _welcome(self) -> None:
+        """Its connection.open is answered."""
+        self._ready = True
+        self.machine.opened()
+        self._entrance.hurry(self, self.machine.heartbeat)
+        self._entrance.stats.spoke(self.machine, VERSION)
