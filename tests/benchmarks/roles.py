@@ -43,7 +43,7 @@ class Load:
     it has sent `distinct` of them, and begins again; topics come in an order of chance, a property that
     differs comes after `properties` that do not. `level` of MQTT: 5 where there are properties.
     `subscribers`: MQTT clients that consume; more than one have topics that differ in equal parts, by filters
-    that name them.
+    that name them. `tls`: MQTT publishers speak it.
     """
 
     publish: str
@@ -70,6 +70,7 @@ class Load:
     properties: int = 0
     level: int = 4
     subscribers: int = 1
+    tls: bool = False
 
     @property
     def queues(self) -> list[str]:
@@ -133,7 +134,7 @@ class MqttPublisher:
     """Publishes to one topic, or some in turn; window by packet identifiers, which are used in turn."""
 
     def __init__(self, load: Load, number: int) -> None:
-        self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}", load.level)
+        self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}", load.level, tls=load.tls)
         topics = [wires.text(f"bench/{number:05d}{level}") for level in load.levels(number)]
         self.batch = load.window if load.qos else QOS0_BURST
 
@@ -475,7 +476,7 @@ CONSUMERS: Final[dict[str, Callable[[Load], Role]]] = {
 def _read(sock: socket.socket) -> bytes:
     try:
         data = sock.recv(READ)
-    except BlockingIOError:
+    except wires.NOT_NOW:
         return b""
     if not data:
         raise ConnectionError("the server closed the connection")
@@ -486,7 +487,7 @@ def _count(sock: socket.socket) -> int:
     """How many octets were there; they stand in `_inbox` until the next call."""
     try:
         size = sock.recv_into(_inbox)
-    except BlockingIOError:
+    except wires.NOT_NOW:
         return 0
     if not size:
         raise ConnectionError("the server closed the connection")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -195,8 +196,9 @@ class Rabbit(Process):
 
     name = "RabbitMQ"
 
-    def __init__(self, folder: Path) -> None:
-        self._broker = RabbitMQ(folder, mqtt=True)
+    def __init__(self, folder: Path, lines: Sequence[str] = ()) -> None:
+        """`lines` of its configuration."""
+        self._broker = RabbitMQ(folder, mqtt=True, lines=lines)
         self.mqtt_port, self.amqp_port = self._broker.mqtt_port, self._broker.port
         self.pid = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ FRAME_OVERHEAD: Final = 8
 BODY_MAX: Final = 131_072 - FRAME_OVERHEAD  # of a frame, as both servers offer it
 MQTT_5: Final = 5
 Pairs = Sequence[tuple[str, str]]
+NOT_NOW: Final = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -34,7 +36,7 @@ def send_all(sock: socket.socket, data: bytes) -> None:
     """Everything, though the socket does not block."""
     try:
         sent = sock.send(data)
-    except BlockingIOError:
+    except NOT_NOW:
         sent = 0
     while sent < len(data):
         waiting = select.poll()
@@ -43,15 +45,20 @@ def send_all(sock: socket.socket, data: bytes) -> None:
             raise TimeoutError("the server takes no more octets")
         try:
             sent += sock.send(memoryview(data)[sent:])
-        except BlockingIOError:
+        except NOT_NOW:
             continue
 
 
-def open_socket(port: int) -> socket.socket:
-    """A connection to the loopback interface, without Nagle's delay."""
+def open_socket(port: int, *, tls: bool = False) -> socket.socket:
+    """A connection to the loopback interface, without Nagle's delay; with `tls` to whoever answers."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    if not tls:
+        return sock
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(sock)
 
 
 # MQTT 3.1.1.
@@ -72,9 +79,11 @@ def packet(first: int, rest: bytes) -> bytes:
             return bytes((first,)) + length + rest
 
 
-def mqtt_say_connect(port: int, client_id: str, level: int = 4, *, clean: bool = True) -> socket.socket:
+def mqtt_say_connect(
+    port: int, client_id: str, level: int = 4, *, clean: bool = True, tls: bool = False
+) -> socket.socket:
     """A client without keep-alive, and mostly with a clean session, that has said CONNECT."""
-    sock = open_socket(port)
+    sock = open_socket(port, tls=tls)
     properties = b"\x00" if level == MQTT_5 else b""
     told = text("MQTT") + bytes((level, 2 * clean, 0, 0)) + properties + text(client_id)
     sock.sendall(packet(0x10, told))
@@ -97,9 +106,9 @@ def mqtt_expect_connack(sock: socket.socket) -> None:
         raise ConnectionError(f"CONNACK {answer!r}")
 
 
-def mqtt_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
+def mqtt_connect(port: int, client_id: str, level: int = 4, *, tls: bool = False) -> socket.socket:
     """A connected client with a clean session."""
-    sock = mqtt_say_connect(port, client_id, level)
+    sock = mqtt_say_connect(port, client_id, level, tls=tls)
     mqtt_expect_connack(sock)
     return sock
 
