@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from gateway.mapping.linter import (
     unstorable_routes,
 )
 from gateway.mapping.router import Router
+from gateway.mapping.routes import Route
 from gateway.settings import Settings
 
 WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
@@ -38,6 +39,19 @@ def message_ids() -> Iterator[str]:
     """Ids for messages that have none; no other process, and no other life of this one, has the same."""
     prefix = secrets.token_hex(ID_OCTETS)
     return (f"{prefix}-{number:x}" for number in count(1))
+
+
+def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingError]:
+    """Routes that the configuration has no place for."""
+    routes = list(routes)
+    shared = given.shared_outboxes()
+    found = unstorable_routes(routes, given.links, store=given.store.enabled, shared=shared)
+    if given.one_way:
+        found += returning_routes(routes, given.links)
+    found += undivided_routes(routes, given.divides, given.workers)
+    if given.journal.enabled and given.journal.hash_key is None:
+        found += unkeyed_routes(routes)
+    return found
 
 
 def _all(errors: list[MappingError]) -> MappingError:
@@ -92,16 +106,8 @@ class MappingFiles:
             return_key=self._return_key,
             reply_kept=tell_reply_kept,
         )
-        missing = unstorable_routes(
-            router.routes, given.links, store=given.store.enabled, shared=given.shared_outboxes()
-        )
-        if given.one_way:
-            missing += returning_routes(router.routes, given.links)
-        missing += undivided_routes(router.routes, given.divides, given.workers)
-        if given.journal.enabled and given.journal.hash_key is None:
-            missing += unkeyed_routes(router.routes)
-        if missing:
-            raise _all(missing)
+        if refused := refused_routes(router.routes, given):
+            raise _all(refused)
         return router
 
     def names(self) -> list[str]:

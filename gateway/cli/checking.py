@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from gateway.access.linting import lint_roles
 from gateway.app.access import access_of, roles_of, with_imported_hosts
+from gateway.app.mappings import refused_routes
 from gateway.broker.amqp091.declaring import gather, rehearse
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
@@ -19,16 +20,7 @@ from gateway.cli.progress import shown
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
-from gateway.mapping.linter import (
-    Finding,
-    Severity,
-    lint,
-    relayed_routes,
-    returning_routes,
-    undivided_routes,
-    unkeyed_routes,
-    unstorable_routes,
-)
+from gateway.mapping.linter import Finding, Severity, lint, relayed_routes
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
@@ -252,14 +244,7 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = relayed_routes(mappings, settings.relayed())
-    refused += unstorable_routes(
-        routes, settings.links, store=settings.store.enabled, shared=settings.shared_outboxes()
-    )
-    if settings.one_way:
-        refused += returning_routes(routes, settings.links)
-    refused += undivided_routes(routes, settings.divides, settings.workers)
-    if settings.journal.enabled and settings.journal.hash_key is None:
-        refused += unkeyed_routes(routes)
+    refused += refused_routes(routes, settings)
     hosts = rehearsed.hosts
     return [
         *(finding for error in refused for finding in faults(error)),
