@@ -6,6 +6,7 @@ A missing program skips the test; under CI=true, where everything is meant to be
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import subprocess
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from gateway import is_compiled
+from gateway.telemetry import logs
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
 from tests.needs import ALONE, needs_of, refuse_programs
 
@@ -122,6 +125,19 @@ def descriptors_are_closed() -> Iterator[None]:
         with suppress(OSError):  # closed meanwhile
             found[re.sub("[0-9]+", "N", os.readlink(one))] += 1
     assert found.total() < DESCRIPTORS_MAX, found.most_common(5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logs_are_as_they_were() -> Iterator[None]:
+    """A command that a test has called in this process may have turned them to another stream, or off."""
+    root = logging.getLogger()
+    configured, level, handlers = structlog.get_config(), root.level, root.handlers[:]
+    stream = logs._Direct.stream
+    yield
+    logs._Direct.stream = stream
+    structlog.configure(**configured)
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def missing(reason: str) -> None:

@@ -116,11 +116,13 @@ def test_under_load_nothing_is_lost_and_qos_2_comes_once(rabbitmq: RabbitMQ, top
             subscriber.subscribe(topic, qos=qos)
             sent = Sending(publisher, topic, qos)
             subscriber.until(lambda: len(subscriber.messages) >= 50)
+            for client in (subscriber, publisher):
+                client.goes_on(staying.mqtt)
             going.ask(going.gateway.stop)
             for client in (subscriber, publisher):
                 client.until(lambda one=client: one.ended)
                 assert client.ended[0].value == 0x8B
-                client.go_on(staying.mqtt)
+                client.until(lambda one=client: one.welcome is not None)
             total = sent.finish(staying)
             subscriber.until(lambda: {body for _, body in subscriber.told} >= set(total))
             came = [body for _, body in subscriber.told]
