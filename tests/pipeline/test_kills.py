@@ -4,7 +4,7 @@ journal is being written.
 The writer is the gateway's own; it writes a few octets at a time, so that a reader finds the end torn at any
 moment, and leaves a torn block behind whenever the driver dies, as a gateway that is killed does. KILLS says
 how often the driver is killed; each costs a start of Spark, so it is once in `make test`, over a stream into
-Parquet and an archive of Delta, and twenty times over both of both in `make kills`.
+Parquet and an archive of it, and twenty times over both of both in `make kills`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_every_row_arrives_once(delta: tuple[str, ...], tmp_path: Path, form: st
     assert each_once(journal, found)
 
 
-@pytest.mark.parametrize("form", BOTH if ALL else BOTH[1:])
+@pytest.mark.parametrize("form", BOTH if ALL else BOTH[:1])
 def test_an_archive_has_each_row_once(
     delta: tuple[str, ...], tables: SparkSession, tmp_path: Path, form: str
 ) -> None:
