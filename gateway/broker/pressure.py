@@ -16,6 +16,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
 PACE_SECS: Final = 0.01  # between two looks at how fast somebody takes what waits for him
+SLOW_SECS: Final = 0.05  # who takes longer for the least that may wait is slow
 DEEP_SECS: Final = 1.0  # what takes longer than that to take is a store, and no delay
 FLOOR: Final = 65_536  # octets that whoever is restrained may hold in any case
 R = TypeVar("R")
@@ -57,8 +58,8 @@ class Pace:
     until they have been taken, so publishers that are faster than he fill the whole queue, and every message
     waits for all of it. They are held while what waits takes longer than `delay_secs`.
 
-    Only what he has taken within DEEP_SECS keeps anybody waiting: who takes less, or has been away, has a
-    queue to be late in, and publishers do not pay for that.
+    Who is slow, or has been away and has more before him than he takes in DEEP_SECS, has a queue to be late
+    in, and publishers do not pay for that.
     """
 
     __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "on", "taken")
@@ -82,8 +83,8 @@ class Pace:
             self._per_sec = (self._per_sec + per_sec) / 2 if self._per_sec else per_sec
             self._before = self.taken
             self._at = now
-        most = self._per_sec * self._delay_secs
-        if most < self._least or waiting > self._per_sec * DEEP_SECS:
+        most = max(self._per_sec * self._delay_secs, self._least)
+        if self._least > self._per_sec * SLOW_SECS or waiting > self._per_sec * DEEP_SECS:
             return False
         return waiting > (most / 2 if self.on else most)
 

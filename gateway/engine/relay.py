@@ -41,7 +41,7 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-RIGHTS_MAX: Final = 1_000  # of which it is remembered what was allowed
+RIGHTS_MAX: Final = 1_000  # of which it is remembered what was allowed; in sum the limit is that of one
 
 
 class Elsewhere:
@@ -86,10 +86,12 @@ class RelaySource(AmqpEntrance):
         self._allowed.clear()
 
     def tick(self, now: float) -> None:
-        """What somebody else has decided is asked again, when its time is over."""
+        """What somebody else has decided is asked again, when its time is over; what is remembered of all
+        rights together has a limit."""
         super().tick(now)
         self.nodes.tick(now)
-        if self.authorization.authorizer is not None:
+        kept = sum(map(len, self._allowed.values()))
+        if self.authorization.authorizer is not None or kept > self.limits.cache_entries_max:
             self._allowed.clear()
 
     def allowed(self, host: str, rights: Rights) -> Allowed:

@@ -233,6 +233,15 @@ def test_who_takes_much_is_not_left_far_behind(monkeypatch: pytest.MonkeyPatch) 
     assert fast.session.pressure or not fast.session.stalled(1.0)
 
 
+def test_who_takes_less_than_the_delay_is_worth_is_left_no_further_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """512 messages are 26 ms of hers, and no more than those wait."""
+    steady = Taking(monkeypatch, 20_000, SessionLimits(delay_secs=0.005))
+    assert steady.run(500) > 5
+    assert max(steady.waited[250:]) <= 512 + 2 * 40
+
+
 def test_without_a_delay_the_session_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0))
     assert fast.run(500) == 0

@@ -414,6 +414,27 @@ def test_rules_that_change_hold_for_who_is_connected(rabbitmq: RabbitMQ, queue: 
         assert refused.value.reply_code == 403
 
 
+def test_what_is_remembered_of_all_rights_has_one_limit(rabbitmq: RabbitMQ) -> None:
+    names = ("one", "two")
+    settings = {
+        "users": {name: User(password_hash=HASH, roles=(name,)) for name in names},
+        "roles": {name: Role.model_validate(ROLE, strict=False) for name in names},
+    }
+    replica = Replica(
+        "remembering", rabbitmq.url, "remembering", queue_type="classic", amqp={}, settings=settings,
+        limits={"cache_entries_max": 16},
+    )  # fmt: skip
+    with replicas(replica):
+        for name in names:
+            with through(replica, **device(name)) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                for number in range(15):
+                    channel.basic_publish("amq.topic", f"mine.{number}", b"x")
+        source = replica.gateway.listeners["amqp091"]._protocol
+        until(lambda: sum(map(len, source._allowed.values())) <= 16)
+
+
 def test_what_no_role_says_is_asked_for(rabbitmq: RabbitMQ, queue: str) -> None:
     """Meanwhile the client is not read, and what it says next is not lost."""
     queue = f"bob-{queue}"
