@@ -153,14 +153,17 @@ def quickened() -> Iterator[None]:
 
 @contextmanager
 def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Running]:
-    """A gateway in a thread; stopped and looked after when the block ends."""
-    with no_errors_logged(but=but), quickened():
+    """A gateway in a thread; stopped and looked after when the block ends. What it logged is printed, so it
+    stands beside a test that fails.
+    """
+    with no_errors_logged(but=but) as lines, quickened():
         one = Running(settings or settings_of())
         one.start()
         try:
             yield one
         finally:
             one.stop()
+            print(*lines, sep="\n")
 
 
 @needed("a gateway")
