@@ -3,7 +3,8 @@
 SQLite reads a table along a tree of pages. One that is spoilt hides what is below it, and any statement that
 comes across it fails. So each table is read by ranges of its key: one that fails is halved, until what fails
 is small, or fails wherever it is tried. Each row that can be read is then decoded, as the gateway would: its
-messages have a checksum, and a body that is a file must be there.
+messages have a checksum, whether they stand in the table or in the heap, and a body that is a file must be
+there.
 
 Three kinds of loss follow: rows whose octets are spoilt (it is known whose messages they were); ranges of a
 table that are hidden (known only from the gap in the positions of a log); what was committed last, when the
@@ -12,6 +13,7 @@ write-ahead log is missing or torn.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,13 +23,15 @@ from typing import Any, Final
 
 from gateway.errors import StoreError
 from gateway.model.spooled import OpenBody, Spooled
+from gateway.store.heap import HEAP, Place, read
 from gateway.store.index import TRANSIENT
 from gateway.store.messages import MessageReader
 
 KEY_MAX: Final = (1 << 62) - 1
 SAMPLES: Final = 64  # places at which a range is tried before it is given up as a whole
-NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "dead_letters": "id"}
+NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "places": "row", "dead_letters": "id"}
 SHOWN_MAX: Final = 1_000  # lost things that are named; the others are counted
+COPIED_OCTETS_MAX: Final = 16_777_216  # of rows that are kept together
 
 WAL_HEAD: Final = Struct(">8I")
 FRAME_HEAD: Final = Struct(">6I")
@@ -112,6 +116,9 @@ class _Examination:
         self._keep = keep
         self._reader = MessageReader(self._body)
         self._spool = path.parent / "spool"
+        self._heap = path.parent / HEAP
+        self._file: int | None = None  # the heap, once it is open
+        self._places: dict[int, Place] = {}  # of rows whose messages are there
         self._logs: dict[int, tuple[str, str]] = {}
         self._extents: list[tuple[int, int, int, int]] = []  # row id, log, first, behind the last
         self._bits: dict[int, int] = {}
@@ -125,9 +132,12 @@ class _Examination:
             raise StoreError(f"nothing of it can be read: {error}") from error
         self._read_logs()
         self._read_settled()
+        self._read_places()
         self._read_rows()
         self._read_letters()
         self._read_things()
+        if self._file is not None:
+            os.close(self._file)
 
     # Tables that are numbered.
 
@@ -154,11 +164,31 @@ class _Examination:
     def _lose_settled(self, _: int) -> None:
         self._findings.settled += 1
 
+    def _read_places(self) -> None:
+        for row, at, octets in self._numbered("places", "row, at, octets", self._lose_place):
+            if isinstance(at, int) and isinstance(octets, int) and min(at, octets) >= 0:
+                self._places[row] = Place(at, octets)
+
+    def _lose_place(self, _: int) -> None:
+        """Its row tells, which has no messages then."""
+
+    def _from_heap(self, id: int) -> bytes:
+        """The messages of a row that has none in the table. Raises StoreError."""
+        place = self._places.get(id)
+        if place is None:
+            raise StoreError("it is not known where they stand")
+        if self._file is None:
+            try:
+                self._file = os.open(self._heap, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise StoreError(f"{self._heap} cannot be read: {error.strerror}") from error
+        return read(self._file, place)
+
     def _read_rows(self) -> None:
         columns = "id, log, first, count, octets, tag, messages"
         hidden_before = len(self._ranges)
         good: list[Row] = []
-        count = 0
+        count = weight = 0
         for row in self._numbered("rows", columns, self._lose_row):
             id, log, first, number, _, tag, octets = row
             if log not in self._logs or tag == TRANSIENT:
@@ -167,17 +197,19 @@ class _Examination:
                 continue
             self._extents.append((id, log, first, first + number))
             try:
-                offsets, _ = self._reader.decode(octets)
+                messages = octets or self._from_heap(id)
+                offsets, _ = self._reader.decode(messages)
             except (StoreError, TypeError) as error:
                 self._spoilt_row(id, log, number, error)
                 continue
             bits = self._bits.get(id, 0)
             self._findings.messages += sum(not bits >> offset & 1 for offset in offsets)
-            good.append(row)
-            if len(good) >= 64:
+            good.append((*row[:-1], messages))
+            weight += len(messages)
+            if len(good) >= 64 or weight >= COPIED_OCTETS_MAX:
                 count += len(good)
                 self._keep("rows", good)
-                good = []
+                good, weight = [], 0
         self._keep("rows", good)
         self._findings.rows["rows"] = count + len(good)
         for low, high in self._ranges[hidden_before:]:

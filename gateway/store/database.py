@@ -6,15 +6,17 @@ import os
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
+from gateway.store.heap import KEPT_OCTETS, OCTETS_MIN, Heap, Place
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
 from gateway.store.letters import DeadLetter, Letters, Line, letter
-from gateway.store.messages import MessageReader, encode_sound
+from gateway.store.messages import MessageReader, encode_sound, sound_parts
 from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
 
@@ -29,6 +31,8 @@ VACUUM_PAGES: Final = 1_024  # given back to the disk in one go, when there is n
 VACUUM_PAGE_OCTETS: Final = 3 * 4_096  # what giving back one page may add to the log
 BUSY_SECS: Final = 5.0  # somebody may look into the file with a tool of SQLite's
 
+DISK_ERRORS: Final = (sqlite3.Error, OSError)
+"""What writing raises when the disk does not take it."""
 Damage = Callable[[str], None]
 Stored = tuple[int, Message, bytes]
 """A position, its message, and the tag under which it was appended."""
@@ -94,7 +98,7 @@ def _advice(error: sqlite3.Error) -> str:
         advice = (
             "the file is damaged. `gateway store check` says what is lost, `gateway store repair` saves "
             "what can be read (both with the same --config); or restore a backup; to start empty, move "
-            "gateway.db, gateway.db-wal and gateway.db-shm away together"
+            "gateway.db, gateway.db-wal, gateway.db-shm and gateway.heap away together"
         )
     elif code == sqlite3.SQLITE_FULL:
         advice = "free some space on this disk"
@@ -140,9 +144,15 @@ class Database:
             ]
             self.last_log = max((log.id for log in self.logs), default=0)
             self._load_rows()
+            places = connection.execute("SELECT row, at, octets FROM places")
+            self.heap = Heap(folder, {row: Place(at, octets) for row, at, octets in places})
         except sqlite3.Error as error:
             connection.close()
             raise StoreError(f"the store cannot be read: {_advice(error)}") from error
+        except (OSError, StoreError) as error:
+            connection.close()
+            advice = _advice(sqlite3.DatabaseError(str(error)))
+            raise StoreError(f"the store in {folder} cannot be opened: {advice}") from error
 
     def _load_rows(self) -> None:
         of = {log.id: self.index.of(log.id).add for log in self.logs}
@@ -171,29 +181,48 @@ class Database:
     # One transaction.
 
     def commit(self, group: Group) -> Written | None:
-        """Write the group. Raises sqlite3.Error: nothing has changed.
+        """Write the group. Raises one of DISK_ERRORS: nothing has changed.
 
         None: everything in the group has cancelled out, and the disk was not touched.
         """
         runs = [(self._next_row(), run) for run in group.runs()]
         if not runs and not group.changed:
             return None
-        lines = [
-            (
-                *(id, run.log, run.first, run.count, run.octets, run.tag),
-                encode_sound(run.messages, run.offsets),
-            )
-            for id, run in runs
-        ]
-        with transaction(self.connection):
-            self._write_logs(group)
-            insert(self.connection, "rows", 7, lines)
-            self._write_settled(group, runs)
-            self._write_things(group)
-            self.letters.write()
-            collected = self._delete_garbage()
+        large: dict[int, Place] = {}
+        try:
+            lines, octets = self._encode(runs, large)
+            self.heap.sync()
+            with transaction(self.connection):
+                self._write_logs(group)
+                insert(self.connection, "rows", 7, lines)
+                insert(self.connection, "places", 3, [(id, *place) for id, place in large.items()])
+                self._write_settled(group, runs)
+                self._write_things(group)
+                self.letters.write()
+                collected = self._delete_garbage()
+        except BaseException:
+            for id in large:
+                self.heap.free(id)
+            raise
         self._committed(group, runs, collected)
-        return Written(sum(len(run.messages) for _, run in runs), sum(len(line[-1]) for line in lines))
+        return Written(sum(len(run.messages) for _, run in runs), octets)
+
+    def _encode(
+        self, runs: list[tuple[int, Run]], large: dict[int, Place]
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Lines for the table of rows, and their octets in all; the large ones are written to the heap."""
+        lines = []
+        total = 0
+        for id, run in runs:
+            parts = sound_parts(run.messages, run.offsets)
+            octets = sum(map(len, parts))
+            total += octets
+            if octets >= OCTETS_MIN:
+                large[id] = self.heap.write(id, parts)
+                parts = []
+            line = (id, run.log, run.first, run.count, run.octets, run.tag, b"".join(parts))
+            lines.append(line)
+        return lines, total
 
     def _next_row(self) -> int:
         self._last_row += 1
@@ -206,7 +235,7 @@ class Database:
     def _write_settled(self, group: Group, runs: list[tuple[int, Run]]) -> None:
         known = self.index.settled
         whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
-        delete(self.connection, "rows", "id", whole)
+        self._delete_rows(whole)
         delete(self.connection, "settled", "row", [id for id in whole if id in known])
         parts = [
             (id, octets_of(change.bits, change.count))
@@ -235,7 +264,7 @@ class Database:
             if value is None:
                 gone.setdefault(kind, []).append(key)
             elif isinstance(value, Message):
-                lines.append((kind, key, 1, encode_sound((value,))))
+                lines.append((kind, key, 1, encode_sound(value)))
             else:
                 lines.append((kind, key, 0, value))
         for kind, keys in gone.items():
@@ -245,9 +274,13 @@ class Database:
     def _delete_garbage(self) -> array[int]:
         """Delete some of what dropped logs have left."""
         some = self.garbage[-GARBAGE_MAX:]
-        delete(self.connection, "rows", "id", some)
+        self._delete_rows(some)
         delete(self.connection, "settled", "row", some)
         return some
+
+    def _delete_rows(self, ids: Sequence[int]) -> None:
+        delete(self.connection, "rows", "id", ids)
+        delete(self.connection, "places", "row", [id for id in ids if id in self.heap.places])
 
     def _committed(self, group: Group, runs: list[tuple[int, Run]], collected: array[int]) -> None:
         """The index follows the tables."""
@@ -267,6 +300,7 @@ class Database:
                 settled.pop(id, None)
                 rows = index.logs[change.log]
                 rows.remove(id, change.first)
+                self._free(id)
                 touched.add(rows)
             else:
                 settled[id] = change.bits
@@ -278,7 +312,13 @@ class Database:
                 settled[id] = gaps_of(run)
         self.letters.written()
 
+    def _free(self, row: int) -> None:
+        if row in self.heap.places:
+            self.heap.free(row)
+
     def _forget_garbage(self, collected: array[int]) -> None:
+        for id in collected:
+            self._free(id)
         del self.garbage[len(self.garbage) - len(collected) :]
 
     # Reading.
@@ -297,7 +337,7 @@ class Database:
                 if line is None:
                     continue
                 first, tag, octets = line
-                offsets, messages = self.reader.decode(octets)
+                offsets, messages = self.reader.decode(octets or self.heap.read(id))
             except (sqlite3.Error, StoreError) as error:
                 self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
                 continue
@@ -318,9 +358,9 @@ class Database:
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
             (RUN_OCTETS_MAX, TRANSIENT),
         ).fetchall()
-        dropped = set(self.garbage)
+        passed = self.heap.places.keys() | set(self.garbage)
         for id, log in ids:
-            if id not in dropped:
+            if id not in passed:
                 for position, message, _ in self.messages([id], lambda row: 0):
                     yield log, position, message
 
@@ -350,7 +390,7 @@ class Database:
     # Keeping house.
 
     def tidy(self, pages: int = VACUUM_PAGES) -> bool:
-        """Give `pages` back to the disk, shorten the log. True: there are more. Raises sqlite3.Error.
+        """Give `pages` back to the disk, shorten the log. True: there are more. Raises one of DISK_ERRORS.
 
         On a disk that is nearly full it leaves room for what has to be written: a log that cannot grow keeps
         what is settled from being deleted.
@@ -359,13 +399,28 @@ class Database:
             with transaction(self.connection):
                 collected = self._delete_garbage()
             self._forget_garbage(collected)
+        moved = self.heap.sparse and self._move()
+        self.heap.shorten(0 if pages < VACUUM_PAGES else KEPT_OCTETS)
         free = self._number("PRAGMA freelist_count")
         possible = min(pages, self._room() // VACUUM_PAGE_OCTETS)
         if free and possible:
             # Each page is a step without columns, and `execute` takes only the first of such.
             self.connection.executescript(f"PRAGMA incremental_vacuum({possible})")
         self.shorten()
-        return free > possible > 0 or len(self.garbage) > 0
+        return free > possible > 0 or len(self.garbage) > 0 or moved
+
+    def _move(self) -> bool:
+        """Rows from the end of the heap into its holes. False: none has room there."""
+        former = self.heap.move()
+        moved = [(row, *self.heap.places[row]) for row in former]
+        committed = False
+        try:
+            with transaction(self.connection):
+                insert(self.connection, "places", 3, moved)
+            committed = True
+        finally:
+            self.heap.moved(former, committed=committed)
+        return bool(former)
 
     def shorten(self) -> bool:
         """Empty the log into the file. False: the disk has no room for that. Raises sqlite3.Error.
@@ -391,7 +446,10 @@ class Database:
         return disk.f_bavail * disk.f_frsize
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the files."""
+        with suppress(OSError):  # the disk fails: it stays longer than it need be
+            self.heap.shorten(0)
+        self.heap.close()
         self.connection.close()
 
 

@@ -66,7 +66,7 @@ class Letters:
             octets = message.octets
             self._sizes[self._last] = octets
             self.octets += octets
-            given = encode_sound((message,))
+            given = encode_sound(message)
             line = (self._last, octets, utc, route, int(verdict), reason.value, text, given)
             self._added[self._last] = line
         while len(self._sizes) > self._messages_max or self.octets > self._octets_max:

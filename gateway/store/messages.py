@@ -66,6 +66,11 @@ MakeBody = Callable[[str, int], Spooled]
 
 def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
     """`messages` (1 to MESSAGES_MAX), which stand at `offsets` of their run; None: at 0, 1, 2 ..."""
+    return b"".join(encode_parts(messages, offsets))
+
+
+def encode_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
+    """The same, in pieces that follow each other: bodies are not copied."""
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -105,7 +110,7 @@ def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None =
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
-    return b"".join((_CRC.pack(checksum), *parts))
+    return [_CRC.pack(checksum), *parts]
 
 
 def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
@@ -158,14 +163,19 @@ def _dictionary(entries: list[bytes]) -> bytes:
     return pack(f"<I{len(entries)}I", len(entries), *map(len, entries)) + b"".join(entries)
 
 
-def encode_sound(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
-    """`encode_messages`. A message that cannot be encoded is stored without what it says of itself, for who
+def encode_sound(message: Message) -> bytes:
+    """`sound_parts` of a run of one."""
+    return b"".join(sound_parts((message,)))
+
+
+def sound_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
+    """`encode_parts`. A message that cannot be encoded is stored without what it says of itself, for who
     publishes with it has been promised that the rest is."""
     try:
-        return encode_messages(messages, offsets)
+        return encode_parts(messages, offsets)
     except Exception as error:
         contained("store", error)
-        return encode_messages([_storable(message) for message in messages], offsets)
+        return encode_parts([_storable(message) for message in messages], offsets)
 
 
 def _storable(message: Message) -> Message:

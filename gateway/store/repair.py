@@ -20,11 +20,13 @@ from gateway.errors import StoreError
 from gateway.store.damage import Findings, Keep, Row, examine, wal_faults
 from gateway.store.database import FILE, REPAIRED, connect
 from gateway.store.folder import FolderLock
+from gateway.store.heap import HEAP
 from gateway.store.schema import STEPS, refuse_others
 from gateway.store.statements import transaction
 
 REPAIRING: Final = "repairing"
 FAULTS_MAX: Final = 10  # lines of SQLite's own check
+# Rows that stood in the heap stand in the new database.
 COLUMNS: Final = {"logs": 3, "rows": 7, "settled": 2, "things": 4, "dead_letters": 8}
 BESIDE: Final = ("-wal", "-shm")
 
@@ -80,7 +82,7 @@ def _examined(folder: Path, keep: Keep) -> Findings:
         except (sqlite3.Error, StoreError) as error:
             raise StoreError(
                 f"the store {path}: {error}; if it is damaged, restore a backup, or, to start empty, move "
-                f"{FILE}, {FILE}-wal and {FILE}-shm away together"
+                f"{FILE}, {FILE}-wal, {FILE}-shm and {HEAP} away together"
             ) from error
     return findings
 
@@ -147,7 +149,7 @@ def _put_in_place(folder: Path) -> Path:
     aside.mkdir(mode=0o700, exist_ok=True)
     new = folder / REPAIRED / FILE
     if new.exists():
-        for name in (FILE, *(FILE + suffix for suffix in BESIDE)):
+        for name in (FILE, *(FILE + suffix for suffix in BESIDE), HEAP):
             if (folder / name).exists():
                 (folder / name).rename(aside / name)
         _sync(aside)

@@ -5,7 +5,8 @@ written by a newer one and is refused. A step runs in a transaction together wit
 
 A row of `rows` is a run of messages of one log, encoded as one (messages.py). What of it is settled stands in
 a table of its own: a changed column would make SQLite write the messages again, up to a mebibyte for each
-acknowledgement. There is no index beside the row ids, for the gateway holds one in memory: all rows are read
+acknowledgement. Where the messages of a large row stand, which are not in the database, is in another one
+(heap.py). There is no index beside the row ids, for the gateway holds one in memory: all rows are read
 once, without their messages, at the start.
 """
 
@@ -46,7 +47,14 @@ def _first(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-STEPS: Final[tuple[Step, ...]] = (_first,)
+def _places(connection: sqlite3.Connection) -> None:
+    """Version 2: large rows stand in a file of their own (heap.py), and have no octets in `rows`."""
+    connection.execute(
+        "CREATE TABLE places (row INTEGER PRIMARY KEY, at INTEGER NOT NULL, octets INTEGER NOT NULL)"
+    )
+
+
+STEPS: Final[tuple[Step, ...]] = (_first, _places)
 
 
 def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS) -> int:

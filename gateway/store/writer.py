@@ -14,7 +14,6 @@ a message that was refused, and must not overtake it.
 from __future__ import annotations
 
 import queue
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +23,10 @@ from typing import Any, Final
 
 from gateway.containment import contained
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.store.database import Database
+from gateway.store.database import DISK_ERRORS, Database
 from gateway.store.folder import Reserve
 from gateway.store.group import Done, Group
+from gateway.store.heap import said
 
 GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction: so that its acknowledgements do not wait for ever
 TIDY_SECS: Final = 1.0  # of rest, until space is given back and the log is cut short
@@ -107,8 +107,8 @@ class Writer:
                 self._database.commit(self.group)
                 self._database.mark(clean=True)
                 self._database.tidy()
-            except sqlite3.Error as error:
-                self._sicken(str(error))
+            except DISK_ERRORS as error:
+                self._sicken(said(error))
         self._database.close()
 
     def refuse_calls(self) -> None:
@@ -197,14 +197,14 @@ class Writer:
         """Write the group and tell whoever waits for it."""
         try:
             self._write()
-        except sqlite3.Error as error:
-            self._sicken(str(error))
+        except DISK_ERRORS as error:
+            self._sicken(said(error))
             self._refuse()
 
     def _write(self, changes_max: int | None = None) -> None:
         """One transaction, of not more than so many settled rows; the others stay in the group.
 
-        Raises sqlite3.Error; then the group is as it was.
+        Raises one of DISK_ERRORS; then the group is as it was.
         """
         started = perf_counter()
         group = self.group
@@ -215,7 +215,7 @@ class Writer:
             deferred = dict(islice(changes.items(), changes_max, None))
         try:
             written = self._database.commit(group)
-        except sqlite3.Error:
+        except DISK_ERRORS:
             group.changes = changes
             raise
         if written is not None:
@@ -268,8 +268,8 @@ class Writer:
                 self._write(PROBE_CHANGES_MAX)
                 more = self._database.tidy(PROBE_PAGES)
             shortened = self._database.shorten()
-        except sqlite3.Error as error:
-            self._sicken(str(error))
+        except DISK_ERRORS as error:
+            self._sicken(said(error))
         else:
             if shortened and self._heard and self._reserve.take():
                 self.failure = ""
@@ -281,8 +281,8 @@ class Writer:
     def _tidy(self) -> None:
         try:
             more = self._database.tidy()
-        except sqlite3.Error as error:
-            self._sicken(str(error))
+        except DISK_ERRORS as error:
+            self._sicken(said(error))
             return
         self._rest = TIDY_AGAIN_SECS if more else None
         self._tidy_at = monotonic() + TIDY_BUSY_SECS

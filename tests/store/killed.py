@@ -2,7 +2,8 @@
 
 Messages are numbered by their position, the first from the command line. Lines: `T a b` (messages a to b - 1
 were accepted), `B n ...` (these are about to be settled), `S n ...` (they are, for a barrier was accepted).
-With the messages of each append goes a value, the number of the last of them.
+With the messages of each append goes a value, the number of the last of them. A body is its number, with
+dots behind it that make some rows too large for the database.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from tests.store.parts import Opened, messages
 
 WAITING_MAX = 8
+FILLED = 70_000
 
 
 def say(*words: object) -> None:
@@ -43,14 +45,15 @@ class Life:
         run = range(self.position, self.position + self.rng.choice([1, 1, 5, 30, 200]))
         self.position = run.stop
         self.waiting += 1
-        bodies = [b"%d" % number for number in run]
+        dots = b"." * self.rng.choice((0, FILLED // len(run)))
+        bodies = [b"%d%s" % (number, dots) for number in run]
         self.one.store.append(
             self.log,
             run.start,
             messages(*bodies),
             lambda outcome: self.told(outcome, "T", run.start, run.stop),
         )
-        self.one.store.put("value", "last", bodies[-1])
+        self.one.store.put("value", "last", b"%d" % (run.stop - 1))
         if self.rng.random() < 0.5:
             some = [number for number in run if self.rng.random() < 0.7]
             say("B", *some)

@@ -29,7 +29,8 @@ def act(store: Store, model: Model, rng: random.Random) -> None:
     held = model.logs.setdefault(name, {})
     if chance < 0.35:
         first = model.next.get(name, 0) + rng.choice([0, 0, 0, 5])
-        bodies = [b"%d" % rng.randrange(1000) for _ in range(rng.choice([1, 3, 40, 1200]))]
+        filled = rng.choice([0, 0, 100, 30_000])  # of 3 and more the last are too large for the database
+        bodies = [b"%d" % rng.randrange(1000) + bytes(filled) for _ in range(rng.choice([1, 3, 40, 1200]))]
         store.append(log, first, messages(*bodies), accepted)
         held.update(enumerate(bodies, first))
         model.next[name] = first + len(bodies)

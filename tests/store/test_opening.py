@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     opened(tmp_path, steps=(*STEPS, lambda connection: None)).close()
     before = (tmp_path / "gateway.db").read_bytes()
     told = refusal(tmp_path)
-    assert "written by a newer gateway: its schema is 2, this gateway knows 1" in told
+    assert "written by a newer gateway: its schema is 3, this gateway knows 2" in told
     assert (tmp_path / "gateway.db").read_bytes() == before
 
 
@@ -153,16 +154,29 @@ def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path
 def test_an_older_store_is_migrated_and_keeps_its_content(tmp_path: Path) -> None:
     filled(tmp_path)
 
-    def second(connection: sqlite3.Connection) -> None:
+    def third(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE logs ADD COLUMN colour TEXT DEFAULT 'red'")
 
-    store = opened(tmp_path, steps=(*STEPS, second))
+    store = opened(tmp_path, steps=(*STEPS, third))
     connection = store._database.connection
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     assert connection.execute("SELECT colour FROM logs").fetchall() == [("red",)]
     assert len(content(store, log_of(store))) == 2000
     store.close()
-    opened(tmp_path, steps=(*STEPS, second)).close()
+    opened(tmp_path, steps=(*STEPS, third)).close()
+
+
+def test_a_store_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)) as connection:
+        connection.execute("DROP TABLE places")
+        connection.execute("PRAGMA user_version = 1")
+    (tmp_path / "gateway.heap").unlink()
+    with Opened(tmp_path) as one:
+        one.append(log_of(one.store), 2000, b"y" * 100_000)
+    store = opened(tmp_path)
+    assert [len(body) for _, body in content(store, log_of(store))] == [100] * 2000 + [100_000]
+    store.close()
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
