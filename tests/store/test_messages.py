@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from itertools import chain
 from math import isnan
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import StoreError
@@ -29,7 +30,7 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.translate import publish_properties
 from gateway.store.messages import MESSAGES_MAX, MessageReader, encode_message, encode_messages
-from gateway.store.properties import decode_properties, encode_properties
+from gateway.store.properties import decode_properties, encode_properties, encode_texts
 
 V = ValueType
 
@@ -236,3 +237,18 @@ class NamedFile:
 
     def keep(self) -> None:
         raise AssertionError
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=6))
+@example([("a", "it's plain ~ {}[]:,")])
+@example([("a", 'quo"te'), ("", "")])
+@example([("a", "back\\slash")])
+@example([("a", "\x7f")])
+def test_texts_are_written_as_their_meaning_is(pairs: list[tuple[str, str]]) -> None:
+    headers = tuple((name, string(value)) for name, value in pairs)
+    straight = encode_texts([(name.encode(), value.encode()) for name, value in pairs])
+    letters = "".join(chain.from_iterable(pairs))
+    if all(" " <= one <= "~" and one not in '"\\' for one in letters):
+        assert straight == encode_properties(Properties(headers=headers))
+    else:
+        assert straight is None

@@ -39,7 +39,7 @@ from gateway.store.journal.format import (
 from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
 from gateway.store.journal.wall import SECOND
-from gateway.store.properties import encode_properties
+from gateway.store.properties import encode_properties, encode_texts
 
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
 FORM: Final = "journal"  # the key in PropertySet.forms
@@ -260,14 +260,18 @@ def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
 
 
 def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
-    try:
-        properties = found.properties
-    except RemoteProtocolError:
-        return b'{"malformed":true}', None
-    made = encode_properties(properties) or b"{}"
+    name = made = None
+    if found.read_texts is not None:
+        made = encode_texts(found.read_texts(found.raw))
+    if made is None:
+        try:
+            properties = found.properties
+        except RemoteProtocolError:
+            return b'{"malformed":true}', None
+        made = encode_properties(properties) or b"{}"
+        name = properties.message_id
     if len(made) > PROPERTIES_OCTETS_MAX:
         made = b'{"omitted":%d}' % len(made)
-    name = properties.message_id
     return made, None if name is None else octets_of(name)
 
 

@@ -6,6 +6,7 @@ consumer stands at RabbitMQ. `direct` is what the same clients would get if they
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,21 @@ import yaml
 from tests.benchmarks.load import Measured, run
 from tests.benchmarks.report import Figure, median
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.varied import DISTINCT
 from tests.benchmarks.subjects import Gateway, Rabbit
+from tests.benchmarks.wires import MQTT_5
 from tests.interop.servers import LOOPBACK
 
 TARGET: Final = 0.8
+TARGET_VARIED: Final = 0.85
+UNIFORM: Final = Load("mqtt", "amqp", 0, 0, durable=True)
+TOPICS: Final = replace(UNIFORM, vary="topic", distinct=DISTINCT)
+PROPERTIES: Final = replace(UNIFORM, level=MQTT_5, properties=4, vary="property", distinct=DISTINCT)
+ROWS: Final = {
+    "MQTT QoS 1 -> link, confirms -> RabbitMQ": (UNIFORM, TARGET),
+    "the same over 100 000 topics at random": (TOPICS, TARGET_VARIED),
+    "the same, MQTT 5, four user properties and one that differs": (PROPERTIES, TARGET_VARIED),
+}
 ROUTES: Final[dict[str, Any]] = {
     "version": 1,
     "routes": [
@@ -33,34 +45,36 @@ ROUTES: Final[dict[str, Any]] = {
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """One figure: medians of `repeat` runs."""
+    """A figure for each load: medians of `repeat` runs."""
     mappings = folder / "mappings.yaml"
     mappings.write_text(yaml.safe_dump(ROUTES))
     with Rabbit(folder / "rabbitmq") as rabbit:
         link = {"url": f"amqp://guest:guest@{LOOPBACK}:{rabbit.amqp_port}/", "declare": "none"}
         with Gateway(folder / "gateway", mappings=[str(mappings)], links={"rabbit": link}) as gateway:
-            ours: list[Measured] = []
-            direct: list[Measured] = []
-            for _ in range(repeat):
-                load = Load(
-                    "mqtt", "amqp", gateway.mqtt_port, rabbit.amqp_port, durable=True, seconds=seconds
-                )
-                ours.append(run(load, gateway.cpu))
-                load = Load("amqp", "amqp", rabbit.amqp_port, rabbit.amqp_port, durable=True, seconds=seconds)
-                direct.append(run(load, rabbit.cpu))
+            return [
+                _figure(row, replace(load, seconds=seconds), target, repeat, gateway, rabbit)
+                for row, (load, target) in ROWS.items()
+            ]
+
+
+def _figure(row: str, load: Load, target: float, repeat: int, gateway: Gateway, rabbit: Rabbit) -> Figure:
+    ours: list[Measured] = []
+    direct: list[Measured] = []
+    load = replace(load, consume_port=rabbit.amqp_port)
+    for _ in range(repeat):
+        ours.append(run(replace(load, publish_port=gateway.mqtt_port), gateway.cpu))
+        direct.append(run(replace(load, publish="amqp", publish_port=rabbit.amqp_port), rabbit.cpu))
     rates = median([one.rate for one in ours]), median([one.rate for one in direct])
-    return [
-        Figure(
-            "MQTT QoS 1 -> link, confirms -> RabbitMQ",
-            "messages/s",
-            *rates,
-            ratio=rates[0] / rates[1],
-            target=TARGET,
-            more={
-                "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-                "lost": sum(one.lost for one in (*ours, *direct)),
-                "ours": " ".join(f"{one.rate / 1000:.1f}k" for one in ours),
-                "theirs": " ".join(f"{one.rate / 1000:.1f}k" for one in direct),
-            },
-        )
-    ]
+    return Figure(
+        row,
+        "messages/s",
+        *rates,
+        ratio=rates[0] / rates[1],
+        target=target,
+        more={
+            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
+            "lost": sum(one.lost for one in (*ours, *direct)),
+            "ours": " ".join(f"{one.rate / 1000:.1f}k" for one in ours),
+            "theirs": " ".join(f"{one.rate / 1000:.1f}k" for one in direct),
+        },
+    )

@@ -1,66 +1,59 @@
-"""What the journal costs: scenarios A and A2 of `embedded` with every message written down, and without.
-
-The difference is smaller than what a machine's speed changes by within a minute, and than that between one
-process and the next of the same program. So short runs with and without follow each other, now the one first
-and now the other, new processes take over after a few, and the figure is the median of all pairs' ratios.
-"""
+"""What the journal costs: all written down against none, where messages are alike and where they differ."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
-from tests.benchmarks.subjects import Gateway
+from tests.benchmarks.sections.comparing import with_against_without
+from tests.benchmarks.sections.varied import loads_that_differ
 
 TARGET: Final = 0.9
-PAIRS: Final = 3  # of runs with the same two processes
-ROUNDS: Final = 2  # of processes, for each repetition that is asked for
-
-
-SCENARIOS: Final = {
-    "J: scenario A with every message in the journal, against without": 1,
-    "J2: scenario A2, with ten topics of each connection in turn, likewise": 10,
+TARGET_VARIED: Final = 0.85
+A: Final = Load("mqtt", "amqp", 0, 0)
+VARIED: Final = {
+    "topics": "J: 100 000 topics at random, MQTT QoS 1 -> AMQP, likewise",
+    "headers": "J: AMQP, four headers and one that differs, likewise",
+    "properties": "J: MQTT 5, four user properties and one that differs, likewise",
+    "crossing": "J: the same from MQTT 5 to AMQP, likewise",
 }
-"""And the topics of a connection."""
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     """With the journal against without."""
-    figures = []
-    for name, topics in SCENARIOS.items():
-        found: list[list[Measured]] = [[], []]
-        for number in range(repeat * ROUNDS):
-            _compare(folder / f"{topics}-{number}", topics, seconds / 2, found)
-        ours, theirs = (median([one.rate for one in runs]) for runs in found)
-        costs = [median([one.server_us for one in runs]) for runs in found]
-        figures.append(
-            Figure(
-                name,
-                "messages/s",
-                ours,
-                theirs,
-                ratio=median([one.rate / other.rate for one, other in zip(*found, strict=True)]),
-                target=TARGET,
-                more={"CPU us/message": f"{costs[0]:.2f}", "without": f"{costs[1]:.2f}"},
-            )
+    rows: list[tuple[str, Load, float]] = [
+        ("J: scenario A with every message in the journal, against without", A, TARGET),
+        (
+            "J2: scenario A2, with ten topics of each connection in turn, likewise",
+            replace(A, topics=10),
+            TARGET,
+        ),
+    ]
+    rows += [(VARIED[name], load, TARGET_VARIED) for name, load in loads_that_differ().items()]
+    return [
+        with_against_without(
+            name,
+            folder / str(number),
+            partial(_at, load),
+            seconds,
+            repeat,
+            target,
+            {
+                "journal": {
+                    "enabled": True,
+                    "path": str(folder / str(number) / "journal"),
+                    "retention_bytes": 1 << 30,
+                }
+            },
         )
-    return figures
+        for number, (name, load, target) in enumerate(rows)
+    ]
 
 
-def _compare(folder: Path, topics: int, seconds: float, found: list[list[Measured]]) -> None:
-    """A few pairs of runs, with the journal and without, with processes of their own."""
-    options = {"enabled": True, "path": str(folder / "journal"), "retention_bytes": 1 << 30}
-    with ExitStack() as stack:
-        subjects = (
-            stack.enter_context(Gateway(folder / "with", journal=options)),
-            stack.enter_context(Gateway(folder / "without")),
-        )
-        for number in range(PAIRS):
-            pair = list(zip(found, subjects, strict=True))
-            for runs, subject in reversed(pair) if number % 2 else pair:
-                ports = subject.mqtt_port, subject.amqp_port
-                runs.append(run(Load("mqtt", "amqp", *ports, topics=topics, seconds=seconds), subject.cpu))
+def _at(load: Load, mqtt: int, amqp: int, seconds: float) -> Load:
+    ports = {"mqtt": mqtt, "amqp": amqp}
+    return replace(load, publish_port=ports[load.publish], consume_port=ports[load.consume], seconds=seconds)
