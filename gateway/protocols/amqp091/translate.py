@@ -482,12 +482,9 @@ def _of_texts(texts: tuple[tuple[bytes, bytes], ...], message: Message, expiry: 
     """The form of a set that says nothing but these headers, which are written as they are. None: one of them
     cannot be.
     """
-    entries = [
-        bytes((len(name),)) + name + b"S" + U32.pack(len(value)) + value
-        for name, value in texts
-        if len(name) <= SHORT_STRING_MAX and name not in OWN_NAMES
-    ]
-    if len(entries) != len(texts) or len({name for name, _ in texts}) != len(texts):
+    pack = U32.pack
+    entries = [lead + pack(len(value)) + value for name, value in texts if (lead := _lead(name))]
+    if len(entries) != len(texts) or len(dict(texts)) != len(texts):
         return None
     if message.retain:
         entries.append(RETAIN_PAIR)
@@ -497,6 +494,14 @@ def _of_texts(texts: tuple[tuple[bytes, bytes], ...], message: Message, expiry: 
     flags = FLAG_HEADERS | FLAG_DELIVERY_MODE | (FLAG_EXPIRATION if expiry == RELATIVE else 0)
     mode = PERSISTENT if message.durable else TRANSIENT
     return Form(U16.pack(flags) + U32.pack(len(table)) + table + bytes((mode,)), b"", ())
+
+
+@lru_cache(maxsize=1024)
+def _lead(name: bytes) -> bytes:
+    """What stands before the length of a text of this name in a table; b"": nothing can be said under it."""
+    if len(name) > SHORT_STRING_MAX or name in OWN_NAMES:
+        return b""
+    return bytes((len(name),)) + name + b"S"
 
 
 def _until_expiration(native: BasicProperties) -> BasicProperties:
