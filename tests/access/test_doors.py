@@ -21,7 +21,6 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.app.access import roles_of
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened
@@ -34,6 +33,7 @@ from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.pahos import leave
+from tests.passwords import hashed
 
 PATIENCE_SECS: Final = 10.0
 PASSWORD: Final = "right"
@@ -79,7 +79,7 @@ ROLES: Final[dict[str, Any]] = {
     },
     "visitor": {"mqtt": {"subscribe": "news/today"}},
 }
-HASH: Final = hash_password(PASSWORD)
+HASH: Final = hashed(PASSWORD)
 USERS: Final = {"ann": ("device",), "bob": ("erp",), "root": ("all",), "eve": ()}
 
 

@@ -14,7 +14,6 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.access import users as users_module
-from gateway.access.users import hash_password
 from gateway.protocols.amqpfast.events import Closed as FastClosed
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -28,11 +27,12 @@ from tests.configured import make_listener
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.passwords import hashed
 from tests.transport.test_proxy_protocol import binary
 
 ONE, TWO = Signer("one"), Signer("two")
 ADDRESSES = bytes((192, 0, 2, 7, 192, 0, 2, 1, 1, 1, 2, 2))
-HASH = SecretStr(hash_password("right"))
+HASH = SecretStr(hashed("right"))
 USERS = {"ann": User(password_hash=HASH)}
 METHOD, DATA = Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA
 WRONG = {"mqtt": 0x86, "amqp091": 403, "amqpfast": 403}

@@ -18,7 +18,6 @@ import pika
 import pytest
 import trio
 
-from gateway.access.users import hash_password
 from gateway.admin import MappingsApi
 from gateway.app.operating import process_of
 from gateway.mapping.loading import parse
@@ -30,6 +29,7 @@ from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
 from gateway.settings.journal import Journal
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.operator import bearer
+from tests.passwords import hashed
 
 V1: Final = "/api/v1"
 MAPPING: Final = """version: 1
@@ -72,7 +72,7 @@ def gateway(folder: Path) -> Iterator[Running]:
         store=Store(path=folder / "data"),
         journal=Journal(enabled=True),
         mappings=(str(folder / "mapping.yaml"),),
-        users={"ann": User(password_hash=hash_password("right"), roles=("boss",))},
+        users={"ann": User(password_hash=hashed("right"), roles=("boss",))},
         roles={
             "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),
             "all": Role(amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")}),

@@ -14,12 +14,12 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from gateway.access.users import hash_password
 from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
 from gateway.settings.journal import Journal
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.needs import needed
+from tests.passwords import hashed
 
 CHROMIUM: Final = "/usr/bin/chromium"
 VIEWS: Final = (
@@ -56,8 +56,8 @@ def gateway(file: Path) -> Iterator[Running]:
         journal=Journal(enabled=True),
         mappings=(str(file),),
         users={
-            "ann": User(password_hash=hash_password("right"), roles=("boss",)),
-            "bob": User(password_hash=hash_password("right"), roles=("looker",)),
+            "ann": User(password_hash=hashed("right"), roles=("boss",)),
+            "bob": User(password_hash=hashed("right"), roles=("looker",)),
         },
         roles={
             "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),

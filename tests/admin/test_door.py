@@ -26,7 +26,6 @@ from gateway.access.console_tokens import TOKENS_MAX, ConsoleTokens, TokenRefuse
 from gateway.access.keys import KeysFile
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.access.users import hash_password
 from gateway.admin import AdminState, Admission, ClientsApi, Readiness, serve
 from gateway.admin.admission import target_of
 from gateway.errors import ConfigurationError
@@ -34,10 +33,11 @@ from gateway.settings import Http, HttpTls, Logins
 from gateway.settings.identity import JwtBackend
 from gateway.settings.tree import Health
 from tests.access.servers import Signer, certificate, jwks
+from tests.passwords import hashed
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
-HASH = hash_password("right")
+HASH = hashed("right")
 SIGNER = Signer("one")
 ROLES = {
     "operator": SimpleNamespace(console="write"),

@@ -13,7 +13,6 @@ import pytest
 import trio
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
@@ -49,6 +48,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, connect
 from tests.interop.gateway_fixture import Running
+from tests.passwords import hashed
 
 ODD: Final = KeyError("odd")
 
@@ -387,7 +387,7 @@ def test_a_fault_of_a_login_costs_the_connection(
     async def verify(*_: Any) -> Any:
         raise ODD
 
-    users = {"ann": User(password_hash=SecretStr(hash_password("right")))}
+    users = {"ann": User(password_hash=SecretStr(hashed("right")))}
     with faulty(users=users) as gateway:
         monkeypatch.setattr(gateway.gateway.access, "verify", verify)
         with Mqtt(gateway.mqtt) as victim:

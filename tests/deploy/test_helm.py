@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from gateway import __version__
 from tests.deploy.programs import DEPLOY, tool
-from tests.deploy.test_kubernetes import VERSIONS, taken
+from tests.deploy.test_kubernetes import VERSIONS, taken, validate
 
 CHART: Final = DEPLOY / "helm" / "gateway"
 OPERATOR: Final = ("ServiceMonitor", "PrometheusRule")  # of which no schema comes with Kubernetes
@@ -109,7 +108,7 @@ def test_kubernetes_and_the_gateway_take_it(values: dict[str, Any], tmp_path: Pa
     for one in found:
         if one["kind"] not in OPERATOR:
             for version in VERSIONS:
-                kubernetes_validate.validate(one, version, strict=True)
+                validate(one, version)
     settings = taken(configured(found), tmp_path)
     pod = of_kind(found, "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > settings.drain_timeout_secs

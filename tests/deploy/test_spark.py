@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import pytest
 import typer
 import yaml
 
 from gateway.cli import commands
 from tests.conftest import missing
-from tests.deploy.test_kubernetes import VERSIONS
+from tests.deploy.test_kubernetes import VERSIONS, validate
 from tests.pipeline.journals import written
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -30,7 +29,7 @@ DOCUMENTS: Final = {
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_kubernetes_takes_it(name: str, version: str) -> None:
-    kubernetes_validate.validate(DOCUMENTS[name], version, strict=True)
+    validate(DOCUMENTS[name], version)
 
 
 def pod() -> dict[str, Any]:

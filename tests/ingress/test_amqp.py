@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
@@ -37,6 +36,7 @@ from tests.broker.parts import newest
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.passwords import hashed
 
 ALIEN: Headers = (("x-max-age", Value(ValueType.STRING, "1D")),)  # of streams
 NUMBER: Headers = (("alternate-exchange", Value(ValueType.INT32, 1)),)
@@ -218,9 +218,7 @@ def test_a_client_that_does_not_wait_for_our_answers_in_the_handshake(gateway: R
 
 
 def test_passwords_are_verified_beside_the_loop() -> None:
-    with running(
-        settings_of(users={"ann": User(password_hash=SecretStr(hash_password("right")))})
-    ) as gateway:
+    with running(settings_of(users={"ann": User(password_hash=SecretStr(hashed("right")))})) as gateway:
         with Amqp(gateway, user="ann", password="wrong") as client:
             assert client.next(Closed).reply_code == 403
         with Amqp(gateway, user="ann", password="right").open() as client:

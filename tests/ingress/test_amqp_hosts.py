@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import (
@@ -28,6 +27,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import program
+from tests.passwords import hashed
 
 
 def queue(client: Amqp, name: str) -> None:
@@ -92,7 +92,7 @@ def test_the_name_in_a_certificate_is_a_login(tmp_path: Path, name: str, admitte
     own, theirs = authority(tmp_path, "gateway"), authority(tmp_path, name)
     tls = ListenerTls(cert_file=own[0], key_file=own[1], client_ca_file=theirs[0])
     given = {"amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls)}
-    users = {"ann": User(password_hash=SecretStr(hash_password("unused")))}
+    users = {"ann": User(password_hash=SecretStr(hashed("unused")))}
     context = ssl.create_default_context(cafile=own[0])
     context.load_cert_chain(*theirs)
     with (

@@ -11,7 +11,6 @@ import structlog
 from pydantic import SecretStr
 
 from gateway.access import users as access_module
-from gateway.access.users import hash_password
 from gateway.app.descriptors import descriptors_for_clients, divided_descriptors, raise_descriptors
 from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
@@ -25,6 +24,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.passwords import hashed
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
 
@@ -331,7 +331,7 @@ def test_lines_that_cannot_be_written_cost_nothing_else(monkeypatch: pytest.Monk
 
 # Rates.
 
-HASH: Final = SecretStr(hash_password("right"))
+HASH: Final = SecretStr(hashed("right"))
 SLOW: Final = User(password_hash=HASH, receive_bytes_per_sec_max=50, receive_messages_per_sec_max=2)
 FAST: Final = User(password_hash=HASH, receive_messages_per_sec_max=0)
 USUAL: Final = User(password_hash=HASH)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.protocols.mqtt.packets import Ack, Acks, Disconnect, Subscription, Will
@@ -13,6 +12,7 @@ from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Versio
 from gateway.settings import Limits, User
 from tests.ingress.clients import Mqtt, connect, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.passwords import hashed
 
 VERSIONS = (Version.V5, Version.V311, Version.V31)
 PUBACK, PUBREC, PUBREL, PUBCOMP = (
@@ -303,9 +303,7 @@ def test_enhanced_authentication_is_refused(gateway: Running) -> None:
 
 
 def test_passwords_are_verified_and_what_follows_connect_waits() -> None:
-    with running(
-        settings_of(users={"ann": User(password_hash=SecretStr(hash_password("right")))})
-    ) as gateway:
+    with running(settings_of(users={"ann": User(password_hash=SecretStr(hashed("right")))})) as gateway:
         client, connack = connect(gateway, user=("ann", b"wrong"))
         with client:
             assert connack.reason == ReasonCode.BAD_USER_NAME_OR_PASSWORD

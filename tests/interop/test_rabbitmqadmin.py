@@ -16,10 +16,10 @@ import pika
 import pytest
 
 from gateway.access.console_tokens import left_tokens
-from gateway.access.users import hash_password
 from gateway.settings import AmqpPermissions, Http, Role, User
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.passwords import hashed
 
 PASSWORD: Final = "right"
 
@@ -29,7 +29,7 @@ def gateway() -> Iterator[Running]:
     every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        users={"ann": User(password_hash=hash_password(PASSWORD), roles=("boss",))},
+        users={"ann": User(password_hash=hashed(PASSWORD), roles=("boss",))},
         roles={"boss": Role(console="write", amqp091=every), "guest": Role(amqp091=every)},
         default_roles={"guest": ("guest",)},
     )

@@ -26,7 +26,6 @@ from pydantic import SecretStr
 
 from gateway import containment
 from gateway.access.authorization import Roles
-from gateway.access.users import hash_password
 from gateway.app.clients import connected
 from gateway.engine import judging
 from gateway.engine.nodes import Nodes
@@ -45,6 +44,7 @@ from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.interop.servers import RabbitMQ, free_ports
 from tests.interop.test_tls import make_certificate
+from tests.passwords import hashed
 
 NAMESPACE: Final = "relay"
 numbers = itertools.count()
@@ -307,7 +307,7 @@ def test_nobody_speaks_as_another_user(channel: BlockingChannel, queue: str) -> 
 
 # Who may do what.
 
-HASH: Final = SecretStr(hash_password("secret"))
+HASH: Final = SecretStr(hashed("secret"))
 ROLE: Final = {
     "amqp091": {
         "/": {

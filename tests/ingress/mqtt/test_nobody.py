@@ -7,16 +7,16 @@ from typing import Any, Final
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.users import hash_password
 from gateway.protocols.mqtt.spec import ReasonCode, Version
 from gateway.settings import User
 from tests.configured import make_listener
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
+from tests.passwords import hashed
 
 WRONG: Final = ReasonCode.BAD_USER_NAME_OR_PASSWORD
 NOT_AUTHORIZED: Final = ReasonCode.NOT_AUTHORIZED
-ANN: Final = {"ann": User(password_hash=SecretStr(hash_password("right")))}
+ANN: Final = {"ann": User(password_hash=SecretStr(hashed("right")))}
 ROWS: Final = [
     # anonymous, users, name, password, refused with, user of the session
     ("always", {}, "", b"", 0, ""),

@@ -11,12 +11,12 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.access.scram import Exchange, Keys, ScramError, make_keys, parse_keys, prepared
-from gateway.access.users import hash_password
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import User
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.passwords import hashed
 
 KEYS = make_keys("pencil", b"salt of sixteen.")
 METHOD, DATA = Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA
@@ -51,7 +51,7 @@ class Prover:
 def site() -> Iterator[Running]:
     users = {
         "ann": User(scram=SecretStr(str(KEYS))),
-        "bob": User(password_hash=SecretStr(hash_password("b")), scram=SecretStr(str(KEYS))),
+        "bob": User(password_hash=SecretStr(hashed("b")), scram=SecretStr(str(KEYS))),
     }
     with running(settings_of(users=users)) as gateway:
         yield gateway
