@@ -13,8 +13,9 @@ from typing import Any, Final
 import yaml
 
 from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.sections.varied import DISTINCT
 from tests.benchmarks.subjects import Gateway, Rabbit
 from tests.benchmarks.wires import MQTT_5
@@ -64,17 +65,4 @@ def _figure(row: str, load: Load, target: float, repeat: int, gateway: Gateway, 
     for _ in range(repeat):
         ours.append(run(replace(load, publish_port=gateway.mqtt_port), gateway.cpu))
         direct.append(run(replace(load, publish="amqp", publish_port=rabbit.amqp_port), rabbit.cpu))
-    rates = median([one.rate for one in ours]), median([one.rate for one in direct])
-    return Figure(
-        row,
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=target,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-            "lost": sum(one.lost for one in (*ours, *direct)),
-            "ours": " ".join(f"{one.rate / 1000:.1f}k" for one in ours),
-            "theirs": " ".join(f"{one.rate / 1000:.1f}k" for one in direct),
-        },
-    )
+    return compared(row, ours, direct, target)
