@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
-from gateway.store.heap import KEPT_OCTETS, OCTETS_MIN, Heap, Place
+from gateway.store.heap import HEAP, KEPT_OCTETS, OCTETS_MIN, Heap, Place
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
 from gateway.store.letters import DeadLetter, Letters, Line, letter
 from gateway.store.messages import MessageReader, encode_sound, sound_parts
@@ -132,6 +132,7 @@ class Database:
         """Reads what is stored, without messages. Raises StoreError when that cannot be read."""
         self.connection = connection
         self._path = folder / FILE
+        self._files = (self._path, folder / f"{FILE}-wal", folder / HEAP)
         self.reader = reader
         self.damage = damage
         self.index = Index()
@@ -444,6 +445,14 @@ class Database:
     def _room(self) -> int:
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize
+
+    def size(self) -> int:
+        """Octets of the files on disk."""
+        octets = 0
+        for path in self._files:
+            with suppress(OSError):  # there is no log before the first transaction
+                octets += path.stat().st_size
+        return octets
 
     def close(self) -> None:
         """Let go of the files."""

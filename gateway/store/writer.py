@@ -49,6 +49,7 @@ class Figures:
     octets: int = 0
     pending: int = 0  # messages handed in, whose sources wait to hear
     pending_octets: int = 0  # what they weigh
+    file_octets: int = 0
     commit_secs: float = 0.0
     failures: int = 0
     refused: int = 0  # messages
@@ -74,6 +75,7 @@ class Writer:
         self.call_soon: CallSoon = _call
         self.failure = failure
         figures.healthy = not failure
+        figures.file_octets = database.size()
         self.broken = False  # by a bug: nobody reads `calls` any more
         self._heard = True  # by the loop, that there is a failure
         self.group = Group(database.index, database.letters)
@@ -224,6 +226,7 @@ class Writer:
             figures.messages += written.messages
             figures.octets += written.octets
             figures.commit_secs = perf_counter() - started
+            figures.file_octets = self._database.size()
             self._rest = TIDY_SECS
         self._tell(ACCEPTED)
         self.group = Group(self._database.index, self._database.letters)
@@ -284,6 +287,7 @@ class Writer:
         except DISK_ERRORS as error:
             self._sicken(said(error))
             return
+        self._figures.file_octets = self._database.size()
         self._rest = TIDY_AGAIN_SECS if more else None
         self._tidy_at = monotonic() + TIDY_BUSY_SECS
 

@@ -174,6 +174,7 @@ STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
         "What they weigh: bodies, properties, and 256 octets each.",
         "pending_octets",
     ),
+    "gateway_store_file_bytes": ("The store's files, with what is free in them.", "file_octets"),
     "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
     "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
 }
