@@ -69,10 +69,10 @@ class Replica(Running):
 
 @contextmanager
 def replicas(*given: Replica, ready: bool = True, but: str = "") -> Iterator[None]:
-    """All of them run; they are stopped and looked after when the block ends. `but`: an error that is
-    expected."""
+    """All of them run; they are stopped and looked after when the block ends, and what they logged is
+    printed. `but`: an error that is expected."""
     begun: list[Replica] = []
-    with no_errors_logged(but=but), quickened():
+    with no_errors_logged(but=but) as lines, quickened():
         try:
             for one in given:
                 one.start()
@@ -84,6 +84,7 @@ def replicas(*given: Replica, ready: bool = True, but: str = "") -> Iterator[Non
         finally:
             for one in begun:
                 one.stop()
+            print(*lines, sep="\n")
 
 
 class Client:
