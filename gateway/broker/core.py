@@ -12,6 +12,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.letters import CommonLetters
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher
@@ -85,10 +86,11 @@ class BrokerCore:
         links: Mapping[str, Link],
         memory: Memory,
         forward: Forward | None = None,
+        common_letters: CommonLetters | None = None,
         journaling: Journaling | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Before the store starts."""
+        """Before the store starts. `common_letters` are those of all replicas of a cluster."""
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
         self._shared: dict[str, SharedOutboxes] = {}  # by link
@@ -102,6 +104,7 @@ class BrokerCore:
             octets_max=limits.dead_letters_bytes_max,
             store=store,
             forward=None if self.forwarding is None else self.forwarding.forward,
+            common=common_letters,
         )
         self.deduplication = Deduplication(store)
         self.pauses = Pauses(store, self._paused)

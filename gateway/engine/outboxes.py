@@ -293,7 +293,7 @@ class Drain:
     def bury(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """It is a dead letter of this replica, and leaves the outbox when that is safe."""
+        """It is a dead letter, and leaves the outbox when that is safe."""
         self.route.failed += 1
         letters = self._outboxes.dispatcher.dead_letters
         letters.add([message], self.route.name, outcome, partial(part.settle_at, (at,)), crossed=crossed)
