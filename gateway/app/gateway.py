@@ -137,6 +137,7 @@ class Gateway:
                 memory=self.memory,
                 forward=settings.dead_letters.forward,
                 common_letters=None if self.common is None else self.common.letters,
+                deduplication=None if self.common is None else self.common.ids,
                 journaling=self.journaling,
                 tracing=self.tracing,
             )

@@ -17,6 +17,7 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
+from gateway.engine.ids import IdsReader, SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
 from gateway.engine.names import names_of
@@ -95,6 +96,7 @@ class Common(NamedTuple):
     """What replicas have in common besides topics, and the connection of its logs."""
 
     letters: SharedLetters
+    ids: SharedIds
     session: Logs
 
 
@@ -112,10 +114,14 @@ def common_of(settings: Settings) -> Common | None:
         stream_octets_max=given.letters_bytes_max,
     )
     of_letters.use(letters)
+    kept = stream_arguments(given, octets_max=given.ids_bytes_max, secs=given.ids_secs)
+    of_ids = SharedLog(names.ids, kept, life, readable_secs=lambda: ids.readable_secs)
+    ids = SharedIds(of_ids, given.engine_timeout_secs)
+    of_ids.use(IdsReader(ids))
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(LOGS, dialect.name, dialect.frame_names, given.addresses)
-    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters,))
-    return Common(letters, session)
+    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters, of_ids))
+    return Common(letters, ids, session)
 
 
 def watch_cluster(readiness: Readiness, engine: EngineSession | None, common: Common | None) -> None:

@@ -87,10 +87,12 @@ class BrokerCore:
         memory: Memory,
         forward: Forward | None = None,
         common_letters: CommonLetters | None = None,
+        deduplication: Deduplication | None = None,
         journaling: Journaling | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Before the store starts. `common_letters` are those of all replicas of a cluster."""
+        """Before the store starts. `common_letters` and `deduplication` are those of all replicas of a
+        cluster."""
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
         self._shared: dict[str, SharedOutboxes] = {}  # by link
@@ -106,7 +108,7 @@ class BrokerCore:
             forward=None if self.forwarding is None else self.forwarding.forward,
             common=common_letters,
         )
-        self.deduplication = Deduplication(store)
+        self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
         self.outboxes: Outboxes | None = None
         if store is not None:
@@ -163,6 +165,7 @@ class BrokerCore:
         routes = list(routes)
         if self.outboxes is not None:
             self.outboxes.use(routes)
+        self.deduplication.use(routes)
         self.pauses.use(routes)
 
     def _paused(self) -> None:

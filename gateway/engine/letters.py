@@ -139,6 +139,10 @@ class SharedLetters:
     def lost(self) -> None:
         """Who has asked something is answered when the cluster is there again."""
 
+    def stop(self) -> None:
+        """The process ends: others may redrive what it has not."""
+        self.free(list(self._mine))
+
     def tick(self, now: Monotonic) -> None:
         """What is on its way stays claimed, and what is far behind is written again."""
         if now >= self._renew_at:

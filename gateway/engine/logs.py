@@ -104,6 +104,9 @@ class Reader(Protocol):
     def tick(self, now: Monotonic) -> None:
         """Once a second, while the log can be written."""
 
+    def stop(self) -> None:
+        """The process ends: last words."""
+
 
 class _Unlogged(NamedTuple):
     octets: bytes
@@ -406,6 +409,13 @@ class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         """Heartbeats, and the time for the handshake."""
         if self._in_time(now):
             self._stream.mark()
+
+    def shut_down(self) -> None:
+        """The gateway is stopping."""
+        for one in self._session.logs:
+            if one.up:
+                one.reader.stop()
+        super().shut_down()
 
     def give_up(self, why: str) -> None:
         """End the connection; the next one begins anew."""

@@ -135,9 +135,9 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
-    "gateway_dead_letters": "Dead letters kept.",
+    "gateway_dead_letters": "Dead letters kept; of replicas over a cluster, those of all.",
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
-    "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
+    "gateway_deduplication_ids": "Message ids that routes remember; those of all replicas over a cluster.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
     "gateway_engine_relays": "Connections to nodes of the cluster on behalf of AMQP clients.",
