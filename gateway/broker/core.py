@@ -73,6 +73,9 @@ class SharedOutboxes(Protocol):
     def handed_out(self) -> int:
         """Messages that the link has been given, and has not settled."""
 
+    def depths(self) -> Iterable[tuple[str, int]]:
+        """Routes, and how many messages of each wait, as far as that is known."""
+
 
 class BrokerCore:
     """Makes the dispatcher. Without a store everything here is in memory, and there are no outboxes."""
@@ -219,6 +222,10 @@ class BrokerCore:
     def outbox_states(self) -> list[OutboxState]:
         """The outboxes as they are now."""
         return [] if self.outboxes is None else self.outboxes.states()
+
+    def shared_depths(self) -> Iterable[tuple[str, str, int]]:
+        """Links, routes, and how many messages wait in their outboxes on the cluster."""
+        return [(link, *row) for link, shared in self._shared.items() for row in shared.depths()]
 
     def forwarded(self) -> Mapping[str, int]:
         """Copies of dead letters, by what became of them."""

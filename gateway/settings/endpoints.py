@@ -258,13 +258,16 @@ class Outbox(Section):
     policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"
     """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
     shared: bool = False
-    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`, and has
-    neither `age_secs_max` nor `policy: dead_letter`."""
+    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`; with it
+    `age_secs_max` needs `policy: drop_oldest` or `dead_letter`."""
 
     @model_validator(mode="after")
     def _of_a_queue(self) -> Self:
-        if self.shared and (self.age_secs_max is not None or self.policy == "dead_letter"):
-            raise ValueError("a shared outbox has neither age_secs_max nor policy: dead_letter")
+        if self.shared and self.age_secs_max is not None and self.policy == "reject":
+            raise ValueError(
+                "age_secs_max of a shared outbox needs policy: drop_oldest or dead_letter, for a queue cannot"
+                " refuse what is new because of what is old"
+            )
         return self
 
 

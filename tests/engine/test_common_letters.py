@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import orjson
 import pika
 
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client
-from tests.engine.test_elections import TOKEN, Door, until
-from tests.interop.servers import LOOPBACK, RabbitMQ
+from tests.engine.test_elections import Door, until
+from tests.interop.servers import RabbitMQ
 
 ROUTES = """
 version: 1
@@ -43,12 +42,8 @@ class Replica(Door):
 
     def does(self, what: str, **chosen: Any) -> dict[str, Any]:
         """`redrive` or `purge` some letters."""
-        at = f"http://{LOOPBACK}:{self.configuration['http']['port']}{LETTERS}/{what}"
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        request = Request(at, orjson.dumps(chosen), headers)
-        with urlopen(request, timeout=2 * PATIENCE_SECS) as answer:
-            found: dict[str, Any] = orjson.loads(answer.read())
-            return found
+        found: dict[str, Any] = orjson.loads(self.told(f"{LETTERS}/{what}", chosen))
+        return found
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -78,6 +79,14 @@ class Door(GatewayProcess):
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
+
+    def told(self, path: str, what: dict[str, Any]) -> str:
+        """The answer to something that is to be done."""
+        at = f"http://{LOOPBACK}:{self.configuration['http']['port']}{path}"
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        request = Request(at, json.dumps(what).encode(), headers)
+        with urlopen(request, timeout=2 * PATIENCE_SECS) as answer:
+            return str(answer.read().decode())
 
     def sample(self, name: str, **labels: str) -> float:
         found = [
