@@ -174,13 +174,25 @@ def election_link(
     )
     elections = Elections(given, settings.replica, settings.limits, LinkStatus(ELECTIONS, stats))
     for link in consuming:
-        elections.candidates.append(Candidate(link.endpoint, link.stats, partial(_decided, link)))
+        elections.candidates.append(
+            Candidate(
+                link.endpoint,
+                link.stats,
+                partial(_decided, link),
+                serves=partial(_serves, link),
+                timeout_secs=settings.links[link.endpoint].elected_timeout_secs,
+            )
+        )
         link.hold_down(ELSEWHERE)
     return Link(elections.status, remote, elections, writes)
 
 
 def _is_elected(settings: Settings, link: Link) -> bool:
     return link.endpoint in settings.links and settings.links[link.endpoint].elected
+
+
+def _serves(link: Link) -> bool:
+    return link.up or link.paused
 
 
 def _decided(link: Link, elected: bool, why: str) -> None:

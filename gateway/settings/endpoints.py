@@ -366,6 +366,9 @@ class Link(Remote):
     elected: bool = False
     """Of all replicas one alone consumes over this link; another one does when that is gone. Each publishes
     over a connection of its own, as with `connections: 2`. Needs `engine: rabbitmq`, which elects."""
+    elected_timeout_secs: float = Field(20.0, gt=0)
+    """How long a replica that has been elected, and does not reach the broker, keeps the link before another
+    one tries."""
     required: bool = False
     """Whether /readyz waits for this link."""
     outbox: Outbox = Outbox()
