@@ -544,6 +544,10 @@ class Gateway:
         if self._publish_wills():
             await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
+        self.writes.flush()
+        with trio.move_on_after(FAREWELL_SECS):  # what clients said until then is confirmed, or comes again
+            while not self._links_done():
+                await trio.sleep(DRAIN_POLL_SECS)
         for link in self.links.values():
             try:
                 link.shut_down()
@@ -602,10 +606,17 @@ class Gateway:
         """Nothing is under way but what paused routes hold: nobody lets that go on now, and it is not
         answered, so that its senders have it still."""
         held = self.core.pauses.held_of()
-        return all(
-            connection.idle or connection.in_flight().unsettled <= held[connection.sender]
-            for connection in self._connections()
-        ) and all(self._done(link, held) for link in self.links.values())
+        return (
+            all(
+                connection.idle or connection.in_flight().unsettled <= held[connection.sender]
+                for connection in self._connections()
+            )
+            and self._links_done()
+        )
+
+    def _links_done(self) -> bool:
+        held = self.core.pauses.held_of()
+        return all(self._done(link, held) for link in self.links.values())
 
     def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
         """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
