@@ -86,7 +86,8 @@ class SharedLetters:
             letter = Letter(f"{self._log.life}-{self._lasts}", message, route, outcome, utc, crossed)
             self._log.put(_encode(letter), then if at == len(given) - 1 else None)
         while len(self._log) > self._messages_max or self._log.unlogged_octets > self._octets_max:
-            self._log.drop()
+            if not self._log.drop(LETTER):
+                break
             self.crowded_out += 1
 
     def __iter__(self) -> Iterator[Letter]:
@@ -188,7 +189,8 @@ class SharedLetters:
         if then is None:
             return
         if record.utc + CLAIM_SECS / 2 < clock.utc():  # the cluster was away: another replica may come next
-            self._say(FREED, got)
+            if got:
+                self._say(FREED, got)
             got = []
         self._mine.update(dict.fromkeys(got))
         then(got)

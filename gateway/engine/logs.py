@@ -158,10 +158,14 @@ class SharedLog:
             self._write(octets)
         return self._numbers
 
-    def drop(self) -> None:
-        """The oldest record that has not come back is not written again; who waits for it is told."""
-        number = next(iter(self._unlogged))
-        self._came(number)
+    def drop(self, kind: bytes) -> bool:
+        """Of the records that begin with `kind`, and have not come back, the oldest is not written again; who
+        waits for it is told. False: there is none."""
+        for number, one in self._unlogged.items():
+            if one.octets.startswith(kind, HEAD.size):
+                self._came(number)
+                return True
+        return False
 
     def withdraw(self, number: int) -> None:
         """A record that nobody wants any more is not written again."""

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pika
 
+from gateway.engine.logs import HEAD, VERSION
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client
 from tests.engine.test_elections import Door, until
@@ -138,6 +139,27 @@ def test_a_replica_that_is_killed_as_it_redrives_loses_nothing(rabbitmq: RabbitM
 
             until(redriven, patience=60)
             assert sorted(bound.read()) == [b"0", b"1", b"2"]
+
+
+def test_a_record_that_is_none_costs_itself(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Those behind it are read, by replicas that follow and by one that begins; and it is counted."""
+    record = HEAD.pack(VERSION, b"0123456789ab", 1, 0.0) + b"L no letter"
+    with (
+        pair(tmp_path, "faulty", rabbitmq) as (one, other, _),
+        pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection,
+        Client(one.port("mqtt"), "faulty-near") as near,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for octets in (record, b"", b"\x07later"):
+            channel.basic_publish("", "faulty.letters", octets)
+        near.publish("away/faulty/1", b"1")
+        until(lambda: [letter["body"] for letter in other.letters()] == ["1"])
+        assert other.sample("gateway_internal_errors_total", where="message") == 1
+        assert other.sample("gateway_engine_records_total", outcome="passed_over") == 3
+        with Replica(tmp_path, "faulty", rabbitmq.url, rabbitmq.url, "third") as new:
+            until(lambda: new.asked("/readyz") == (200, "ready\n"))
+            assert [letter["body"] for letter in new.letters()] == ["1"]
 
 
 def test_while_the_cluster_is_away_a_letter_is_not_accepted(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

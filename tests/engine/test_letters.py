@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway import containment
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.engine.letters import CLAIM_SECS, SharedLetters
 from gateway.engine.logs import RETURN_SECS
@@ -178,16 +179,20 @@ async def test_the_oldest_go_and_are_counted_once() -> None:
 async def test_while_the_cluster_is_away_letters_wait_within_limits() -> None:
     stream = Stream()
     one, other = Replica(stream, messages_max=3), Replica(stream)
+    one.letters.add([amqp(b"purged")], "up", REFUSED)
+    stream.settle()
+    purged = one.ids()
     one.log.disconnected()
+    one.letters.delete(purged)  # which is not what makes room
     told: list[int] = []
-    for number in range(5):
+    for number in range(4):
         one.letters.add([amqp(b"%d" % number)], "up", REFUSED, lambda number=number: told.append(number))
     assert told == [0, 1]  # crowded out
     assert one.letters.crowded_out == 2
     stream.connect(one.log)
     stream.settle()
-    assert told == [0, 1, 2, 3, 4]
-    assert one.bodies() == other.bodies() == [b"4", b"3", b"2"]
+    assert told == [0, 1, 2, 3]
+    assert one.bodies() == other.bodies() == [b"3", b"2"]
 
 
 async def test_what_comes_twice_is_one_and_what_is_deleted_does_not_come_again() -> None:
@@ -253,6 +258,22 @@ async def test_what_is_no_record_costs_itself(body: bytes) -> None:
         except Exception:  # the connection contains it
             assert body[:1] in b"LDC"
     assert one.bodies() == [b"1"]
+
+
+async def test_who_waits_for_one_record_and_fails_costs_no_other() -> None:
+    stream = Stream()
+    one = Replica(stream)
+    told: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("of one record")
+
+    before = containment.counted["batch"]
+    one.letters.add([amqp(b"1")], "up", REFUSED, fail)
+    one.letters.add([amqp(b"2")], "up", REFUSED, lambda: told.append(2))
+    stream.settle()
+    assert told == [2]
+    assert containment.counted["batch"] == before + 1
 
 
 async def test_a_later_version_is_passed_over() -> None:
