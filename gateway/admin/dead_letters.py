@@ -182,7 +182,7 @@ class LettersApi:
         return await self._read(ask)
 
     async def _read(self, ask: Callable[[Callable[[Found], None]], None]) -> Found:
-        """What `ask` tells its function. Raises UnavailableError when the disk does not answer."""
+        """What `ask` tells its function. Raises UnavailableError when it does not come."""
         found: list[Found] = []
         there = trio.Event()
 
@@ -194,7 +194,7 @@ class LettersApi:
         with trio.move_on_after(self._read_secs):
             await there.wait()
         if not found:
-            raise UnavailableError(f"the disk has not answered for {self._read_secs:g} s")
+            raise UnavailableError(f"what keeps the letters has not answered for {self._read_secs:g} s")
         return found[0]
 
 

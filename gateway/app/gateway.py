@@ -48,7 +48,18 @@ from gateway.app.memory import watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
-from gateway.app.topics import election_link, engine_link, nodes_of, outbox_links, topics_of
+from gateway.app.topics import (
+    LOGS,
+    common_of,
+    election_link,
+    engine_link,
+    logs_link,
+    nodes_of,
+    outbox_links,
+    records_of,
+    topics_of,
+    watch_cluster,
+)
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
@@ -117,6 +128,7 @@ class Gateway:
                 undo.callback(self.journaling.writer.close)
             self.tracing = tracing_of(settings)
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._publishers)
+            self.common = common_of(settings)
             self.core = BrokerCore(
                 self.store,
                 router,
@@ -124,13 +136,14 @@ class Gateway:
                 links=settings.links,
                 memory=self.memory,
                 forward=settings.dead_letters.forward,
+                common_letters=None if self.common is None else self.common.letters,
+                deduplication=None if self.common is None else self.common.ids,
                 journaling=self.journaling,
                 tracing=self.tracing,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
             self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
-            if self.engine is not None:
-                self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
+            watch_cluster(self.readiness, self.engine, self.common)
             self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
@@ -385,6 +398,8 @@ class Gateway:
             self.links[elections.name] = elections
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
+        if self.common is not None:
+            self.links[LOGS] = logs_link(self.common, writes, metrics)
         pause_links(self)
         services = Services(
             settings=settings,
@@ -429,13 +444,14 @@ class Gateway:
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
-            engine_records=dict if engine is None else lambda: engine.records,
+            engine_records=dict if engine is None else partial(records_of, engine, self.common),
             relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             dead_lettered=lambda: self.dead_letters.counted,
             forwarded=core.forwarded,
             forgotten_ids=core.forgotten_ids,
             outboxes=core.outbox_states,
+            shared_outboxes=core.shared_depths,
             authorizer_failures=int if authorizer is None else lambda: authorizer.failures,
             authentications=lambda: access.counts,
             authentication_failures=identities.failures,
@@ -528,6 +544,10 @@ class Gateway:
         if self._publish_wills():
             await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
+        self.writes.flush()
+        with trio.move_on_after(FAREWELL_SECS):  # what clients said until then is confirmed, or comes again
+            while not self._links_done():
+                await trio.sleep(DRAIN_POLL_SECS)
         for link in self.links.values():
             try:
                 link.shut_down()
@@ -586,10 +606,17 @@ class Gateway:
         """Nothing is under way but what paused routes hold: nobody lets that go on now, and it is not
         answered, so that its senders have it still."""
         held = self.core.pauses.held_of()
-        return all(
-            connection.idle or connection.in_flight().unsettled <= held[connection.sender]
-            for connection in self._connections()
-        ) and all(self._done(link, held) for link in self.links.values())
+        return (
+            all(
+                connection.idle or connection.in_flight().unsettled <= held[connection.sender]
+                for connection in self._connections()
+            )
+            and self._links_done()
+        )
+
+    def _links_done(self) -> bool:
+        held = self.core.pauses.held_of()
+        return all(self._done(link, held) for link in self.links.values())
 
     def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
         """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""

@@ -1,11 +1,15 @@
-"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
+"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share, with what stands
+on that besides.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
+from gateway.admin import Readiness
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
@@ -13,6 +17,10 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
+from gateway.engine.ids import IdsReader, SharedIds
+from gateway.engine.letters import SharedLetters
+from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
+from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.nodes import Nodes
 from gateway.engine.outboxes import SharedOutboxes
@@ -27,6 +35,7 @@ from gateway.transport.stream import WriteSet
 
 ELECTIONS: Final = f"{ENGINE} (elections)"  # no endpoint's name has blanks
 ELECTIONS_RECONNECT_SECS: Final = 0.5
+LOGS: Final = f"{ENGINE} (logs)"
 
 
 def topics_of(
@@ -83,6 +92,61 @@ def nodes_of(settings: Settings, engine: EngineSession | None) -> Nodes | None:
     return None if engine is None else Nodes(engine.settings, settings.replica, engine.stats)
 
 
+class Common(NamedTuple):
+    """What replicas have in common besides topics, and the connection of its logs."""
+
+    letters: SharedLetters
+    ids: SharedIds
+    session: Logs
+
+
+def common_of(settings: Settings) -> Common | None:
+    """None: there is no cluster."""
+    given, limits = settings.broker, settings.limits
+    if not isinstance(given, RabbitEngine):
+        return None
+    names, life = names_of(given.namespace, given.topic_exchange), secrets.token_hex(LIFE_CHARS // 2)
+    of_letters = SharedLog(names.letters, stream_arguments(given, octets_max=given.letters_bytes_max), life)
+    letters = SharedLetters(
+        of_letters,
+        messages_max=limits.dead_letters_max,
+        octets_max=limits.dead_letters_bytes_max,
+        stream_octets_max=given.letters_bytes_max,
+    )
+    of_letters.use(letters)
+    kept = stream_arguments(given, octets_max=given.ids_bytes_max, secs=given.ids_secs)
+    of_ids = SharedLog(names.ids, kept, life, readable_secs=lambda: ids.readable_secs)
+    ids = SharedIds(of_ids, given.engine_timeout_secs)
+    of_ids.use(IdsReader(ids))
+    dialect = DIALECTS[given.protocol]
+    stats = LinkStats(LOGS, dialect.name, dialect.frame_names, given.addresses)
+    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters, of_ids))
+    return Common(letters, ids, session)
+
+
+def watch_cluster(readiness: Readiness, engine: EngineSession | None, common: Common | None) -> None:
+    """The process is ready when the cluster is there, and all logs have been read."""
+    if engine is not None:
+        readiness.watch(ENGINE, partial(getattr, engine, "why_not"))
+    if common is not None:
+        readiness.watch(LOGS, partial(getattr, common.session, "why_not"))
+
+
+def records_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
+    """Records of all logs, by what came of them."""
+    found = dict(engine.records)
+    if common is not None:
+        found["passed_over"] += sum(one.passed_over for one in common.session.logs)
+    return found
+
+
+def logs_link(common: Common, writes: WriteSet, metrics: Metrics) -> Link:
+    """What keeps their connection."""
+    session = common.session
+    metrics.links[LOGS] = session.stats
+    return Link(session.status, session.settings, session, writes)
+
+
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:
     """What keeps the engine connected."""
     metrics.links[ENGINE] = engine.stats
@@ -110,13 +174,25 @@ def election_link(
     )
     elections = Elections(given, settings.replica, settings.limits, LinkStatus(ELECTIONS, stats))
     for link in consuming:
-        elections.candidates.append(Candidate(link.endpoint, link.stats, partial(_decided, link)))
+        elections.candidates.append(
+            Candidate(
+                link.endpoint,
+                link.stats,
+                partial(_decided, link),
+                serves=partial(_serves, link),
+                timeout_secs=settings.links[link.endpoint].elected_timeout_secs,
+            )
+        )
         link.hold_down(ELSEWHERE)
     return Link(elections.status, remote, elections, writes)
 
 
 def _is_elected(settings: Settings, link: Link) -> bool:
     return link.endpoint in settings.links and settings.links[link.endpoint].elected
+
+
+def _serves(link: Link) -> bool:
+    return link.up or link.paused
 
 
 def _decided(link: Link, elected: bool, why: str) -> None:

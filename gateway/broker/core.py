@@ -12,6 +12,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.letters import CommonLetters
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher
@@ -72,6 +73,9 @@ class SharedOutboxes(Protocol):
     def handed_out(self) -> int:
         """Messages that the link has been given, and has not settled."""
 
+    def depths(self) -> Iterable[tuple[str, int]]:
+        """Routes, and how many messages of each wait, as far as that is known."""
+
 
 class BrokerCore:
     """Makes the dispatcher. Without a store everything here is in memory, and there are no outboxes."""
@@ -85,10 +89,13 @@ class BrokerCore:
         links: Mapping[str, Link],
         memory: Memory,
         forward: Forward | None = None,
+        common_letters: CommonLetters | None = None,
+        deduplication: Deduplication | None = None,
         journaling: Journaling | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Before the store starts."""
+        """Before the store starts. `common_letters` and `deduplication` are those of all replicas of a
+        cluster."""
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
         self._shared: dict[str, SharedOutboxes] = {}  # by link
@@ -102,8 +109,9 @@ class BrokerCore:
             octets_max=limits.dead_letters_bytes_max,
             store=store,
             forward=None if self.forwarding is None else self.forwarding.forward,
+            common=common_letters,
         )
-        self.deduplication = Deduplication(store)
+        self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
         self.outboxes: Outboxes | None = None
         if store is not None:
@@ -160,6 +168,7 @@ class BrokerCore:
         routes = list(routes)
         if self.outboxes is not None:
             self.outboxes.use(routes)
+        self.deduplication.use(routes)
         self.pauses.use(routes)
 
     def _paused(self) -> None:
@@ -213,6 +222,10 @@ class BrokerCore:
     def outbox_states(self) -> list[OutboxState]:
         """The outboxes as they are now."""
         return [] if self.outboxes is None else self.outboxes.states()
+
+    def shared_depths(self) -> Iterable[tuple[str, str, int]]:
+        """Links, routes, and how many messages wait in their outboxes on the cluster."""
+        return [(link, *row) for link, shared in self._shared.items() for row in shared.depths()]
 
     def forwarded(self) -> Mapping[str, int]:
         """Copies of dead letters, by what became of them."""

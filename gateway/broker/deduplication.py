@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Final
@@ -37,6 +37,10 @@ ADDRESSES_MAX: Final = 1_024  # whose recipients one guard remembers
 UNSETTLED: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "a message with the same id is on its way and not accepted yet"
 )
+
+
+RecipientsOf = Callable[[Message], tuple[tuple[Recipient, ...], bool]]
+"""The recipients behind a guard for one message, and whether they are those of its address."""
 
 
 class Ids:
@@ -70,6 +74,13 @@ class Deduplication:
         if found is None:
             found = self._ids[route] = Ids(route)
         return found
+
+    def guard(self, route: Route, recipients_of: RecipientsOf, *, local: bool, unrouted: Outcome) -> Guard:
+        """What stands in front of what a route leads to."""
+        return Guard(self, route, recipients_of, local=local, unrouted=unrouted)
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """These are in force. What is known of others is kept, for they may come back."""
 
     def _load(self, store: Store) -> None:
         utc = self.utc()
@@ -117,7 +128,6 @@ class Deduplication:
 class Guard:
     """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
 
-    `recipients_of` gives the recipients behind it for one message, and whether they are those of its address.
     `local`: what it leads to is ours. `unrouted` is what a message without a recipient is answered.
     """
 
@@ -125,7 +135,7 @@ class Guard:
         self,
         deduplication: Deduplication,
         route: Route,
-        recipients_of: Callable[[Message], tuple[tuple[Recipient, ...], bool]],
+        recipients_of: RecipientsOf,
         *,
         local: bool,
         unrouted: Outcome,
@@ -186,12 +196,17 @@ class Guard:
                 self._pass_on(batch, part, at, id or "", message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error, route=self.route.name))
-        if repeats:
-            self.route.duplicates += len(repeats)
-            part.settle_at(repeats)
+        self._repeated(part, repeats)
         batch.send()
 
-    def _pass_on(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+    def _repeated(self, part: SubBatch, positions: list[int]) -> None:
+        """These have come before, and are accepted."""
+        if positions:
+            self.route.duplicates += len(positions)
+            part.settle_at(positions)
+
+    def _recipients_for(self, part: SubBatch, at: int, message: Message) -> tuple[Recipient, ...]:
+        """Those of a message; where there are none it is answered."""
         recipients = self._recipients.get(message.address)
         if recipients is None or message.retain:
             recipients, always = self._recipients_of(message)
@@ -202,6 +217,11 @@ class Guard:
         if not recipients:
             self.route.failed += self._unrouted is not ACCEPTED
             part.settle_at((at,), self._unrouted)
+        return recipients
+
+    def _pass_on(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+        recipients = self._recipients_for(part, at, message)
+        if not recipients:
             return
         if id:
             self.ids.open.add(id)

@@ -394,8 +394,7 @@ class Dispatcher:
             return end
         guard = self._guards.get(route.name)
         if guard is None:
-            guard = self._guards[route.name] = Guard(
-                self.deduplication,
+            guard = self._guards[route.name] = self.deduplication.guard(
                 route,
                 partial(self._behind, end, route),
                 local=route.settle == "stored" or route.target_endpoint not in self.links,

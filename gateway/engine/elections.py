@@ -7,8 +7,13 @@ a heartbeat of a second: who is killed, frozen or cut off has lost it within two
 lost it stops at once. The log decides nothing here, for a sign of life in each second would have to stand in
 it for as long as it is kept.
 
+Whoever has been elected and does not reach the link's broker for some time gives the token back, and queues
+up behind the others. Where there is no other, or none that gets further, it comes round again.
+
 There may be more tokens than one, for only the active consumer gets any. Whoever has been given one adds
-another, so that a queue type which gives up a message that has come back too often is never without.
+another, so that a queue type which gives up a message that has come back too often is never without. A token
+is acknowledged for the next one now and then: RabbitMQ closes the channel over a message that has been held
+for half an hour (`consumer_timeout`).
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+import trio
 
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.session import POLITE, machine_to
@@ -53,16 +59,29 @@ log = structlog.get_logger()
 HEARTBEAT_SECS: Final = 1
 TOKENS_MAX: Final = 2  # that wait in a queue, besides the one that somebody has
 PERSISTENT: Final = b"\x10\x00\x02"
+RENEW_SECS: Final = 300.0  # after which a token is acknowledged for the next one
 ELSEWHERE: Final = "another replica consumes over it"
 UNDECIDED: Final = "who consumes over it cannot be decided without the cluster"
 
 
 class Candidate:
     """This replica, as one that may come to consume over a link. `heard` is called when it is, or is not any
-    more."""
+    more. `serves`: it reaches the link's broker, or an operator does not want it to."""
 
-    def __init__(self, link: str, stats: LinkStats, heard: Callable[[bool, str], None]) -> None:
+    def __init__(
+        self,
+        link: str,
+        stats: LinkStats,
+        heard: Callable[[bool, str], None],
+        *,
+        serves: Callable[[], bool],
+        timeout_secs: float,
+    ) -> None:
+        """`timeout_secs`: how long it stays elected when it does not serve."""
         self.link = link
+        self._serves = serves
+        self._timeout_secs = timeout_secs
+        self._served_at = 0.0
         self._stats = stats
         self._heard = heard
         stats.leads = False
@@ -72,10 +91,17 @@ class Candidate:
         """It consumes."""
         return bool(self._stats.leads)
 
+    def is_useless(self, now: float) -> bool:
+        """It has been elected for some time, and all that time has served nobody."""
+        if not self.elected or self._serves():
+            self._served_at = now
+        return now - self._served_at >= self._timeout_secs
+
     def decide(self, elected: bool, why: str) -> None:
         """The queue has decided; `why` not, if it is not."""
         if elected and not self.elected:
             log.info("this replica consumes over a link now", link=self.link)
+            self._served_at = trio.current_time()
         elif self.elected and not elected:
             log.info("this replica does not consume over a link any more", link=self.link, why=why)
         self._stats.leads = elected
@@ -158,6 +184,7 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         super().__init__(machine, session.stats, stream, now + session.settings.connect_timeout_secs)
         self._session = session
         self._candidates: dict[int, Candidate] = {}  # by channel
+        self._tokens: dict[int, tuple[int, float]] = {}  # by channel: the delivery tag, and since when
 
     # What the stream asks.
 
@@ -182,17 +209,35 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # What the link asks.
 
     def tick(self, now: float) -> None:
-        """Heartbeats, and the time for the handshake."""
-        if self._in_time(now):
-            self._stream.mark()
+        """Heartbeats, the time for the handshake, and what is due of tokens."""
+        if not self._in_time(now):
+            return
+        for channel, candidate in list(self._candidates.items()):
+            if candidate.is_useless(now):
+                self._step_back(channel, candidate)
+            elif channel in self._tokens and now - self._tokens[channel][1] >= RENEW_SECS:
+                self._add_token(channel)
+                self.machine.ack(channel, self._tokens.pop(channel)[0], multiple=False)
+        self._stream.mark()
+
+    def _step_back(self, channel: int, candidate: Candidate) -> None:
+        """With its channel the token goes back; the next one's consumer stands behind those of others."""
+        log.warning(
+            "this replica gives an elected link up: it does not reach its broker", link=candidate.link
+        )
+        del self._candidates[channel]
+        self._tokens.pop(channel, None)
+        candidate.decide(elected=False, why=ELSEWHERE)
+        self.machine.close_channel(channel)
+        self._candidates[self.machine.open_channel()] = candidate
 
     # Events.
 
     def _process(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Deliveries):
-                for number, *_ in event.contents:
-                    self._elected(number)
+                for number, _, tag, *_ in event.contents:
+                    self._elected(number, tag)
             elif isinstance(event, MethodReceived):
                 self._method(event.channel, event.method)
             elif isinstance(event, ChannelOpened):
@@ -242,9 +287,10 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         elif isinstance(method, m.BasicCancel):
             self._give_up("the queue of an election is gone")
 
-    def _elected(self, channel: int) -> None:
+    def _elected(self, channel: int, tag: int) -> None:
         candidate = self._candidates.get(channel)
         if candidate is not None and not self._stream.ending:
+            self._tokens[channel] = tag, trio.current_time()
             self._add_token(channel)
             candidate.decide(elected=True, why="")
 

@@ -36,6 +36,8 @@ class Names(NamedTuple):
     queues: str  # with what the names of replicas' queues begin
     sessions: str  # and those of sessions, and
     shares: str  # of shared subscriptions
+    letters: str  # the log of dead letters
+    ids: str  # and that of the ids of deduplicating routes
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
 
 
@@ -49,6 +51,8 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.replica",
         f"{namespace}.session",
         f"{namespace}.share",
+        f"{namespace}.letters",
+        f"{namespace}.ids",
         f"{namespace}.dropped",
     )
 

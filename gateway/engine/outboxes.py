@@ -6,26 +6,31 @@ order is kept, and a replica consumes it only while the link is up there. A mess
 would have written it, address and properties of any protocol included. It is acknowledged when the link's
 broker has confirmed it; a replica that is lost before has the next one send it again.
 
+What is too much, or too old, the cluster takes out: with `policy: dead_letter` into a second queue for each
+route, from which whichever replica comes first makes dead letters; otherwise to where drops are counted.
+
 Towards the cluster this is an AMQP link like any other: one connection for each link that has such outboxes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import ClassVar, Final
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.outbox.outbox import EXPIRED, OUTBOX_FULL, OutboxRecipient
+from gateway.broker.outbox.outbox import CROWDED_OUT, EXPIRED, OUTBOX_FULL, TOO_OLD, OutboxRecipient
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
-from gateway.egress.amqp091.session import AmqpLinkSession
+from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries
-from gateway.errors import StoreError
+from gateway.engine.names import names_of
+from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.mapping.routes import Route
 from gateway.model.address import Address
@@ -35,16 +40,21 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic
+from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived
 from gateway.settings import AmqpLink, Limits, Link
-from gateway.settings.endpoints import Remote
+from gateway.settings.endpoints import Remote, Target
 from gateway.settings.engine import RabbitEngine
 from gateway.store.messages import MessageReader, encode_message
+from gateway.transport.stream import Stream
 
 REFUSALS_MAX: Final = 10_000  # messages; of more, the one that was refused longest ago begins anew
 BESIDE_OCTETS: Final = 4_194_304  # that a stored message may have besides its body
-OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head"}
+OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head", "dead_letter": "drop-head"}
+COUNT_SECS: Final = 5.0  # between two looks at how much waits
+FIRST_REASON: Final = "x-first-death-reason"  # why the cluster took a message out of its queue
 
 
 class OutboxPublisher(AmqpLinkPublisher):
@@ -90,24 +100,58 @@ class SharedOutboxes(AmqpLinkSession):
         )
         self.reader = MessageReader()
         self.refusals: dict[bytes, int] = {}  # of messages that the link's broker has refused, by their hash
+        self.waiting: dict[str, int] = {}  # messages that have not been handed out, by queue
         self._prefix = f"{engine.namespace}.outbox.{link}."
-        self._arguments: Headers = (
-            ("x-queue-type", string(engine.queue_type)),
-            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
-            ("x-max-length", Value(ValueType.INT64, given.outbox.messages_max)),
-            ("x-max-length-bytes", Value(ValueType.INT64, given.outbox.bytes_max)),
-            ("x-overflow", string(OVERFLOW[given.outbox.policy])),
-        )
+        self._given_up = f"{engine.namespace}.given-up.{link}."
+        self._limits = given.outbox
+        self._queue_type = engine.queue_type
+        self._dropped = names_of(engine.namespace, engine.topic_exchange).dropped
         self.up = up
         self._paused = paused
         self._stopped = False
         self._wanted: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._boxes: dict[str, SharedOutbox] = {}
 
-    @property
-    def queue_arguments(self) -> Headers:
-        """Those of the queues that are declared."""
-        return self._arguments
+    def queue_arguments(self, queue: str) -> Headers:
+        """Those of a queue that is declared."""
+        limits = self._limits
+        bounds: Headers = (
+            ("x-queue-type", string(self._queue_type)),
+            ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
+            ("x-max-length-bytes", Value(ValueType.INT64, limits.bytes_max)),
+        )
+        counted: Headers = (("x-dead-letter-exchange", string(self._dropped)),)
+        if queue.startswith(self._given_up):
+            return (*bounds, ("x-overflow", string("drop-head")), *counted)
+        own: Headers = (
+            ("x-single-active-consumer", Value(ValueType.BOOL, True)),
+            ("x-overflow", string(OVERFLOW[limits.policy])),
+        )
+        if limits.age_secs_max is not None:
+            own += (("x-message-ttl", Value(ValueType.INT64, max(1, int(limits.age_secs_max * 1000)))),)
+        if limits.policy == "drop_oldest":
+            own += counted
+        elif limits.policy == "dead_letter":
+            own += (
+                ("x-dead-letter-exchange", string("")),
+                ("x-dead-letter-routing-key", string(self._given_up + queue.removeprefix(self._prefix))),
+            )
+        return (*bounds, *own)
+
+    def depths(self) -> Iterator[tuple[str, int]]:
+        """Routes, and how many messages of each wait on the cluster, as far as that is known."""
+        for queue, route in self._routes().items():
+            if queue in self.waiting:
+                yield route.name, self.waiting[queue]
+
+    def counted(self) -> tuple[str, ...]:
+        """The queues whose messages are counted."""
+        return tuple(self._routes())
+
+    def connect(self, stream: Stream, target: Target, now: float) -> OutboxConnection:
+        """A connection stands: begin the handshake."""
+        made = self._peer = OutboxConnection(self, stream, target, now)
+        return made
 
     def of(self, route: Route) -> SharedOutbox:
         """The outbox of a route in force."""
@@ -159,19 +203,78 @@ class SharedOutboxes(AmqpLinkSession):
         wanted = tuple(routes), consumed
         if wanted != self._wanted:
             self._wanted = wanted
-            super().route(Subscriptions(queues=consumed), Targets(queues=wanted[0]))
+            given_up: tuple[str, ...] = ()
+            if self._limits.policy == "dead_letter":
+                given_up = tuple(self._given_up + route.name for route in routes.values())
+            super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=wanted[0]))
 
     # What a connection asks.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
         """What the queue of a route has goes to the link."""
-        route = self._routes().get(queue)
         address = amqp_address(*decode_address(wire))
+        if queue.startswith(self._given_up):
+            grave = Recipient(Grave(self, queue.removeprefix(self._given_up)))
+            entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (grave,)))
+            return entry
+        route = self._routes().get(queue)
         if route is None:  # it has just gone from the mapping
             return RoutingEntry(address, RoutingPlan(None, (Recipient(Waiting()),)))
         recipient = Recipient(Drain(self, route))
         entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
         return entry
+
+
+class OutboxConnection(AmqpLinkConnection):
+    """A connection of theirs: it also asks how much waits, on a channel for that."""
+
+    def __init__(self, session: SharedOutboxes, stream: Stream, target: Target, now: float) -> None:
+        super().__init__(session, stream, target, now)
+        self._outboxes = session
+        self._counting = 0
+        self._asked: deque[str] = deque()
+        self._count_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Ask now and then."""
+        super().tick(now)
+        if not self._up or now < self._count_at:
+            return
+        self._count_at = now + COUNT_SECS
+        if not self._counting:
+            self._counting = self._new_channel()
+        elif not self._asked:
+            self._count()
+
+    def _count(self) -> None:
+        for queue in self._outboxes.counted():
+            self._asked.append(queue)
+            self.machine.send_method(self._counting, m.QueueDeclare(queue, passive=True))
+        self._stream.mark()
+
+    def _channel_opened(self, number: int) -> None:
+        if number == self._counting:
+            self._count()
+        else:
+            super()._channel_opened(number)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if event.channel == self._counting:  # a queue is not there yet, or no longer
+            self._counting = 0
+            self._asked.clear()
+        else:
+            super()._channel_closed(event)
+
+    def _method(self, event: MethodReceived) -> None:
+        if event.channel == self._counting and isinstance(event.method, m.QueueDeclareOk):
+            self._outboxes.waiting[self._asked.popleft()] = event.method.message_count
+        else:
+            super()._method(event)
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: nobody says how much waits."""
+        self._outboxes.waiting.clear()
+        super().lost(reason)
 
 
 class SharedOutbox:
@@ -231,6 +334,28 @@ class Waiting:
     def publish(self, part: SubBatch) -> None:
         """Give it back."""
         part.settle_at(range(len(part.messages)), GONE)
+
+
+class Grave:
+    """The sink of what the cluster has taken out of the outbox of a route: dead letters."""
+
+    def __init__(self, outboxes: SharedOutboxes, route: str) -> None:
+        self._outboxes = outboxes
+        self._route = route
+
+    def publish(self, part: SubBatch) -> None:
+        """Keep them; they leave their queue when that is safe."""
+        letters = self._outboxes.dispatcher.dead_letters
+        for at, stored in enumerate(part.messages):
+            outcome, message, crossed = CROWDED_OUT, stored, True
+            try:
+                given = dict(stored.properties.headers).get(FIRST_REASON)
+                if given is not None and given.value == "expired":
+                    outcome = TOO_OLD
+                message = self._outboxes.reader.decode_one(bytes(stored.body))
+            except (RemoteProtocolError, StoreError) as error:
+                outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
+            letters.add([message], self._route, outcome, partial(part.settle_at, (at,)), crossed=crossed)
 
 
 GONE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the route of the outbox is in no mapping now")
@@ -293,7 +418,7 @@ class Drain:
     def bury(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """It is a dead letter of this replica, and leaves the outbox when that is safe."""
+        """It is a dead letter, and leaves the outbox when that is safe."""
         self.route.failed += 1
         letters = self._outboxes.dispatcher.dead_letters
         letters.add([message], self.route.name, outcome, partial(part.settle_at, (at,)), crossed=crossed)

@@ -125,6 +125,7 @@ class RelayedConnection(AmqpNewcomer):
         self._to_server: ToServer | None = None
         self._to_client: ToClient | None = None
         self._judge = ClientJudge(self, source, nodes.names, nodes.namespace, self._count_consumers)
+        self._publishes = False
         self._held = False  # for the node does not keep up
         self._waiting = False  # for the node closes a channel
         self._close_by: float | None = None  # when a close has to be answered
@@ -166,6 +167,7 @@ class RelayedConnection(AmqpNewcomer):
 
     def lost(self, reason: str) -> None:
         """The connection is gone: so is that to its node, when that has heard all."""
+        self._source.dispatcher.memory.forget(self)
         self.machine.abandon()
         self._leave()
         self._source.forget(self, reason)
@@ -191,8 +193,23 @@ class RelayedConnection(AmqpNewcomer):
         return InFlight()
 
     def hold(self) -> Callable[[], None] | None:
-        """No queue of the gateway's is its."""
-        return None
+        """Stop reading, for memory is short: one that consumes has to acknowledge, and goes on until memory
+        is scarce. Returns what undoes it."""
+        if self._count_consumers() and not self._source.dispatcher.memory.scarce:
+            return None
+        self.stream.hold()
+        return self.stream.release
+
+    def told_of_memory(self, short: bool) -> None:
+        """Only the node says `connection.blocked`: of the two nobody could tell which one has ended."""
+
+    @property
+    def begun(self) -> int:
+        """What has begun is on its way to the node."""
+        return 0
+
+    def let_go_for_memory(self) -> None:
+        """It has nothing that could be given back."""
 
     def tick(self, now: float) -> None:
         """Heartbeats of both sides, and the time for the handshake and for the end."""
@@ -325,6 +342,9 @@ class RelayedConnection(AmqpNewcomer):
         node.write(relay.taken())
         messages = relay.messages - messages
         source.stats.messages_in += messages
+        self._publishes = self._publishes or bool(messages)
+        if self._publishes and source.dispatcher.memory.short:
+            source.dispatcher.memory.admits(self, 0)
         if (rate := self.stream.rate) is not None:
             rate.messages += messages
         self._say(relay.answers)

@@ -396,6 +396,20 @@ def unstorable_routes(
     return found
 
 
+def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingError]:
+    """Routes that deduplicate for longer than replicas of a cluster keep ids."""
+    return [
+        MappingError(
+            f"route {route.name!r}: deduplicate: window: {route.rule.deduplicate.window} is longer than"
+            f" broker.ids_secs, {ids_secs:g} s, for which the cluster keeps ids",
+            file=route.file,
+            line=route.line,
+        )
+        for route in routes
+        if route.rule.deduplicate is not None and route.rule.deduplicate.window_secs > ids_secs
+    ]
+
+
 def relayed_routes(mappings: Iterable[Mapping], relayed: Collection[str]) -> list[MappingError]:
     """Routes that name a listener whose messages the gateway does not see."""
     return [

@@ -258,13 +258,16 @@ class Outbox(Section):
     policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"
     """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
     shared: bool = False
-    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`, and has
-    neither `age_secs_max` nor `policy: dead_letter`."""
+    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`; with it
+    `age_secs_max` needs `policy: drop_oldest` or `dead_letter`."""
 
     @model_validator(mode="after")
     def _of_a_queue(self) -> Self:
-        if self.shared and (self.age_secs_max is not None or self.policy == "dead_letter"):
-            raise ValueError("a shared outbox has neither age_secs_max nor policy: dead_letter")
+        if self.shared and self.age_secs_max is not None and self.policy == "reject":
+            raise ValueError(
+                "age_secs_max of a shared outbox needs policy: drop_oldest or dead_letter, for a queue cannot"
+                " refuse what is new because of what is old"
+            )
         return self
 
 
@@ -363,6 +366,9 @@ class Link(Remote):
     elected: bool = False
     """Of all replicas one alone consumes over this link; another one does when that is gone. Each publishes
     over a connection of its own, as with `connections: 2`. Needs `engine: rabbitmq`, which elects."""
+    elected_timeout_secs: float = Field(20.0, gt=0)
+    """How long a replica that has been elected, and does not reach the broker, keeps the link before another
+    one tries."""
     required: bool = False
     """Whether /readyz waits for this link."""
     outbox: Outbox = Outbox()

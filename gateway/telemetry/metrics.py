@@ -128,16 +128,16 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
-    "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
+    "gateway_outbox_messages": ("Messages in an outbox; in a shared one, what waits on the cluster.", OUTBOX),
     "gateway_outbox_bytes": ("What they weigh: bodies, properties, and 256 octets each.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
-    "gateway_dead_letters": "Dead letters kept.",
+    "gateway_dead_letters": "Dead letters kept; of replicas over a cluster, those of all.",
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
-    "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
+    "gateway_deduplication_ids": "Message ids that routes remember; those of all replicas over a cluster.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
     "gateway_engine_relays": "Connections to nodes of the cluster on behalf of AMQP clients.",
@@ -250,6 +250,7 @@ class Sources:
     forwarded: Callable[[], Mapping[str, int]] = dict
     forgotten_ids: Callable[[], Mapping[str, int]] = dict
     outboxes: Callable[[], Iterable[OutboxCounts]] = list
+    shared_outboxes: Callable[[], Iterable[tuple[str, str, int]]] = list
     authorizer_failures: Callable[[], int] = int
     authentications: Callable[[], Mapping[tuple[str, str], int]] = dict
     authentication_failures: Callable[[], Mapping[str, int]] = dict
@@ -365,6 +366,8 @@ class Metrics(Collector):
             yield "gateway_outbox_messages", at, outbox.messages
             yield "gateway_outbox_bytes", at, outbox.octets
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
+        for endpoint, route, messages in self.sources.shared_outboxes():
+            yield "gateway_outbox_messages", (endpoint, route), messages
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
         yield "gateway_http_connections", (), self.http_connections()
         yield "gateway_rates_left_out", (), self.rates_left_out()

@@ -128,7 +128,7 @@ async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
     async with serving(bench, read_secs=0.01) as client:
         answer = await client.get(AT)
         assert answer.status_code == 503
-        assert answer.json()["detail"] == "the disk has not answered for 0.01 s"
+        assert answer.json()["detail"] == "what keeps the letters has not answered for 0.01 s"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -18,10 +19,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.engine import elections
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from tests.chaos.proxy import Proxy
-from tests.engine.replicas import PATIENCE_SECS, Client, lasting
+from tests.configured import make_link
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
 
@@ -78,6 +81,14 @@ class Door(GatewayProcess):
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
+
+    def told(self, path: str, what: dict[str, Any]) -> str:
+        """The answer to something that is to be done."""
+        at = f"http://{LOOPBACK}:{self.configuration['http']['port']}{path}"
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        request = Request(at, json.dumps(what).encode(), headers)
+        with urlopen(request, timeout=2 * PATIENCE_SECS) as answer:
+            return str(answer.read().decode())
 
     def sample(self, name: str, **labels: str) -> float:
         found = [
@@ -237,6 +248,80 @@ def test_it_moves_when_its_owner_is_cut_off(rabbitmq: RabbitMQ, mosquitto: Mosqu
         proxy.open()
         until(lambda: first.asked("/readyz") == (200, "ready\n"), 3 * PATIENCE_SECS)
         assert second.leads
+
+
+def test_it_moves_when_its_owner_does_not_reach_the_broker(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """And comes round to whoever does; not while an operator has paused it."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(mosquitto.port)) for _ in range(2)]
+        given = [
+            Door(tmp_path, "unreached", rabbitmq.url, f"mqtt://{LOOPBACK}:{proxy.port}", ROUTES, name)
+            for name, proxy in zip(("one", "other"), proxies, strict=True)
+        ]
+        for door in given:
+            door.configuration["links"]["far"]["elected_timeout_secs"] = 2.0
+        first, second = stack.enter_context(doors(*given))
+        proxy = proxies[given.index(first)]
+
+        def lose() -> None:
+            proxy.shut()
+
+        moved(first, second, lose, mosquitto, "unreached")
+        assert not first.leads
+        other = proxies[given.index(second)]
+        other.shut()  # now none reaches it
+        until(lambda: first.leads)
+        until(lambda: second.leads)
+        proxy.open()
+        until(lambda: first.consumes)
+
+
+def test_an_owner_that_is_paused_or_alone_stays(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    with Proxy(mosquitto.port) as proxy:
+        name, far = "stays", f"mqtt://{LOOPBACK}:{proxy.port}"
+        given = pair(tmp_path, name, rabbitmq.url, far)
+        for door in given:
+            door.configuration["links"]["far"]["elected_timeout_secs"] = 0.5
+        with doors(*given) as (first, second):
+            first.told("/api/v1/links/pause", {"name": "far"})
+            until(lambda: not first.consumes)
+            seen: list[bool] = []
+            until(lambda: seen.append(first.leads) or len(seen) > 30)
+            assert all(seen)
+            assert not second.leads
+            first.told("/api/v1/links/resume", {"name": "far"})
+            until(lambda: first.consumes)
+            second.kill()
+            proxy.shut()
+            gave_up = "this replica gives an elected link up"
+            until(lambda: first.log.count(gave_up) >= 2)
+            proxy.open()
+            until(lambda: first.consumes)
+
+
+def test_a_token_is_not_held_for_longer_than_the_cluster_lets(
+    tmp_path: Path, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ closes the channel over what is not acknowledged for `consumer_timeout`."""
+    monkeypatch.setattr(elections, "RENEW_SECS", 0.5)
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(ROUTES.replace("NAME", "token"))
+    link = make_link(url=mosquitto.url, elected=True, client_id="token-{replica}")
+    settings = {"links": {"far": link}, "mappings": (str(mapping),)}
+    with RabbitMQ(tmp_path / "rabbitmq", lines=("consumer_timeout = 3000",)) as rabbitmq:
+        rabbitmq.control("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+        one = Replica("one", rabbitmq.url, "token", settings=settings)
+        with replicas(one):
+            stats = one.gateway.links["engine (elections)"].stats
+            one.until(lambda: bool(one.gateway.links["far (in)"].stats.leads))
+            began = time.monotonic()
+            until(lambda: time.monotonic() - began > 9)  # three times as long
+            assert one.gateway.links["far (in)"].stats.leads
+            assert stats.connects == 1
 
 
 def test_an_orderly_stop_hands_it_over(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:

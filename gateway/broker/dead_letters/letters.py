@@ -3,7 +3,8 @@
 With a store they are written there, and a source is told only when they are on disk: a dead letter has been
 accepted. What no route and no subscriber wanted (no route, NO_ROUTE) is held in memory only: a device that
 nobody listens to is no loss, and must not wear out the disk. Without a store all of them are in memory. In
-either place the newest are kept, within limits, and every one is counted by its reason.
+either place the newest are kept, within limits, and every one is counted by its reason. Replicas that share a
+cluster have theirs in common, on that; a store has those from before.
 
 A letter holds the message as it came from its source, or as its route had made it for the target; `crossed`
 tells which. In the store's column for the route the latter has CROSSED behind the name, where no name has it.
@@ -12,8 +13,9 @@ tells which. In the store's column for the route the latter has CROSSED behind t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -48,6 +50,46 @@ class Letter(NamedTuple):
 
 
 Letters = list[Letter]
+
+
+class CommonLetters(Protocol):
+    """Letters that replicas have in common."""
+
+    crowded_out: int
+    octets: int
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __iter__(self) -> Iterator[Letter]:
+        """The oldest first."""
+
+    def add(
+        self,
+        messages: Iterable[Message],
+        route: str,
+        outcome: Outcome,
+        utc: WallTime,
+        *,
+        crossed: bool,
+        then: Callable[[], None] | None,
+    ) -> None:
+        """Keep `messages`; `then` is called when they are safe."""
+
+    def is_one(self, id: str) -> bool:
+        """Whether this is the id of such a letter, be it there or not."""
+
+    def find(self, ids: Iterable[str]) -> list[Letter]:
+        """Those that there are."""
+
+    def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """`then` hears which of them are this replica's to redrive now."""
+
+    def free(self, ids: Iterable[str]) -> None:
+        """They are so no longer."""
+
+    def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
+        """Forget letters; `then` is called when that is safe."""
 
 
 def _unwanted(route: str, outcome: Outcome) -> bool:
@@ -86,13 +128,15 @@ class DeadLetters:
         octets_max: int = 64 * 1024 * 1024,
         store: Store | None = None,
         forward: Forward | None = None,
+        common: CommonLetters | None = None,
     ) -> None:
-        """The limits are those in memory; the store has its own."""
+        """The limits are those in memory; the store has its own, and what replicas have in `common`."""
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
         self._forward = forward
         self._store = store
+        self._common = common
         self._letters: deque[Letter] = deque()
         self._octets = 0
         self._last = 0
@@ -101,17 +145,21 @@ class DeadLetters:
         self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
 
     def __len__(self) -> int:
-        return len(self._letters) + (0 if self._store is None else self._store.letters_count)
+        common = 0 if self._common is None else len(self._common)
+        return len(self._letters) + common + (0 if self._store is None else self._store.letters_count)
 
     @property
     def crowded_out(self) -> int:
         """Letters that newer ones have taken the place of, for good; without those that nobody had wanted."""
-        return self._crowded_out + (0 if self._store is None else self._store.letters_crowded_out)
+        common = 0 if self._common is None else self._common.crowded_out
+        stored = 0 if self._store is None else self._store.letters_crowded_out
+        return self._crowded_out + common + stored
 
     @property
     def octets(self) -> int:
         """What all letters weigh."""
-        return self._octets + (0 if self._store is None else self._store.letters_octets)
+        common = 0 if self._common is None else self._common.octets
+        return self._octets + common + (0 if self._store is None else self._store.letters_octets)
 
     def add(
         self,
@@ -135,6 +183,9 @@ class DeadLetters:
                 self._forward(messages, route, outcome, utc)
             except Exception as error:  # the letters are kept all the same
                 contained("message", error, route=route)
+        if self._common is not None and not unwanted:
+            self._common.add(messages, route, outcome, utc, crossed=crossed, then=then)
+            return
         if self._store is None or unwanted:
             self._hold(messages, route, outcome, utc, crossed=crossed)
             if then is not None:
@@ -185,6 +236,9 @@ class DeadLetters:
         """`then` gets at most `count` letters, newest first; of one route, or all."""
         held = [letter for letter in reversed(self._letters) if route is None or letter.route == route]
         found: Letters = held[:count]
+        if self._common is not None:
+            shared = [letter for letter in self._common if route is None or letter.route == route]
+            found = sorted((*shared[::-1], *found), key=lambda letter: -letter.utc)[:count]
         if self._store is None:
             then(found)
             return
@@ -225,6 +279,8 @@ class DeadLetters:
         """`then` gets the letters with these ids that there are, in this order."""
         wanted = list(ids)
         known = {letter.id: letter for letter in self._letters}
+        if self._common is not None:
+            known.update((letter.id, letter) for letter in self._common.find(wanted))
         stored = _stored(wanted)
 
         def merged(letters: list[DeadLetter]) -> None:
@@ -237,9 +293,42 @@ class DeadLetters:
             self._store.find_letters(stored, merged)
             self._store.flush()
 
+    def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
+        """Before letters are redriven: `then` gets those that may be, and those that another replica has on
+        their way, or is done with. What is not deleted then has to be freed."""
+        shared, common = self._shared(letter.id for letter in letters), self._common
+        if common is None or not shared:
+            then(letters, [])
+            return
+
+        def claimed(got: list[str]) -> None:
+            lost = set(shared).difference(got)
+            then(
+                [letter for letter in letters if letter.id not in lost],
+                [letter for letter in letters if letter.id in lost],
+            )
+
+        common.claim(shared, claimed)
+
+    def free(self, ids: Iterable[str]) -> None:
+        """Letters that were claimed are not on their way any more, and stay."""
+        if self._common is not None:
+            self._common.free(self._shared(ids))
+
+    def _shared(self, ids: Iterable[str]) -> list[str]:
+        return [] if self._common is None else [id for id in ids if self._common.is_one(id)]
+
     def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
         """Forget the letters with these ids. `then` hears when that is on disk, or the disk refuses."""
         gone = set(ids)
+        shared = self._shared(gone)
+        if shared and self._common is not None:
+            gone.difference_update(shared)
+            self._common.delete(shared, partial(self._delete, gone, then))
+        else:
+            self._delete(gone, then)
+
+    def _delete(self, gone: set[str], then: Callable[[Outcome], None] | None) -> None:
         kept = [letter for letter in self._letters if letter.id not in gone]
         if len(kept) < len(self._letters):
             self._letters = deque(kept)

@@ -4,7 +4,7 @@ A letter that its route had made goes straight to what the route leads to now; o
 it crosses the route again; one without a route, or an answer, is published again for whatever routes and
 subscribers there are. Nothing is checked for repeats, since the first attempt counts as one. What is refused
 again stays the letter that it was, with its first reason. A letter goes when its message has been accepted,
-be it late.
+be it late. One that replicas have in common is claimed first, so that one of them does it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 
 BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "it is on its way already")
+ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "another replica sends it, or has sent it")
 
 Told = Callable[[str, Outcome], None]
 Receipt = tuple[str, Told]
@@ -39,6 +40,23 @@ class Redriving:
 
     def redrive(self, letters: list[Letter], told: Told) -> None:
         """Send the letters on their way; `told` hears of each, by its id, what became of it."""
+        free: list[Letter] = []
+        for letter in letters:
+            if letter.id in self._open:
+                told(letter.id, BUSY)
+            else:
+                self._open.add(letter.id)
+                free.append(letter)
+
+        def claimed(ours: list[Letter], others: list[Letter]) -> None:
+            self._open.difference_update([letter.id for letter in others])
+            for letter in others:
+                told(letter.id, ELSEWHERE)
+            self._send(ours, told)
+
+        self._dead_letters.claim(free, claimed)
+
+    def _send(self, letters: list[Letter], told: Told) -> None:
         # A batch holds what was published, or what was put on recipients: a journal tells the two apart by
         # it.
         now = clock.now()
@@ -46,9 +64,6 @@ class Redriving:
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
-            if letter.id in self._open:
-                refused.append((letter.id, BUSY))
-                continue
             if self._dispatcher.memory.short:
                 refused.append((letter.id, LOW_ON_MEMORY))
                 continue
@@ -56,10 +71,9 @@ class Redriving:
                 outcome = self._place(placed, published, recipients, letter, told)
             except Exception as error:
                 outcome = poisoned(error, route=letter.route)
-            if outcome is None:
-                self._open.add(letter.id)
-            else:
+            if outcome is not None:
                 refused.append((letter.id, outcome))
+        self._stays([id for id, _ in refused])
         for id, outcome in refused:
             told(id, outcome)
         placed.send()
@@ -138,13 +152,20 @@ class Redriving:
         """A letter whose message was accepted is no more; who asked hears of it when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
-        self._open.difference_update([id for id, _ in receipts])
+        self._stays([id for (id, _), outcome in rows if outcome is not ACCEPTED])
+        gone = [id for (id, _), outcome in rows if outcome is ACCEPTED]
 
         def tell(_: Outcome) -> None:
+            self._open.difference_update(gone)
             for (id, told), outcome in rows:
                 told(id, outcome)
 
-        self._dead_letters.delete([id for (id, _), outcome in rows if outcome is ACCEPTED], tell)
+        self._dead_letters.delete(gone, tell)
+
+    def _stays(self, ids: list[str]) -> None:
+        """These are not on their way any more."""
+        self._open.difference_update(ids)
+        self._dead_letters.free(ids)
 
 
 def _no(text: str) -> Outcome:

@@ -449,9 +449,8 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             octets_max=limits.queue_bytes_max,
         )
 
-    @property
-    def queue_arguments(self) -> Headers:
-        """Those of the queues that it declares."""
+    def queue_arguments(self, queue: str) -> Headers:
+        """Those of a queue that it declares."""
         return SINGLE_ACTIVE if self.options.single_active_consumer else ()
 
     # What the link asks.

@@ -272,7 +272,7 @@ class Topology:
 class Declarer:
     """Asks the broker for needs, one question at a time, on a channel that it opens and closes itself.
 
-    `arguments` are those of the queues that it makes. `answered` is called with each need and why it cannot
+    `arguments_of` gives those of a queue that it makes. `answered` is called with each need and why it cannot
     be met ("" when it is).
     """
 
@@ -280,13 +280,13 @@ class Declarer:
         self,
         machine: ClientConnection,
         declare: Declare,
-        arguments: Headers,
+        arguments_of: Callable[[str], Headers],
         answered: Callable[[Declaration, str], None],
     ) -> None:
         self.channel = 0  # 0: none is open
         self._machine = machine
         self._declare: Declare = declare
-        self._arguments = arguments
+        self._arguments_of = arguments_of
         self._answered = answered
         self._queue: deque[Declaration] = deque()
         self._declaration: Declaration | None = None
@@ -322,7 +322,8 @@ class Declarer:
     def _next(self) -> None:
         while self._queue and self._declaration is None:
             declaration = self._declaration = self._queue.popleft()
-            steps = self._steps = declaration.steps(self._declare, self._arguments)
+            arguments = self._arguments_of(declaration.name)
+            steps = self._steps = declaration.steps(self._declare, arguments)
             try:
                 question = next(steps)
             except StopIteration as end:

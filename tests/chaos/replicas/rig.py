@@ -14,7 +14,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import yaml
 
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import Version
@@ -37,6 +39,12 @@ TIMEOUT_SECS: Final = 2.0
 SERVING_SECS_MAX: Final = 20.0
 POLL_SECS: Final = 0.05
 EXCHANGE: Final = "amq.topic"
+LINK: Final = {
+    "heartbeat_secs": 1,
+    "connect_timeout_secs": 2.0,
+    "reconnect_min_secs": 0.1,
+    "reconnect_max_secs": 0.5,
+}
 
 
 @dataclass
@@ -103,29 +111,66 @@ def _serves(port: int) -> bool:
         return False
 
 
-def replica_of(folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow) -> GatewayProcess:
-    """A replica, not yet started. Every second one keeps what it has read of the log."""
-    (port,) = free_ports(1)
+def replica_of(
+    folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow, far: Proxy | None
+) -> GatewayProcess:
+    """A replica, not yet started, with a link to what is `far`. Every second one keeps what it has read of
+    the log."""
+    port, amqp = free_ports(2)
+    listeners: dict[str, Any] = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}}
+    if row.relayed:
+        listeners["amqp091"] = {"protocol": "amqp091", "host": LOOPBACK, "port": amqp}
+    more: dict[str, Any] = {}
+    if far is not None:
+        mapping = folder / f"{name}.yaml"
+        mapping.write_text(yaml.safe_dump({"version": 1, "routes": [_route(row, namespace)]}))
+        more["mappings"] = [str(mapping)]
+        more["links"] = {
+            "far": {
+                "url": f"amqp://guest:guest@{LOOPBACK}:{far.port}/%2F",
+                "elected": row.source == "elected",
+                "single_active_consumer": row.source == "elected",
+                "outbox": {"shared": row.target == "outbox"},
+                **LINK,
+            }
+        }
     kept = {"path": str(folder / name / "data")} if name.endswith("0") else {"enabled": False}
     return GatewayProcess(
         folder / name,
         replica=name,
-        listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}},
+        listeners=listeners,
         broker={
             "engine": "rabbitmq",
             "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F" for way in ways],
             "namespace": namespace,
             "queue_type": row.queue_type,
-            "heartbeat_secs": 1,
-            "connect_timeout_secs": 2.0,
-            "reconnect_min_secs": 0.1,
-            "reconnect_max_secs": 0.5,
+            **LINK,
             "engine_timeout_secs": TIMEOUT_SECS,
         },
         store=kept,
         limits=LIMITS,
         drain_timeout_secs=2.0,
+        **more,
     )
+
+
+def _route(row: ReplicaRow, tag: str) -> dict[str, Any]:
+    if row.source == "elected":
+        source = {"endpoint": "far", "queue": f"{tag}.in"}
+        return {
+            "name": "route",
+            "from": source,
+            "to": {"endpoint": "mqtt", "topic": f"{tag}/{{routing_key...}}", "qos": 1},
+        }
+    more: dict[str, Any] = {"settle": "stored"}
+    if row.deduplicate:
+        more = {"deduplicate": {"by": "message_id", "window": "10m"}}
+    return {
+        "name": "route",
+        "from": {"endpoint": "mqtt", "topic": f"{tag}/{{rest...}}"},
+        "to": {"endpoint": "far", "exchange": f"{tag}.far", "routing_key": f"{tag}.{{rest...}}"},
+        **more,
+    }
 
 
 def _sender(
@@ -137,17 +182,22 @@ def _sender(
         "rate": PROBES_RATE if probe else row.messages / row.seconds,
     }
     name = PROBE if probe else "sender"
-    if row.source == "amqp":
+    if row.source in ("amqp", "relay"):
         return AmqpSender(name, port, history, exchange=EXCHANGE, prefix=f"{tag}.", **common)
+    if row.source == "elected":
+        queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
+        return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttSender(name, port, history, prefix=tag, qos=qos, version=version, **common)
 
 
 def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: Version) -> Receiver:
-    if row.target == "amqp":
-        many = row.nodes > 1
-        queue = queue_at(f"{tag}.out", EXCHANGE, f"{tag}.#", kind="", single=many, quorum=many)
-        common: dict[str, Any] = {"queue": f"{tag}.out", "prefix": f"{tag}.", "declarations": queue}
+    if row.target != "mqtt":
+        many = row.nodes > 1 or row.target == "relay"
+        where: tuple[str, Literal["", "topic"]] = (f"{tag}.far", "topic") if row.linked else (EXCHANGE, "")
+        name = f"{tag}-out"  # what begins with the namespace is no program's
+        queue = queue_at(name, where[0], f"{tag}.#", kind=where[1], single=many, quorum=many)
+        common: dict[str, Any] = {"queue": name, "prefix": f"{tag}.", "declarations": queue}
         return AmqpReceiver("receiver", port, history, exclusive=not many, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttReceiver("receiver", port, history, prefix=tag, qos=qos, version=version)
@@ -167,23 +217,28 @@ def replicas_rigged(
         for at in range(row.replicas):  # each begins at another node
             turned = [*nodes[at % len(nodes) :], *nodes[: at % len(nodes)]]
             ways.append([stack.enter_context(Proxy(node.port)) for node in turned])
-        replicas = [replica_of(folder, f"replica-{at}", to, tag, row) for at, to in enumerate(ways)]
-        ports = [one.configuration["listeners"]["mqtt"]["port"] for one in replicas]
+        link = stack.enter_context(Proxy(nodes[0].port)) if row.linked else None
+        replicas = [replica_of(folder, f"replica-{at}", to, tag, row, link) for at, to in enumerate(ways)]
 
         def leg(place: str) -> Proxy:
-            to = ports if place == "mqtt" else [node.port for node in nodes]
+            listener = {"mqtt": "mqtt", "relay": "amqp091"}.get(place)
+            to = [node.port for node in nodes]
+            if listener is not None:
+                to = [one.configuration["listeners"][listener]["port"] for one in replicas]
             return stack.enter_context(Balancer(to))
 
         near, far = leg(row.source), leg(row.target)
         history = History()
         versions = (Version.V5, Version.V311)
         version, receiving = chance.choice(versions), chance.choice(versions)
+        if row.deduplicate:
+            version = Version.V5  # before it a message cannot say its id
         rig = ReplicaRig(
             row,
             replicas,
             nodes,
             cluster,
-            [near, far],
+            [near, far, *([] if link is None else [link])],
             ways,
             history,
             _sender(row, near.port, tag, history, version, probe=False),

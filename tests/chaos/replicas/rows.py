@@ -2,7 +2,9 @@
 what goes wrong.
 
 `mqtt` are clients of the replicas with persistent sessions, who connect to any of them; `amqp` are programs
-at the RabbitMQ itself.
+at the RabbitMQ itself, and `relay` those that talk to it through any of the replicas. From `elected` comes
+what one of the replicas alone consumes over a link; to `outbox` goes what waits for a link on the cluster,
+and to `once` what a route sends there that deduplicates.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
-Place = Literal["mqtt", "amqp"]
+Place = Literal["mqtt", "amqp", "relay", "elected", "outbox", "once"]
 Guarantee = Literal["qos1", "qos2", "confirm"]
 QueueType = Literal["classic", "quorum"]
 
@@ -58,8 +60,18 @@ class ReplicaRow(NamedTuple):
 
     @property
     def deduplicate(self) -> bool:
-        """There are no routes."""
-        return False
+        """Sent again is not come again."""
+        return self.target == "once"
+
+    @property
+    def relayed(self) -> bool:
+        """Programs talk to the RabbitMQ through replicas."""
+        return "relay" in (self.source, self.target)
+
+    @property
+    def linked(self) -> bool:
+        """Replicas have a link to the RabbitMQ, and a route."""
+        return self.source == "elected" or self.target in ("outbox", "once")
 
 
 WAYS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
@@ -84,6 +96,14 @@ FAULTS: Final[tuple[tuple[str, ...], ...]] = (
 )
 
 
+LINKED: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
+    ("relay", "mqtt", "confirm"),
+    ("mqtt", "relay", "qos1"),
+    ("elected", "mqtt", "confirm"),
+    ("mqtt", "outbox", "qos1"),
+)
+# A replica that is killed or frozen may not have said what the target had of it.
+ORDERLY: Final[tuple[tuple[str, ...], ...]] = (("cut",), ("roll",), ("roll", "cut"))
 CLUSTER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
     ("kill-node",),
     ("stop-node",),
@@ -105,7 +125,9 @@ def replica_rows() -> list[ReplicaRow]:
         ReplicaRow(*way, "quorum", faults, 3, 1 if len(faults) > 1 else 2, 4_000, 20.0, 3)
         for way, faults in product(WAYS, CLUSTER_FAULTS)
     ]
-    return [*one, *three]
+    linked = [ReplicaRow(*way, "quorum", faults) for way, faults in product(LINKED, FAULTS)]
+    once = [ReplicaRow("mqtt", "once", "qos1", "quorum", faults) for faults in ORDERLY]
+    return [*one, *linked, *once, *three]
 
 
 # What `make test` runs.

@@ -127,6 +127,58 @@ def test_transactions_pass(channel: BlockingChannel, queue: str) -> None:
     assert channel.basic_get(queue, auto_ack=True)[2] == b"2"
 
 
+@contextmanager
+def occupying(one: Replica) -> Iterator[Callable[[float], None]]:
+    """What is given says how much memory is used, as a part of its mark."""
+    memory = one.gateway.memory
+    before = memory._resident
+
+    def look() -> None:
+        memory.look()
+        one.gateway.writes.flush()
+
+    def use(part: float) -> None:
+        memory._resident = lambda: int(part * memory.mark)
+        one.ask(look)
+
+    try:
+        yield use
+    finally:
+        memory._resident = before
+        one.ask(look)
+
+
+def test_publishers_are_not_read_while_memory_is_short(door: Replica, queue: str) -> None:
+    """Whoever consumes is, until memory is scarce; and all go on when there is some again."""
+
+    def stopped() -> int:
+        return [relay.stream.reading for relay in relays(door)].count(False)
+
+    with (
+        through(door) as publishing,
+        through(door) as consuming,
+        through(door) as both,
+        occupying(door) as occupy,
+    ):
+        one, consumer, other = (connection.channel() for connection in (publishing, consuming, both))
+        consumer.queue_declare(queue, auto_delete=True)
+        for channel in (consumer, other):
+            channel.basic_consume(queue, lambda *_: None, auto_ack=True)
+        occupy(1.1)
+        for channel in (one, other):
+            channel.basic_publish("", queue, b"x")
+        door.until(lambda: stopped() == 1)
+        for channel in (consumer, other):  # these are answered
+            assert channel.queue_declare(queue, passive=True).method.consumer_count == 2
+        occupy(1.5)
+        other.basic_publish("", queue, b"x")
+        door.until(lambda: stopped() == 2)
+        occupy(0.5)
+        assert stopped() == 0
+        one.confirm_delivery()
+        one.basic_publish("", queue, b"y")
+
+
 def test_a_fault_costs_its_channel_and_no_other(connection: pika.BlockingConnection, queue: str) -> None:
     other = connection.channel()
     channel = connection.channel()

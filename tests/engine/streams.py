@@ -1,0 +1,45 @@
+"""A stream in memory, and replicas that follow it by hand."""
+
+from __future__ import annotations
+
+from gateway.engine.logs import LIFE_CHARS, SharedLog
+from gateway.model.properties import Properties, Value, ValueType, property_set
+from gateway.protocols.amqp091.translate import encode_properties
+from tests.broker.parts import mqtt
+
+
+class Stream:
+    """Of each log that follows it: how far that has read."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.read: dict[SharedLog, int] = {}
+        self._lives = 0
+
+    def log(self) -> SharedLog:
+        """One of another replica, which is not connected yet."""
+        self._lives += 1
+        made = SharedLog("gateway.log", (), f"{self._lives:0{LIFE_CHARS}d}")
+        self.read[made] = 0
+        return made
+
+    def connect(self, log: SharedLog) -> None:
+        """It is read to its end, and what had not come back is written again."""
+        log.connected(self.rows.append, lambda: None)
+        while not log.up:
+            self.step(log)
+
+    def step(self, log: SharedLog) -> None:
+        """It reads one more record."""
+        at = self.read[log]
+        given = Properties(headers=(("x-stream-offset", Value(ValueType.INT64, at)),))
+        raw = encode_properties(mqtt(properties=property_set(given)), 0.0)
+        self.read[log] = at + 1
+        log.receive(raw, self.rows[at])
+
+    def settle(self) -> None:
+        """All that are connected read to the end."""
+        while any(log.up and at < len(self.rows) for log, at in self.read.items()):
+            for log, at in self.read.items():
+                if log.up and at < len(self.rows):
+                    self.step(log)
