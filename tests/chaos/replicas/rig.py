@@ -25,8 +25,10 @@ from tests.chaos.replicas.faults import FAULTS
 from tests.chaos.replicas.rows import ReplicaRow
 from tests.chaos.rig import ADDRESSES, LIMITS, PROBES_MAX, PROBES_RATE, complaints
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.ingress.amqpfast.client import QUEUE
 from tests.ingress.clients import Mqtt
 from tests.interop.cluster import RabbitCluster
 from tests.interop.gateway_fixture import LOOPBACK
@@ -105,12 +107,15 @@ def _serves(port: int) -> bool:
 
 def replica_of(folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow) -> GatewayProcess:
     """A replica, not yet started. Every second one keeps what it has read of the log."""
-    (port,) = free_ports(1)
+    mqtt, fast = free_ports(2)
     kept = {"path": str(folder / name / "data")} if name.endswith("0") else {"enabled": False}
     return GatewayProcess(
         folder / name,
         replica=name,
-        listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}},
+        listeners={
+            "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt},
+            "fast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
+        },
         broker={
             "engine": "rabbitmq",
             "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F" for way in ways],
@@ -139,6 +144,9 @@ def _sender(
     name = PROBE if probe else "sender"
     if row.source == "amqp":
         return AmqpSender(name, port, history, exchange=EXCHANGE, prefix=f"{tag}.", **common)
+    if row.source == "fast":
+        transacted = row.guarantee == "tx"
+        return FastSender(name, port, history, service=QUEUE, prefix="q.", transacted=transacted, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttSender(name, port, history, prefix=tag, qos=qos, version=version, **common)
 
@@ -149,6 +157,8 @@ def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: V
         queue = queue_at(f"{tag}.out", EXCHANGE, f"{tag}.#", kind="", single=many, quorum=many)
         common: dict[str, Any] = {"queue": f"{tag}.out", "prefix": f"{tag}.", "declarations": queue}
         return AmqpReceiver("receiver", port, history, exclusive=not many, **common)
+    if row.target == "fast":
+        return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix="q.")
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttReceiver("receiver", port, history, prefix=tag, qos=qos, version=version)
 
@@ -168,10 +178,11 @@ def replicas_rigged(
             turned = [*nodes[at % len(nodes) :], *nodes[: at % len(nodes)]]
             ways.append([stack.enter_context(Proxy(node.port)) for node in turned])
         replicas = [replica_of(folder, f"replica-{at}", to, tag, row) for at, to in enumerate(ways)]
-        ports = [one.configuration["listeners"]["mqtt"]["port"] for one in replicas]
 
         def leg(place: str) -> Proxy:
-            to = ports if place == "mqtt" else [node.port for node in nodes]
+            to = [node.port for node in nodes]
+            if place != "amqp":
+                to = [one.configuration["listeners"][place]["port"] for one in replicas]
             return stack.enter_context(Balancer(to))
 
         near, far = leg(row.source), leg(row.target)
