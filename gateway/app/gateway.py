@@ -42,6 +42,7 @@ from gateway.app.clients import connected, dismiss, revoke
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
+from gateway.app.destinations import DESTINATIONS, destinations_link, destinations_of
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
@@ -64,7 +65,6 @@ from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import exemplify, tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
-from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
@@ -143,7 +143,6 @@ class Gateway:
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
             self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
-            watch_cluster(self.readiness, self.engine, self.common)
             self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
@@ -157,7 +156,10 @@ class Gateway:
                 policies=policies_of(settings),
             )
             self.host = next(iter(self.hosts.values()))
-            self.fast_hosts = FastHosts(settings.virtual_hosts(), changed, limits, self.store, self.bodies)
+            self.fast_hosts, self.fast_engine = destinations_of(
+                settings, self.dispatcher, self.store, self.bodies, self._flush
+            )
+            watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.identities = Identities(settings)
@@ -328,6 +330,10 @@ class Gateway:
 
     # The store, and memory.
 
+    def _flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.writes.flush()
+
     def _wake_up_ends(self) -> None:
         self.memory.turned()
         if self.store is not None:
@@ -400,6 +406,8 @@ class Gateway:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
         if self.common is not None:
             self.links[LOGS] = logs_link(self.common, writes, metrics)
+        if self.fast_engine is not None:
+            self.links[DESTINATIONS] = destinations_link(self.fast_engine, writes, metrics)
         pause_links(self)
         services = Services(
             settings=settings,
@@ -482,6 +490,7 @@ class Gateway:
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
+            **({} if self.fast_engine is None else self.fast_engine.gauges()),
             **({} if self.nodes is None else self.nodes.gauges()),
         }
         return self.fast_hosts.added_to(gauges)

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.admin import Readiness
+from gateway.app.destinations import DESTINATIONS
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link, LinkStatus
+from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import IdsReader, SharedIds
 from gateway.engine.letters import SharedLetters
@@ -124,12 +126,14 @@ def common_of(settings: Settings) -> Common | None:
     return Common(letters, ids, session)
 
 
-def watch_cluster(readiness: Readiness, engine: EngineSession | None, common: Common | None) -> None:
+def watch_cluster(
+    readiness: Readiness, engine: EngineSession | None, common: Common | None, fast: FastEngineSession | None
+) -> None:
     """The process is ready when the cluster is there, and all logs have been read."""
-    if engine is not None:
-        readiness.watch(ENGINE, partial(getattr, engine, "why_not"))
-    if common is not None:
-        readiness.watch(LOGS, partial(getattr, common.session, "why_not"))
+    sessions = {ENGINE: engine, LOGS: None if common is None else common.session, DESTINATIONS: fast}
+    for name, session in sessions.items():
+        if session is not None:
+            readiness.watch(name, partial(getattr, session, "why_not"))
 
 
 def records_of(engine: EngineSession, common: Common | None) -> dict[str, int]:

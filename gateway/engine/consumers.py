@@ -136,7 +136,10 @@ class Consumers:
         """`exchange`: what queues are bound to."""
         self._broker = broker
         self._exchange = exchange
-        self._channels: dict[int, deque[Done | None]] = {}  # what is asked there, in order
+        self._channels: list[int] = []
+        # What is cancelled, by channel and name: that is answered when the queue has heard of it, and what is
+        # asked behind it may be answered before.
+        self._cancelling: dict[tuple[int, str], Done] = {}
         self._checking = 0
         self._checks: deque[Consumer | Returning | m.Method] = deque()
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
@@ -155,7 +158,7 @@ class Consumers:
         """The connection stands."""
         self._checking = self._broker.open_channel()
         for _ in range(CHANNELS):
-            self._channels[self._broker.open_channel()] = deque()
+            self._channels.append(self._broker.open_channel())
 
     def opened(self, channel: int) -> bool:
         """A channel can be used. False: it is none of these."""
@@ -207,13 +210,14 @@ class Consumers:
                 if not self._checks:
                     self._broker.decided()
             return True
-        asked = self._channels.get(channel)
-        if asked is None:
+        if channel not in self._channels:
             return False
         if isinstance(method, m.BasicCancel):
             self._cancelled_by_broker(channel, method)
-        elif asked and (done := asked.popleft()) is not None:
-            done()
+        elif isinstance(method, m.BasicCancelOk):
+            done = self._cancelling.pop((channel, method.consumer_tag), None)
+            if done is not None:
+                done()
         return True
 
     def lose(self) -> None:
@@ -257,8 +261,25 @@ class Consumers:
             return
         consumer.ending = True
         consumer.then = then
-        if consumer.asked:
-            self._ask(consumer.channel, m.BasicCancel(consumer.name), partial(self._cancelled, consumer))
+        if consumer.asked and consumer.name:
+            self._cancel(consumer, partial(self._cancelled, consumer))
+        elif consumer.asked:
+            self._cancelled(consumer)
+
+    def renew(self, target: Target) -> None:
+        """How many messages of its queue may be unsettled has changed: it is consumed anew, or not at all
+        when that is 0. What has come stays."""
+        consumer = self._consumers.get(target)
+        if consumer is None or not consumer.asked or consumer.ending:
+            return
+        before = consumer.name
+        if before:
+            self._cancel(consumer, partial(self._forget_name, consumer.channel, before))
+        consumer.name = ""
+        if target.prefetch:
+            self._numbers += 1
+            consumer.name = str(self._numbers)
+            self._consume_on(consumer)
 
     def close(self) -> None:
         """Free all queues, in one step each: the replica stops."""
@@ -337,17 +358,30 @@ class Consumers:
         if consumer.ending:
             self._over(consumer)
             return
-        channels = list(self._channels)
-        self._turn = (self._turn + 1) % len(channels)
-        channel = consumer.channel = channels[self._turn]
+        self._turn = (self._turn + 1) % len(self._channels)
+        consumer.channel = self._channels[self._turn]
         consumer.asked = True
-        target = consumer.target
+        if consumer.target.prefetch:
+            self._consume_on(consumer)
+        else:
+            consumer.name = ""
+
+    def _consume_on(self, consumer: Consumer) -> None:
+        """Consume on the channel that it has."""
+        channel, target = consumer.channel, consumer.target
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
         self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
-    def _ask(self, channel: int, method: m.Method, done: Done | None = None) -> None:
-        self._channels[channel].append(done)
+    def _cancel(self, consumer: Consumer, done: Done) -> None:
+        self._cancelling[consumer.channel, consumer.name] = done
+        self._ask(consumer.channel, m.BasicCancel(consumer.name))
+
+    def _forget_name(self, channel: int, name: str) -> None:
+        """Nothing comes for it any more."""
+        self._by_name.pop((channel, encode_short_string(name)), None)
+
+    def _ask(self, channel: int, method: m.Method) -> None:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 

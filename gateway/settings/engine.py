@@ -24,7 +24,7 @@ class EmbeddedEngine(Section):
 
 
 class RabbitEngine(Remote):
-    """A RabbitMQ cluster, through which gateways with the same `namespace` serve the same MQTT clients."""
+    """A RabbitMQ cluster, through which gateways with the same `namespace` serve the same clients."""
 
     engine: Literal["rabbitmq"]
     """Which engine this is."""

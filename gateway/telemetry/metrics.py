@@ -139,6 +139,8 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
     "gateway_deduplication_ids": "Message ids that routes remember; those of all replicas over a cluster.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
+    "gateway_engine_destinations": "Queues and subscriptions of AMQP/Fast on the cluster that are used here.",
+    "gateway_engine_held_messages": "Messages of them that are here: with clients, or about to be.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
     "gateway_engine_relays": "Connections to nodes of the cluster on behalf of AMQP clients.",
     "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",

@@ -83,6 +83,7 @@ def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
         verdict = judge(
             rig.history.records,
             once=row.once,
+            ordered=row.ordered,
             flagged=row.flagged,
             deduplicated=row.deduplicate,
             excused=rig.excused,

@@ -69,6 +69,11 @@ class Row(NamedTuple):
         return self.guarantee == "qos2" and self.source == self.target == "mqtt"
 
     @property
+    def ordered(self) -> bool:
+        """Nothing may be overtaken."""
+        return True
+
+    @property
     def flagged(self) -> bool:
         """What comes twice is marked. Not where a link may repeat what it does not know to have arrived, and
         not of what the disk refused after it was delivered, if its sender's MQTT cannot be told: then it is

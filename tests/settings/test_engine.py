@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigurationError
+from gateway.protocols import DIALECTS
 from gateway.settings import load_settings
 from gateway.settings.engine import EmbeddedEngine, RabbitEngine
 
@@ -47,7 +48,6 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
         ("broker: {namespace: plant}\n", "broker.namespace: "),
         (RABBIT.replace("}", ", namespace: 'a b'}"), "broker.namespace: "),
         (RABBIT.replace("}", ", replica: one}"), "broker.replica: "),
-        (RABBIT + "listeners: {a: {protocol: amqpfast}}\n", "listeners.a: protocol amqpfast is for the"),
         (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
         (RABBIT + "limits: {retained_bytes_max: 300_000_000}\n", "four times limits.retained_bytes_max"),
         (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
@@ -58,6 +58,14 @@ def test_what_does_not_go_together_is_a_sentence(tmp_path: Path, text: str, why:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, text)
     assert why in str(caught.value)
+
+
+def test_a_protocol_may_be_for_the_embedded_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = RABBIT + "listeners: {a: {protocol: amqpfast}}\n"
+    load(tmp_path, text)
+    monkeypatch.setattr(type(DIALECTS["amqpfast"]), "on_engine", False)
+    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqpfast is for the embedded"):
+        load(tmp_path, text)
 
 
 def test_listeners_of_amqp_are_no_endpoints_of_the_gateway(tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ class Taker(Consumer, Protocol):
     def paused(self) -> bool:
         """HANDLE FLOW has stopped it: messages go to others."""
 
+    @property
+    def window(self) -> int:
+        """How many messages it may hold at a time, stopped or not."""
+
 
 class FastQueue(PriorityQueue):
     """A destination of the queue service. `owner` is the client of a temporary one, which alone consumes."""
@@ -104,12 +108,14 @@ class Interest:
         self.no_local = no_local
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Interest) and self._key() == other._key()
+        return isinstance(other, Interest) and self.said == other.said
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.said)
 
-    def _key(self) -> tuple[object, ...]:
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What tells it from others."""
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
     def covers(self, topic: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from gateway.broker.amqpfast.definitions import FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
@@ -15,6 +16,36 @@ from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
 
+class FastClient(Protocol):
+    """A connection that has a client-name."""
+
+    def taken_over(self) -> None:
+        """Somebody else has it now."""
+
+
+class ActiveClients:
+    """Active connections by client-name, or the name of one that has none: one for each in all (3.2.6)."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, FastClient] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def is_active(self, name: str) -> bool:
+        """Whether somebody is called so already. Raises NotKnown when that has to be waited for."""
+        return name in self._clients
+
+    def enter(self, name: str, client: FastClient) -> None:
+        """A client is active."""
+        self._clients[name] = client
+
+    def leave(self, name: str, client: FastClient) -> None:
+        """It is not any more."""
+        if self._clients.get(name) is client:
+            del self._clients[name]
+
+
 class FastHosts(dict[str, FastHost]):
     """Virtual hosts by name."""
 
@@ -25,10 +56,15 @@ class FastHosts(dict[str, FastHost]):
         limits: Limits,
         store: Store | None,
         bodies: Bodies,
+        *,
+        make: Callable[..., FastHost] = FastHost,
+        clients: ActiveClients | None = None,
+        keeps: bool = True,
     ) -> None:
-        """`changed` is called when routing may have changed. Before the store starts."""
+        """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
+        store has transfers, and nothing else of it. Before the store starts."""
         super().__init__()
-        self.clients: dict[str, object] = {}  # active connections by client-name, 3.2.6: one for each in all
+        self.clients = ActiveClients() if clients is None else clients
         self.partials = Partials(
             bodies.spool,
             store,
@@ -38,7 +74,7 @@ class FastHosts(dict[str, FastHost]):
         )
         for name, stated in given.items():
             definitions = None
-            if store is not None:
+            if store is not None and keeps:
                 definitions = FastDefinitions(
                     store,
                     name,
@@ -47,7 +83,7 @@ class FastHosts(dict[str, FastHost]):
                     memory_octets_max=limits.queue_memory_bytes_max,
                 )
             try:
-                self[name] = FastHost(
+                self[name] = make(
                     name,
                     changed,
                     queues=stated.destinations.queues,

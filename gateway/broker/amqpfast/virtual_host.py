@@ -11,16 +11,17 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Final, TypedDict
+from typing import ClassVar, Final, TypedDict
 
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
+from gateway.broker.amqpfast.waiting import Awaited
 from gateway.broker.shares import Shares, share_of
 from gateway.errors import GatewayError
 from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
@@ -193,8 +194,10 @@ class FastHost:
         found = named.get(name)
         if found is not None:
             return [found]
-        if whole and (several := [one for key, one in named.items() if key.startswith(name)]):
-            return several
+        if whole and self._may_begin(name):
+            several = [one for key, one in named.items() if key.startswith(name)]
+            if several:
+                return several
         invalid = INVALID_BUT_SLASH if slashes else INVALID
         made = self._create(service, name, invalid, maker) if creates else None
         if made is None:
@@ -204,7 +207,9 @@ class FastHost:
     def means_several(self, service: str, name: str) -> bool:
         """Whether a name, which may be a beginning, is one: there is nothing that is called so."""
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
-        return name not in named and (self._begins(name) or any(one.startswith(name) for one in named))
+        return name not in named and (
+            self._begins(name) or (self._may_begin(name) and any(one.startswith(name) for one in named))
+        )
 
     def would_create(self, service: str, name: str) -> bool:
         """Whether the destination comes to be when a client uses its name."""
@@ -228,6 +233,10 @@ class FastHost:
         if not found:
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no peer {name!r}")
         return found
+
+    def _may_begin(self, name: str) -> bool:
+        """Whether a name that nothing has may stand for those that begin with it."""
+        return True
 
     @staticmethod
     def _begins(name: str) -> bool:
@@ -276,7 +285,7 @@ class FastHost:
 
     def _add_queue(self, name: str, owner: str | None = None, maker: str | None = None) -> FastQueue:
         self._check_room("queue", len(self.queues), maker)
-        queue = FastQueue(name, durable=owner is None, owner=owner, maker=maker, **self._queue_limits)
+        queue = self._new_queue(name, owner, maker)
         if owner is None and self._definitions is not None:
             self._definitions.add(QUEUE, name, maker)
             self._definitions.keep(queue, QUEUE, name)
@@ -284,6 +293,14 @@ class FastHost:
         self._count("queue", queue)
         self._changed()
         return queue
+
+    def _new_queue(self, name: str, owner: str | None, maker: str | None) -> FastQueue:
+        return FastQueue(name, durable=owner is None, owner=owner, maker=maker, **self._queue_limits)
+
+    def _new_subscription(
+        self, interest: Interest, key: tuple[str, str] | None, maker: str | None
+    ) -> Subscription:
+        return Subscription(interest, key=key, maker=maker, **self._queue_limits)
 
     def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
         self._check_room("topic", len(self.topics), maker)
@@ -302,6 +319,26 @@ class FastHost:
             self._definitions.remove(QUEUE, queue.name)
         self._changed()
         return queue.delete()
+
+    # What is otherwise where destinations are on a cluster.
+
+    answers_later: ClassVar[bool] = False
+    """Destinations are somewhere else: what is not known here has to be waited for (NotKnown), and what a
+    transaction acknowledges is said when what it has sent is safe there, not in one step with that."""
+
+    def awaited(self, subscription: Subscription) -> Awaited | None:
+        """What a subscription has to wait for before it is one; None: nothing."""
+        return None
+
+    def outcome_of(self, subscription: Subscription) -> Outcome:
+        """What has become of one that was waited for."""
+        return ACCEPTED
+
+    def check_selecting(self) -> None:
+        """Whether queues may be consumed with a selector. Refused 540."""
+
+    def look(self, asker: object, queues: list[FastQueue]) -> None:
+        """What waits in these queues is to be listed. Raises NotKnown when that has to be waited for."""
 
     # Temporary destinations, 3.5.2.2.
 
@@ -355,7 +392,8 @@ class FastHost:
         if name in self.topics:
             return False
         if whole and (
-            (self.auto_create and self._begins(name)) or any(one.startswith(name) for one in self.topics)
+            (self.auto_create and self._begins(name))
+            or (self._may_begin(name) and any(one.startswith(name) for one in self.topics))
         ):
             return True
         self.find("topic", name, whole=False, slashes=slashes, maker=maker)
@@ -378,7 +416,7 @@ class FastHost:
             maker = None
         else:
             self._check_room("session", len(self.durable), maker)
-        found = Subscription(interest, key=key, maker=maker, **self._queue_limits)
+        found = self._new_subscription(interest, key, maker)
         if key is not None:
             self.durable[key] = found
             self._count("session", found)
@@ -389,6 +427,10 @@ class FastHost:
         self._changed()
         return found
 
+    def find_durable(self, key: tuple[str, str]) -> Subscription | None:
+        """The durable subscription of a client and identifier."""
+        return self.durable.get(key)
+
     def _enter(self, found: Subscription) -> None:
         if found.interest.prefix:
             self._prefixes[found] = None
@@ -397,6 +439,14 @@ class FastHost:
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """The subscription is over, with all that it holds."""
+        self._withdraw(subscription)
+        if subscription.key is not None and self._definitions is not None:
+            self._definitions.remove_subscription(*subscription.key)
+        self._changed()
+        subscription.delete()
+
+    def _withdraw(self, subscription: Subscription) -> None:
+        """It is not among those that are known any more."""
         self._prefixes.pop(subscription, None)
         name = subscription.interest.name
         same = self._exact.get(name)
@@ -407,10 +457,6 @@ class FastHost:
         if subscription.key is not None:
             self.durable.pop(subscription.key, None)
             self._uncount("session", subscription)
-            if self._definitions is not None:
-                self._definitions.remove_subscription(*subscription.key)
-        self._changed()
-        subscription.delete()
 
     @property
     def subscriptions(self) -> list[Subscription]:

@@ -45,6 +45,8 @@ NUMBERS_LOW: Final = (
 )
 
 
+PROVISIONAL_MIN: Final = 16  # messages that a transaction is expected to acknowledge, at least
+
 UNDELIVERABLE: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
 )
@@ -327,6 +329,7 @@ class FastChannel:
         for delivery in self._take(min(number, self._sent)):
             delivery.consumer.acknowledged(delivery.count, touched)
             if self.transacted:
+                delivery.consumer.provisional += delivery.count
                 self._acked.append(delivery)
             else:
                 delivery.settle()
@@ -408,34 +411,65 @@ class FastChannel:
 
     # Transactions, 3.3.3.
 
-    def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], bool]:
+    def commit(
+        self, *, everything: bool, later: bool = False
+    ) -> tuple[list[tuple[RoutingEntry, Message]], bool, list[Delivery]]:
         """What was acknowledged is, with `everything` also what was written before.
 
-        Returns what was sent, and whether any of it all concerns the disk.
+        Returns what was sent, whether any of it all concerns the disk, and what has still to be settled:
+        with `later`, everything that was acknowledged.
         """
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
+        if not later:
+            self._final(settled)
         if everything:
             seen = self._written if self.connection.stream.backlogged else self._sent
             confirmed = self._take(seen)
             for delivery in confirmed:
                 delivery.consumer.acknowledged(delivery.count, touched)
+                delivery.consumer.provisional += delivery.count * later
             settled += confirmed
-        for delivery in settled:
-            delivery.settle()
-            touched[delivery.queue] = None
+        if not later:
+            self.settle(settled, touched)
         self._begin()
         for queue in touched:
             queue.dispatch()
         pending, self.pending = self.pending, []
         kept = any(queue.storage is not None for queue in touched)
-        return pending, kept or any(message.durable for _, message in pending)
+        lasting = kept or any(message.durable for _, message in pending)
+        return pending, lasting, settled if later else []
+
+    @staticmethod
+    def _final(deliveries: Iterable[Delivery]) -> None:
+        """What was acknowledged within the transaction is so for good, or not at all."""
+        for delivery in deliveries:
+            delivery.consumer.provisional -= delivery.count
+
+    @staticmethod
+    def settle(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
+        """The client has these for good."""
+        for delivery in deliveries:
+            delivery.settle()
+            touched[delivery.queue] = None
+
+    def finish(self, deliveries: list[Delivery], *, taken: bool) -> None:
+        """What was acknowledged within a transaction, whose messages are safe now, or were not taken."""
+        touched: dict[Queue, None] = {}
+        self._final(deliveries)
+        if not taken:
+            self._give_back(deliveries, touched)
+            return
+        self.settle(deliveries, touched)
+        for queue in touched:
+            queue.dispatch()
 
     def rollback(self) -> None:
         """What was sent is dropped; what was notified since the last boundary, or acknowledged, comes
         again."""
         self._drop_sent()
         back, self._acked = self._acked, []
+        self._final(back)
         touched: dict[Queue, None] = {}
         kept: deque[Delivery] = deque()
         for delivery in self._deliveries:
@@ -477,6 +511,7 @@ class FastChannel:
         """The channel is over: its handles are gone already; what is not acknowledged returns."""
         self._drop_sent()
         self.incoming = None
+        self._final(self._acked)
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
         self._deliveries.clear()
@@ -524,6 +559,7 @@ class FastConsumer:
     def __init__(self, handle: FastHandle, *, prefetch: int, unreliable: bool) -> None:
         self.handle = handle
         self.queues: list[PriorityQueue] = []
+        self.provisional = 0  # messages that it has acknowledged within a transaction
         self._prefetch = prefetch
         self._unreliable = unreliable
         self._outstanding = 0
@@ -534,6 +570,15 @@ class FastConsumer:
     def paused(self) -> bool:
         """HANDLE FLOW has stopped it."""
         return self.handle.paused
+
+    @property
+    def window(self) -> int:
+        """How many messages it may hold at a time, stopped or not, besides as many as it has acknowledged and
+        not committed, or more: this is no number that changes with each of them."""
+        if self._unreliable:
+            return DISPATCH_MESSAGES_MAX
+        provisional = max(self.provisional, PROVISIONAL_MIN) if self.provisional else 0
+        return self._prefetch + (1 << provisional.bit_length() if provisional else 0)
 
     def room(self) -> int:
         """How many messages it will take now."""

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
-from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic
+from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.selection import LanguageUnknown, Selects, selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
@@ -36,6 +36,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.protocols.amqpfast.translate import REFUSALS
 
 
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
@@ -167,6 +168,8 @@ class ActingGuest(FastGuest):
     ) -> None:
         if command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
+        if selects is not None:
+            self.host.check_selecting()
         found = self.host.find(
             "queue",
             handle.name + command.dest_name,
@@ -228,7 +231,7 @@ class ActingGuest(FastGuest):
             if handle.silent:
                 return
             if outcome is not ACCEPTED:
-                self.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+                self.refuse(handle, REFUSALS[outcome.reason][1], outcome.text)
                 return
             self.machine.reply(handle.number, command.tag)
             self.stream.mark()
@@ -237,7 +240,16 @@ class ActingGuest(FastGuest):
                 consumer.queues.append(subscription)
                 subscription.add(consumer)
 
-        if key is None or subscription is known:
+        awaited = host.awaited(subscription)
+        if awaited is not None:
+
+            def begin_then_go_on() -> None:
+                begin(host.outcome_of(subscription))
+                self.go_on()
+
+            self.pause()
+            self.ingress.decide(self.stream, awaited, begin_then_go_on)
+        elif key is None or subscription is known:
             begin(ACCEPTED)
         else:  # a new durable subscription is promised when it is on disk
             self.ingress.after_commit(begin)
@@ -246,7 +258,7 @@ class ActingGuest(FastGuest):
         if not command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
         host = self.host
-        found = host.durable.get((self.client_name, command.identifier))
+        found = host.find_durable((self.client_name, command.identifier))
         if found is None:
             text = f"there is no durable subscription {command.identifier!r}"
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
@@ -280,26 +292,37 @@ class ActingGuest(FastGuest):
         selects = _selects(command.selector, command.mime_type)
         name = handle.name + command.dest_name
         self._check_consuming(handle, name, "browse", whole=not command.dest_name)
+        queues = self._looked_at(handle, name, whole=not command.dest_name)
         anew = self.ingress.replies_first
         if anew:
             handle.index = Index(0)
         index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
-        waiting = self._waiting(handle, name, whole=not command.dest_name, selects=selects)
+        waiting = self._waiting(handle, name, queues, whole=not command.dest_name, selects=selects)
         numbers, more = index.enter(waiting, above)
         octets, taken = encode_message_list(numbers, singly=anew)
         highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
         self.machine.send(m.HandleIndex(handle.number, highest, octets))
 
+    def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
+        """The queues, or the handle's own subscriptions, in which messages wait that a QUERY asks for."""
+        if handle.service != "queue":
+            return list(handle.subscriptions)
+        named = self.host.find("queue", name, whole=whole, creates=False)
+        found = [one for one in named if isinstance(one, FastQueue)]
+        self.host.look(handle, found)
+        return [*found]
+
+    @staticmethod
     def _waiting(
-        self, handle: FastHandle, name: str, *, whole: bool, selects: Selects | None
+        handle: FastHandle,
+        name: str,
+        queues: list[PriorityQueue],
+        *,
+        whole: bool,
+        selects: Selects | None,
     ) -> Iterator[tuple[PriorityQueue, int]]:
-        """Where the messages wait that a QUERY asks for: in queues, or in the handle's own subscriptions."""
-        if handle.service == "queue":
-            named: list[FastQueue | Topic] = self.host.find("queue", name, whole=whole, creates=False)
-            queues: list[PriorityQueue] = [one for one in named if isinstance(one, FastQueue)]
-        else:
-            queues = list(handle.subscriptions)
+        """Where the messages wait that a QUERY asks for."""
         wanted = name.encode()
         for queue in queues:
             for position, message in queue.browse():

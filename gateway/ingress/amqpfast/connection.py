@@ -14,6 +14,7 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
@@ -267,8 +268,7 @@ class FastConnection(ActingGuest):
     def _leave(self) -> None:
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
-        if self._ingress.clients.get(self.owner) is self:
-            del self._ingress.clients[self.owner]
+        self._ingress.clients.leave(self.owner, self)
         if self.owner and not self.client_name:
             self._ingress.partials.drop_of(self.host.name, self.owner)
 
@@ -335,6 +335,14 @@ class FastConnection(ActingGuest):
             return "close_timeout", "it has not ended the stream"
         return "heartbeat_timeout", "it is silent"
 
+    def taken_over(self) -> None:
+        """Somebody at another replica has its client-name."""
+        text = f"client {self.client_name!r} is active elsewhere"
+        self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
+        self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
+        self.stream.end(text)
+        self.stream.mark()
+
     def shut_down(self, farewell: Farewell) -> None:
         """200, 507 from an operator: not now, or 403: it is nobody any more."""
         self.machine.close(FAREWELLS[farewell], farewell.value)
@@ -377,7 +385,17 @@ class FastConnection(ActingGuest):
             self.pause()
             self._ingress.decide(self.stream, question, self.go_on)
             return True
+        except NotKnown as question:
+            self.pause()
+            self._ingress.decide(self.stream, question, self._go_on_reading)
+            return True
         return False
+
+    def _go_on_reading(self) -> None:
+        """The same, and what the machine has kept for after the handshake."""
+        self.go_on()
+        if not self.gone:
+            self.receive(b"", self._ingress.now())
 
     def _handle_closed(self, event: HandleClosed) -> None:
         if not event.by_peer:
@@ -611,7 +629,7 @@ class FastConnection(ActingGuest):
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             return
         owner = event.client_name or self._ingress.new_owner()
-        if owner in self._ingress.clients:
+        if self._ingress.clients.is_active(owner):
             text = f"client {owner!r} is active already"
             self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
@@ -634,7 +652,7 @@ class FastConnection(ActingGuest):
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
-        self._ingress.clients[owner] = self
+        self._ingress.clients.enter(owner, self)
         self._ready = True
         self.machine.opened()
         self._ingress.hurry(self, self.machine.peer_heartbeat)

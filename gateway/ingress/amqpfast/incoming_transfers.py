@@ -253,7 +253,7 @@ class IncomingTransfers:
         incoming.leave()
         if incoming.file is None:
             body = b"".join(incoming.parts)
-            self._publisher.sends([(event.handle, event.tag, incoming.head, body, event.dest_name)])
+            self._publisher.send_whole(incoming.handle, event.tag, incoming.head, body, event.dest_name)
             return
         sync = self._ingress.keeps and bool(incoming.head[0] & 1)  # persistent
         if sync or incoming.digest:
@@ -278,7 +278,7 @@ class IncomingTransfers:
             return
         assert incoming.file is not None
         body = incoming.file.body()
-        self._publisher.send_large(handle, event.tag, incoming.head, body, event.dest_name, transfer)
+        self._publisher.send_whole(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
     def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what takes its time in a thread; meanwhile nothing more of what the client says is done."""

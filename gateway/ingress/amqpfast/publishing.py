@@ -14,6 +14,7 @@ from typing import Final
 from gateway.access.questions import Undecided
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
@@ -103,7 +104,7 @@ class Publisher:
                     break
                 try:
                     self._send(handle, tag, properties.raw, body, name)
-                except Undecided as question:
+                except (Undecided, NotKnown) as question:
                     ingress.decide(connection.stream, question)
                     left = [row, *in_turn]
                     break
@@ -330,10 +331,17 @@ class Publisher:
             return
         connection.machine.reply(event.handle, event.tag)
 
-    def send_large(
-        self, handle: FastHandle, tag: int, head: bytes, body: bytes, name: bytes, partial: Partial | None
+    def send_whole(
+        self,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: bytes,
+        name: bytes,
+        partial: Partial | None = None,
     ) -> None:
-        """A message that is on disk, and the transfer that brought it, if it could be resumed."""
+        """A message that has come in parts, maybe on disk, and the transfer that brought it, if it could be
+        resumed."""
         connection = self._connection
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -353,16 +361,39 @@ class Publisher:
             return
         try:
             self._send(handle, tag, properties.raw, body, name, partial)
-        except Undecided:  # it was known when it began
-            if partial is not None:
-                ingress.partials.release(partial)
-            text = "it is not known whether this may be sent"
-            connection.refuse(handle, ReplyCode.TEMPORARILY_FORBIDDEN, text)
+        except (Undecided, NotKnown) as question:
+            self._send_whole_later(question, handle, tag, head, body, name, partial)
             return
         ingress.stats.messages_in += 1
         if (rate := connection.stream.rate) is not None:
             rate.messages += 1
         self._hold_back()
+
+    def _send_whole_later(
+        self,
+        question: Undecided | NotKnown,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: bytes,
+        name: bytes,
+        partial: Partial | None,
+    ) -> None:
+        """The same, when it is known where it goes, or whether it may; what the client said behind it
+        waits."""
+        connection, ingress = self._connection, self._ingress
+
+        async def task() -> None:
+            await question.ask()
+            if not handle.silent and not connection.gone:
+                self.send_whole(handle, tag, head, body, name, partial)
+            elif partial is not None:
+                ingress.partials.release(partial)
+            connection.go_on()
+            ingress.flush()
+
+        connection.pause()
+        ingress.start(task)
 
     # Transactions.
 
@@ -399,7 +430,8 @@ class Publisher:
         acknowledged is so on disk."""
         connection = self._connection
         ingress = self._ingress
-        pending, lasting = channel.commit(everything=ingress.commits_all)
+        later = connection.host.answers_later
+        pending, lasting, acknowledged = channel.commit(everything=ingress.commits_all, later=later)
         calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
@@ -409,6 +441,8 @@ class Publisher:
             self.unsettled -= 1
             for partial in transferred:
                 ingress.partials.end(partial, taken=outcome is ACCEPTED)
+            if acknowledged:
+                channel.finish(acknowledged, taken=outcome is ACCEPTED)
             if channel.silent:
                 return
             if outcome is ACCEPTED:

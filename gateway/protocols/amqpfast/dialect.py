@@ -42,6 +42,7 @@ class FastDialect(Dialect):
     wild = "*" + forbidden
     return_prefix = "tmp-reply-"  # as what the server names: queues and topics of such names are not created
     listener = "gateway.ingress.amqpfast.connection:FastListenerSource"
+    on_engine = True
     link = "gateway.egress.amqpfast.session:FastLinkSession"
     listener_settings = "gateway.settings.amqpfast:FastListener"
     link_settings = "gateway.settings.amqpfast:FastLink"

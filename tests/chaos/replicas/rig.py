@@ -27,8 +27,10 @@ from tests.chaos.replicas.faults import FAULTS
 from tests.chaos.replicas.rows import ReplicaRow
 from tests.chaos.rig import ADDRESSES, LIMITS, PROBES_MAX, PROBES_RATE, complaints
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.ingress.amqpfast.client import QUEUE
 from tests.ingress.clients import Mqtt
 from tests.interop.cluster import RabbitCluster
 from tests.interop.gateway_fixture import LOOPBACK
@@ -116,8 +118,11 @@ def replica_of(
 ) -> GatewayProcess:
     """A replica, not yet started, with a link to what is `far`. Every second one keeps what it has read of
     the log."""
-    port, amqp = free_ports(2)
-    listeners: dict[str, Any] = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}}
+    port, amqp, fast = free_ports(3)
+    listeners: dict[str, Any] = {
+        "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port},
+        "fast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
+    }
     if row.relayed:
         listeners["amqp091"] = {"protocol": "amqp091", "host": LOOPBACK, "port": amqp}
     more: dict[str, Any] = {}
@@ -187,11 +192,16 @@ def _sender(
     if row.source == "elected":
         queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
         return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
+    if row.source == "fast":
+        transacted = row.guarantee == "tx"
+        return FastSender(name, port, history, service=QUEUE, prefix="q.", transacted=transacted, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttSender(name, port, history, prefix=tag, qos=qos, version=version, **common)
 
 
 def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: Version) -> Receiver:
+    if row.target == "fast":
+        return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix="q.")
     if row.target != "mqtt":
         many = row.nodes > 1 or row.target == "relay"
         where: tuple[str, Literal["", "topic"]] = (f"{tag}.far", "topic") if row.linked else (EXCHANGE, "")
@@ -221,7 +231,7 @@ def replicas_rigged(
         replicas = [replica_of(folder, f"replica-{at}", to, tag, row, link) for at, to in enumerate(ways)]
 
         def leg(place: str) -> Proxy:
-            listener = {"mqtt": "mqtt", "relay": "amqp091"}.get(place)
+            listener = {"mqtt": "mqtt", "fast": "fast", "relay": "amqp091"}.get(place)
             to = [node.port for node in nodes]
             if listener is not None:
                 to = [one.configuration["listeners"][listener]["port"] for one in replicas]

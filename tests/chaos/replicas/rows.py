@@ -1,10 +1,11 @@
 """The rows of replicas over a RabbitMQ of one node or three: from where to where, with which guarantee, and
 what goes wrong.
 
-`mqtt` are clients of the replicas with persistent sessions, who connect to any of them; `amqp` are programs
-at the RabbitMQ itself, and `relay` those that talk to it through any of the replicas. From `elected` comes
-what one of the replicas alone consumes over a link; to `outbox` goes what waits for a link on the cluster,
-and to `once` what a route sends there that deduplicates.
+`mqtt` are clients of the replicas with persistent sessions, `fast` those that send to queues and consume
+them: either connects to any of them. `amqp` are programs at the RabbitMQ itself, and `relay` those that talk
+to it through any of the replicas. From `elected` comes what one of the replicas alone consumes over a link;
+to `outbox` goes what waits for a link on the cluster, and to `once` what a route sends there that
+deduplicates.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
-Place = Literal["mqtt", "amqp", "relay", "elected", "outbox", "once"]
-Guarantee = Literal["qos1", "qos2", "confirm"]
+Place = Literal["mqtt", "amqp", "relay", "elected", "outbox", "once", "fast"]
+Guarantee = Literal["qos1", "qos2", "confirm", "tx"]
 QueueType = Literal["classic", "quorum"]
 
 
@@ -54,6 +55,11 @@ class ReplicaRow(NamedTuple):
         return self.guarantee == "qos2" and self.target == "mqtt"
 
     @property
+    def ordered(self) -> bool:
+        """Nothing may be overtaken: what comes back to a queue may stand behind what was on its way."""
+        return self.target != "fast"
+
+    @property
     def flagged(self) -> bool:
         """A replica may publish again what it does not know to have arrived, unmarked."""
         return False
@@ -80,6 +86,8 @@ WAYS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
     ("mqtt", "amqp", "qos1"),
     ("mqtt", "amqp", "qos2"),
     ("amqp", "mqtt", "confirm"),
+    ("fast", "fast", "confirm"),
+    ("fast", "fast", "tx"),
 )
 FAULTS: Final[tuple[tuple[str, ...], ...]] = (
     ("kill-replica",),
@@ -137,5 +145,8 @@ REPLICAS_SHORT: Final = (
     ),
     ReplicaRow(
         "amqp", "mqtt", "confirm", "quorum", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
+    ),
+    ReplicaRow(
+        "fast", "fast", "confirm", "classic", ("kill-replica", "cut"), times=1, messages=2_000, seconds=6.0
     ),
 )
