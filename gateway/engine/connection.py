@@ -161,9 +161,13 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     # What the link asks.
 
     def tick(self, now: float) -> None:
-        """Heartbeats, and the time for the handshake."""
-        if self._in_time(now):
-            self._stream.mark()
+        """Heartbeats, the time for the handshake, and another channel in place of one that refuses."""
+        if not self._in_time(now):
+            return
+        if fresh := self._session.publisher.renew(now):
+            self._publishing = fresh
+            self._begun.discard(fresh)
+        self._stream.mark()
 
     # What the session asks.
 

@@ -10,11 +10,13 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar, Final
 
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.poison import poisoned
 from gateway.egress.confirming import ConfirmedSink, Positions, Run
+from gateway.errors import LocalProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -32,6 +34,9 @@ REFUSED_BY_BROKER: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "bas
 FRAME_TOO_SMALL: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"
 )
+RENEW_SECS_MIN: Final = 1.0
+RENEW_SECS_MAX: Final = 60.0
+DRAIN_SECS: Final = 5.0  # that what is on its way may take before another channel is asked for
 NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # how RabbitMQ words 403 and 404
 
 
@@ -56,6 +61,13 @@ class AmqpLinkPublisher(ConfirmedSink):
         super().__init__(stats, in_flight_max=in_flight_max, messages_max=messages_max, octets_max=octets_max)
         self._missing = missing
         self._publishers: tuple[Publisher, Publisher] | None = None  # not mandatory, mandatory
+        self._machine: ClientConnection | None = None
+        self._channel = 0
+        self._refuses = False  # the channel: it has nacked something
+        self._renew_at = 0.0
+        self._renew_wait = RENEW_SECS_MIN
+        self._drain_until: float | None = None  # nothing is sent meanwhile
+        self._wanted = False  # that messages flow, otherwise
         self._returned = 0  # number of the last message that came back
 
     # The channel.
@@ -64,17 +76,56 @@ class AmqpLinkPublisher(ConfirmedSink):
         """A channel in confirm mode can be used; `flow` lets messages through."""
         self._stream = stream
         self._publishers = Publisher(machine, channel), Publisher(machine, channel, mandatory=True)
+        self._machine, self._channel = machine, channel
+        self._refuses = False
         self._next = self._floor = 1
         self._returned = 0
 
     def flow(self, on: bool) -> None:
         """Send, or hold back: the broker is blocked, or what the routes need is not known to exist yet."""
-        self._flowing = on and self._publishers is not None
+        self._wanted = on
+        self._flowing = on and self._publishers is not None and self._drain_until is None
         self.pump()
+
+    def renew(self, now: float) -> int:
+        """Once a second. The number of another channel, which is to be put into confirm mode in place of this
+        one, or 0.
+
+        RabbitMQ (3.10) nacks on a channel for as long as that lives whatever goes to a quorum queue whose
+        leader had just gone when the channel published to it first. So a channel that nacks is left, when all
+        that it was sent is confirmed. If the reason is another one, as with a queue that is full, that costs
+        a round trip, less and less often.
+        """
+        machine = self._machine
+        if machine is None or self._publishers is None or not self._refuses:
+            if now >= self._renew_at:
+                self._renew_wait = RENEW_SECS_MIN
+            return 0
+        if self._drain_until is None:
+            if now < self._renew_at:
+                return 0
+            self._drain_until = now + DRAIN_SECS
+            self._flowing = False
+        if self.in_flight and now < self._drain_until:
+            return 0
+        fresh = 0
+        if not self.in_flight:
+            with suppress(LocalProtocolError):  # the connection ends, or has no number left
+                fresh = machine.open_channel()
+        self._drain_until = None
+        self._renew_wait = min(2 * self._renew_wait, RENEW_SECS_MAX)
+        self._renew_at = now + self._renew_wait
+        if fresh:
+            machine.close_channel(self._channel)
+            self.close()
+        else:
+            self.flow(self._wanted)
+        return fresh
 
     def close(self) -> int:
         """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
         self._publishers = None
+        self._drain_until = None
         return super().close()
 
     def close_over(self, code: int, text: str) -> None:
@@ -151,6 +202,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         singles: list[int] = []
         for _, number, multiple, accepted in confirms:
             if not accepted:
+                self._refuses = True
                 self._advance(floor)
                 self._settle_singles(singles, ACCEPTED)
                 singles = []

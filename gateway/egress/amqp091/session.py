@@ -158,6 +158,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             return
         for consumer in self._consumers.values():
             consumer.tick(now)
+        if fresh := self._session.publisher.renew(now):
+            self._publishing, self._confirming = fresh, False
         if self.open:
             self._declarer.ask(self._session.topology.due(now))
         self._stream.mark()

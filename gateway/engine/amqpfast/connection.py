@@ -129,6 +129,7 @@ class FastEngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsume
                 if now >= look.deadline:
                     look.end()
                 self._leave_look(channel, look)
+            self._publishing = self._session.publisher.renew(now) or self._publishing
             self._stream.mark()
 
     # What the session, and the consumers, ask.
@@ -231,6 +232,8 @@ class FastEngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsume
             return
         if number == self._declaring:
             self.ask(m.ExchangeDeclare(self._session.exchange, "topic", durable=True), self._declared)
+        elif number == self._publishing and self._up:  # in place of one that refused
+            self.machine.send_method(number, m.ConfirmSelect())
         elif number in self._questions:
             self.machine.send_method(number, self._questions[number].method)
         elif number in self._looks:
@@ -255,10 +258,11 @@ class FastEngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsume
                 done()
         elif isinstance(method, m.ConfirmSelectOk):
             self._session.publisher.open(self.machine, number, self._stream)
-            self._session.publisher.flow(True)
-            self._up = True
-            self._session.came_up()
-            self.ask_next()
+            self._session.publisher.flow(not self._session.stats.blocked)
+            if not self._up:
+                self._up = True
+                self._session.came_up()
+                self.ask_next()
         elif number in self._looks:
             self._looks[number].answered(self.machine, number, method)
             self._leave_look(number, self._looks[number])

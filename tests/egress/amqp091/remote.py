@@ -40,6 +40,7 @@ class Remote:
         self.world = world
         self.machine = ServerConnection(server_properties=(), heartbeat=world.heartbeat)
         self.numbers: dict[int, int] = {}  # publishes, by channel
+        self.newest = 0  # the channel of the last one
         self.consumers: dict[int, tuple[str, Deliverer]] = {}
         self.tags: dict[int, int] = {}
 
@@ -69,6 +70,7 @@ class Remote:
             return
         world = self.world
         method = decode_publish(octets)
+        self.newest = channel
         number = self.numbers[channel] = self.numbers[channel] + 1
         if method.exchange and method.exchange not in world.exchanges:
             self._missing(channel, f"no exchange '{method.exchange}'", 60, 40)

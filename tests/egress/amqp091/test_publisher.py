@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
@@ -18,7 +19,7 @@ from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.methods import ConnectionBlocked, ConnectionUnblocked
+from gateway.protocols.amqp091.methods import ConfirmSelect, ConnectionBlocked, ConnectionUnblocked
 from gateway.protocols.amqp091.table import syntax_error
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
@@ -348,3 +349,68 @@ async def test_without_a_router_the_link_stays_a_sink_for_every_address() -> Non
     one.route(targets=Targets(scopes=(EX,)))
     address = amqp_address("any", "where")
     assert one.session.sinks(address) == one.session.choose(Message(address, b""))
+
+
+def channels(one: LinkRig) -> dict[int, int]:
+    """How many messages came on each channel."""
+    return {channel: count for channel, count in one.remote.numbers.items() if count}
+
+
+async def test_a_channel_that_refuses_is_left_when_the_rest_is_confirmed() -> None:
+    """RabbitMQ nacks for ever on a channel that has met a quorum queue without its leader."""
+    one, source = rig()
+    publish(one, source, bodies(0, 3))
+    (first,) = channels(one)
+    nack(2)(one)
+    one.move()
+    one.tick()
+    publish(one, source, bodies(3, 5))
+    assert one.world.bodies == bodies(0, 3), "nothing more goes to a channel that is to be left"
+    ack(3, True)(one)
+    one.move()
+    one.tick()
+    one.move()
+    assert one.world.bodies == bodies(0, 5)
+    (other,) = channels(one).keys() - {first}
+    assert first not in one.remote.machine.channels
+    one.remote.machine.ack(other, 2, True)
+    one.move()
+    assert source.outcomes[b"1"].reason is Reason.TARGET_REFUSED
+    assert [receipt for receipt in bodies(0, 5) if source.outcomes[receipt] is not ACCEPTED] == [b"1"]
+    assert one.session.idle
+
+
+async def test_where_each_channel_refuses_the_next_one_comes_later_and_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one, source = rig()
+    for second in range(200):
+        publish(one, source, bodies(second, second + 1))
+        newest = one.remote.newest
+        one.remote.machine.nack(newest, one.remote.numbers[newest])
+        one.move()
+        await trio.sleep(1.0)
+        one.tick()
+        one.move()
+    assert len(source.outcomes) == 200
+    chosen = sum(isinstance(method, ConfirmSelect) for method in one.world.heard)
+    assert 1 + 6 <= chosen <= 1 + 9  # after 2, 4, 8, 16, 32, 60, 60 seconds
+
+
+async def test_what_is_never_confirmed_holds_up_no_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one, source = rig()
+    publish(one, source, bodies(0, 2))
+    (first,) = channels(one)
+    nack(2)(one)
+    one.move()
+    one.tick()
+    publish(one, source, bodies(2, 3))
+    for _ in range(5):
+        assert one.world.bodies == bodies(0, 2)
+        await trio.sleep(1.0)
+        one.tick()
+        one.move()
+    assert one.world.bodies == bodies(0, 3)
+    assert list(channels(one)) == [first]
