@@ -147,6 +147,6 @@ REPLICAS_SHORT: Final = (
         "amqp", "mqtt", "confirm", "quorum", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
     ),
     ReplicaRow(
-        "fast", "fast", "confirm", "classic", ("kill-replica", "cut"), times=1, messages=2_000, seconds=6.0
+        "fast", "fast", "confirm", "classic", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
     ),
 )

@@ -11,6 +11,7 @@ from gateway.model.outcome import Reason
 from gateway.protocols.mqtt.packets import Acks, Disconnect, Suback, Subscription, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
+from tests.broker.parts import newest
 from tests.ingress.clients import Mqtt, connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
@@ -25,7 +26,7 @@ def letters(gateway: Running) -> list[tuple[str, int, str]]:
     """The dead letters: topic, octets, and why."""
 
     def found() -> list[tuple[str, int, str]]:
-        kept = gateway.gateway.dead_letters._letters
+        kept = reversed(newest(gateway.gateway.dead_letters))
         return [(one.message.address.name, len(one.message.body), one.outcome.text) for one in kept]
 
     return gateway.ask(found)
@@ -126,10 +127,11 @@ def test_what_was_not_kept_cannot_be_published_again() -> None:
         heard: list[Any] = []
 
         def redrive() -> None:
-            kept = list(gateway.gateway.dead_letters._letters)
+            kept = newest(gateway.gateway.dead_letters)
             gateway.gateway.core.redriving.redrive(kept, lambda id, outcome: heard.append(outcome))
 
         gateway.ask(redrive)
+        gateway.until(lambda: bool(heard))
         assert client.quiet()
         assert [outcome.reason for outcome in heard] == [Reason.NO_ROUTE]
 
