@@ -82,9 +82,7 @@ def a_dead_letter_keeps_its_key(a: Wire) -> None:
         m.QueueBind("x4", "x3", "x5.#"),
     )
     a.call(queue("x5", {WAY: "x3"}, exclusive=True), m.QueueBind("x5", "amq.topic", "x5.k"))
-    a.publish("amq.topic", "x5.k", b"x").call(m.BasicGet("x5")).say(m.BasicReject(1, False)).call(
-        m.BasicGet("x4", True)
-    )
+    a.publish("amq.topic", "x5.k", b"x").call(m.BasicGet("x5")).say(m.BasicReject(1, False)).fetch("x4", True)
 
 
 @script
@@ -231,7 +229,7 @@ def dead_letters_are_routed_to_every_queue(a: Wire) -> None:
     for name in ("ag", "ah"):
         a.call(queue(name, exclusive=True), m.QueueBind(name, "af"))
     a.call(queue("ai", {WAY: "af"}, exclusive=True)).publish("", "ai", b"x", delivery_mode=2, priority=3)
-    a.call(m.BasicGet("ai")).say(m.BasicReject(1, False)).call(m.BasicGet("ag", True), m.BasicGet("ah", True))
+    a.call(m.BasicGet("ai")).say(m.BasicReject(1, False)).fetch("ag", True).fetch("ah", True)
 
 
 def past(*deaths: dict[str, object]) -> dict[str, object]:
@@ -273,8 +271,8 @@ def a_history_of_three_queues(a: Wire) -> None:
         queue("at", {WAY: "", KEY: "ar"}, exclusive=True),
     ).publish("", "ar", b"x")
     for tag, name in enumerate(("ar", "as", "at", "ar", "as", "at"), 1):
-        a.call(m.BasicGet(name)).say(m.BasicReject(tag, False))
-    a.call(m.BasicGet("ar"))
+        a.fetch(name).say(m.BasicReject(tag, False))
+    a.fetch("ar")
 
 
 @script

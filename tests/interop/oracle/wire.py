@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, Self
@@ -31,6 +32,7 @@ from gateway.protocols.amqp091.spec import PROTOCOL_HEADER
 
 LOOPBACK: Final = "127.0.0.1"
 PATIENCE_SECS: Final = 10.0
+MOVED_SECS: Final = 5.0
 QUIET_SECS: Final = 0.25  # how long nothing must come, where a script says that nothing does
 HEAD: Final = struct.Struct(">BHI")
 MADE_UP: Final = re.compile(r"(amq\.gen-|amq\.ctag-|amq\.rabbitmq\.reply-to\.)[^' ]+")
@@ -86,6 +88,17 @@ class Wire:
         for method in methods:
             self.say(method, channel=channel).hear()
         return self
+
+    def fetch(self, queue: str, no_ack: bool = False) -> Self:
+        """Get a message that died elsewhere: a broker moves it when it has the time. One that never does is
+        heard saying that there is none."""
+        deadline = time.monotonic() + MOVED_SECS
+        while True:
+            before = len(self.log)
+            self.call(m.BasicGet(queue, no_ack))
+            if self.log[-1].name != m.BasicGetEmpty.name or time.monotonic() > deadline:
+                return self
+            del self.log[before:]
 
     def publish(
         self,
