@@ -67,11 +67,13 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def encode_texts(texts: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """`encode_properties` of headers with these names and texts, and nothing else, some at least; None: a
-    letter among them has to be escaped.
+    """`encode_properties` of headers with these names and texts, and nothing else; None: a letter among them
+    has to be escaped.
 
     Traffic in which each message says something new is written so, from octet to octet: without objects.
     """
+    if not texts:  # AMQP may write a table that is empty
+        return b""
     pairs = [b'","string","'.join(pair) for pair in texts]
     if b"".join(pairs).translate(None, PLAIN) != QUOTES * len(pairs):
         return None

@@ -239,7 +239,8 @@ class NamedFile:
         raise AssertionError
 
 
-@given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), max_size=6))
+@example([])
 @example([("a", "it's plain ~ {}[]:,")])
 @example([("a", 'quo"te'), ("", "")])
 @example([("a", "back\\slash")])

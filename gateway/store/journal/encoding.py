@@ -268,8 +268,10 @@ def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
             properties = found.properties
         except RemoteProtocolError:
             return b'{"malformed":true}', None
-        made = encode_properties(properties) or b"{}"
+        made = encode_properties(properties)
         name = properties.message_id
+    if not made:
+        made = b"{}"
     if len(made) > PROPERTIES_OCTETS_MAX:
         made = b'{"omitted":%d}' % len(made)
     return made, None if name is None else octets_of(name)
