@@ -390,8 +390,9 @@ class Database:
 
     # Keeping house.
 
-    def tidy(self, pages: int = VACUUM_PAGES) -> bool:
-        """Give `pages` back to the disk, shorten the log. True: there are more. Raises one of DISK_ERRORS.
+    def tidy(self, pages: int = VACUUM_PAGES, *, kept: int = KEPT_OCTETS) -> bool:
+        """Give `pages` back to the disk, and all but `kept` octets of what is free at the heap's end; shorten
+        the log. True: there is more. Raises one of DISK_ERRORS.
 
         On a disk that is nearly full it leaves room for what has to be written: a log that cannot grow keeps
         what is settled from being deleted.
@@ -401,7 +402,7 @@ class Database:
                 collected = self._delete_garbage()
             self._forget_garbage(collected)
         moved = self.heap.sparse and self._move()
-        self.heap.shorten(0 if pages < VACUUM_PAGES else KEPT_OCTETS)
+        self.heap.shorten(kept)
         free = self._number("PRAGMA freelist_count")
         possible = min(pages, self._room() // VACUUM_PAGE_OCTETS)
         if free and possible:

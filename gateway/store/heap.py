@@ -166,6 +166,15 @@ class Heap:
         taken until `moved`. Raises OSError.
         """
         former: dict[int, Place] = {}
+        try:
+            self._copy(former)
+            self.sync()
+        except BaseException:
+            self.moved(former, committed=False)
+            raise
+        return former
+
+    def _copy(self, former: dict[int, Place]) -> None:
         copied = 0
         end = self._end
         while copied < MOVED_OCTETS_MAX and (row := self._last.get(end)) is not None:
@@ -185,8 +194,6 @@ class Heap:
             end = place.at
             if end not in self._last and end:  # a hole is before it
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
-        self.sync()
-        return former
 
     def moved(self, former: Mapping[int, Place], *, committed: bool) -> None:
         """The database names the new places of these rows; or the former ones, as its transaction failed."""

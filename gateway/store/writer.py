@@ -266,10 +266,10 @@ class Writer:
         try:
             self._write(PROBE_CHANGES_MAX)
             self._database.mark(clean=False)
-            more = self._database.tidy(PROBE_PAGES)
+            more = self._database.tidy(PROBE_PAGES, kept=0)
             while self.group.changes or (more and self.calls.empty()):
                 self._write(PROBE_CHANGES_MAX)
-                more = self._database.tidy(PROBE_PAGES)
+                more = self._database.tidy(PROBE_PAGES, kept=0)
             shortened = self._database.shorten()
         except DISK_ERRORS as error:
             self._sicken(said(error))

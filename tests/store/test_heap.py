@@ -167,6 +167,35 @@ def test_a_move_that_the_database_refuses_changes_nothing(
     store.close()
 
 
+def test_a_move_that_the_disk_refuses_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had been copied before, too."""
+    with closing(Heap(tmp_path, {})) as heap:
+        for row in range(8):
+            heap.write(row, [b"%d" % row * BLOCK])
+        for row in range(4):
+            heap.free(row)
+        before = dict(heap.places)
+        whole: Callable[[int, list[bytes], int], int] = os.pwritev
+        left = [1]
+
+        def full(file: int, parts: list[bytes], at: int) -> int:
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left.pop()
+            return whole(file, parts, at)
+
+        with monkeypatch.context() as patching:
+            patching.setattr(os, "pwritev", full)
+            with pytest.raises(OSError, match="No space"):
+                heap.move()
+        assert heap.places == before
+        heap.free(7)  # the one that had been copied
+        assert heap.move().keys() == {4, 5, 6}
+        assert [heap.read(row) for row in (4, 5, 6)] == [b"%d" % row * BLOCK for row in (4, 5, 6)]
+
+
 def test_a_full_disk_is_said_and_costs_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Opened(tmp_path, probe_secs=0.01) as one:
         log = one.store.log("queue", "q")
