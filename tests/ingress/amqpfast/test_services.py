@@ -375,9 +375,11 @@ def test_selectors(
         handle = client.handle("s", service)
         client.consume(handle, selector=selector, mime_type=mime_type)
         for number, kind in enumerate(("a", "bb", "a", "c"), 1):
+            body = b"%d" % number
             said = head(priority=5 if number == 4 else 0, headers={"kind": kind, "weight": number})
-            client.put(handle, b"%d" % number, head=said)
-        assert client.bodies(len(wanted)) == wanted
+            client.put(handle, body, head=said)
+            if body in wanted:  # heard before the next one, which may be more urgent
+                assert client.bodies(1) == [body]
         assert client.quiet()
         if service == QUEUE:
             client.consume(client.handle("s"))

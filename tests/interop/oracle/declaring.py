@@ -270,7 +270,7 @@ def an_unused_exchange_is_deleted(a: Wire) -> None:
 def counts_are_right_at_all_times(a: Wire) -> None:
     a.call(queue("n1", exclusive=True)).publish("", "n1", *[b"x"] * 5)
     a.call(m.BasicGet("n1"), queue("n1", passive=True), m.BasicGet("n1", True), queue("n1", passive=True))
-    a.say(m.BasicReject(1, True)).call(queue("n1", passive=True), m.BasicGet("n1")).call(
+    a.say(m.BasicReject(1, True)).counted("n1", 4).call(m.BasicGet("n1")).call(
         m.QueuePurge("n1"), queue("n1", passive=True)
     )
     a.call(m.QueueDelete("n1"))

@@ -183,9 +183,7 @@ def cancelling_keeps_what_was_delivered(a: Wire) -> None:
     filled(a, "t2", 2).call(m.BasicConsume("t2", "c")).hear(2).call(
         m.BasicCancel("c"), queue("t2", passive=True)
     )
-    a.say(m.BasicReject(1, True)).call(queue("t2", passive=True), m.BasicGet("t2", True)).say(
-        m.BasicAck(2)
-    ).silence()
+    a.say(m.BasicReject(1, True)).counted("t2", 1).call(m.BasicGet("t2", True)).say(m.BasicAck(2)).silence()
 
 
 @script
@@ -212,8 +210,8 @@ def rejected_messages_return_to_their_places(a: Wire) -> None:
 @script
 def nack_of_many(a: Wire) -> None:
     filled(a, "t6", 4).call(m.BasicGet("t6"), m.BasicGet("t6"), m.BasicGet("t6"))
-    a.say(m.BasicNack(2, True, False)).call(queue("t6", passive=True)).say(m.BasicNack(0, True, True))
-    a.call(queue("t6", passive=True), m.BasicGet("t6", True))
+    a.say(m.BasicNack(2, True, False)).counted("t6", 1).say(m.BasicNack(0, True, True))
+    a.counted("t6", 2).call(m.BasicGet("t6", True))
 
 
 @script

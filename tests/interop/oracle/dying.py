@@ -170,8 +170,8 @@ def a_queue_of_no_length(a: Wire) -> None:
 @script
 def what_is_unacknowledged_does_not_count(a: Wire) -> None:
     a.call(queue("z5", {"x-max-length": 1}, exclusive=True)).publish("", "z5", b"1").call(m.BasicGet("z5"))
-    a.publish("", "z5", b"2").call(queue("z5", passive=True)).say(m.BasicReject(1, True))
-    a.call(queue("z5", passive=True), m.BasicGet("z5", True))
+    a.publish("", "z5", b"2").counted("z5", 1).say(m.BasicReject(1, True))
+    a.counted("z5", 1).call(m.BasicGet("z5", True))
 
 
 @script

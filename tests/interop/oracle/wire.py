@@ -11,7 +11,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, Self
 
@@ -89,14 +89,25 @@ class Wire:
             self.say(method, channel=channel).hear()
         return self
 
+    def counted(self, queue: str, messages: int) -> Self:
+        """Declare a queue passively until it has so many messages: RabbitMQ counts before it has done what
+        was said earlier. When it never has, that is heard."""
+        return self._until(
+            m.QueueDeclare(queue, passive=True), lambda: self.last("message_count") == messages
+        )
+
     def fetch(self, queue: str, no_ack: bool = False) -> Self:
         """Get a message that died elsewhere: a broker moves it when it has the time. One that never does is
         heard saying that there is none."""
+        return self._until(m.BasicGet(queue, no_ack), lambda: self.log[-1].name != m.BasicGetEmpty.name)
+
+    def _until(self, method: m.Method, there: Callable[[], bool]) -> Self:
+        """Call a method until its answer is as awaited, and note the last one only."""
         deadline = time.monotonic() + MOVED_SECS
         while True:
             before = len(self.log)
-            self.call(m.BasicGet(queue, no_ack))
-            if self.log[-1].name != m.BasicGetEmpty.name or time.monotonic() > deadline:
+            self.call(method)
+            if there() or time.monotonic() > deadline:
                 return self
             del self.log[before:]
 
