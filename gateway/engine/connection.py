@@ -9,19 +9,17 @@ there, and the log has been read up to a mark of our own, the engine is up.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
-from gateway.egress.amqp091.consumer import AmqpLinkConsumer
-from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, machine_to
-from gateway.egress.connection import QueueLinkConnection
+from gateway.egress.amqp091.session import machine_to
 from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
-from gateway.engine.consumers import Consumers, Done
+from gateway.engine.cluster import ClusterConnection
+from gateway.engine.consumers import Done
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
 from gateway.engine.records import Record, encode_record
@@ -29,23 +27,12 @@ from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.spooled import Body
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.client import ClientConnection, Delivery
+from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
-    Challenged,
-    ChannelClosed,
-    ChannelOpened,
-    Closed,
-    Confirms,
-    Deliveries,
-    Event,
     MethodReceived,
 )
-from gateway.protocols.amqp091.events import (
-    Opened as ConnectionOpened,
-)
 from gateway.protocols.amqp091.sending import Publisher
-from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
 from gateway.settings import Limits
 from gateway.settings.endpoints import Target
 from gateway.settings.engine import RabbitEngine
@@ -55,11 +42,9 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0-9-1"
-PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 RECORD_OCTETS: Final = 4_194_304  # that a record may have besides a will: a session with its subscriptions
 LOG_PREFETCH: Final = 1_000
-UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 DROPPED_PREFETCH: Final = 1_000
 DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
 OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
@@ -105,10 +90,8 @@ class Speaker(Protocol):
         """The connection is gone."""
 
 
-class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+class EngineConnection(ClusterConnection):
     """The peer object of the engine's stream, for as long as that connection lives."""
-
-    _codes = ReplyCode
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings = session.settings
@@ -116,28 +99,19 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         octets_max = 2 * session.limits.message_bytes_max + RECORD_OCTETS
         limits = session.limits.model_copy(update={"message_bytes_max": octets_max})
         machine = machine_to(target, limits, name=session.queue, heartbeat=settings.heartbeat_secs)
-        super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
+        deadline = now + settings.connect_timeout_secs
+        super().__init__(machine, session.stats, session.publisher, session.names.topics, stream, deadline)
         self.ready = False  # all that is needed is there; records can be written
         self._session = session
-        self._asked: deque[Done | None] = deque()  # of the first channel, to be told when they are answered
-        self._declaring = self._publishing = self._recording = self._consuming = self._following = (
-            self._dropping
-        ) = 0
+        self._recording = self._consuming = self._following = self._dropping = 0
         self._records: Publisher | None = None
         self._begun: set[int] = set()  # channels of which more than that they are open has been asked
         self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
         self._done: dict[int, int] = {}  # those of them that can be acknowledged
         self._answering = False
         self._bound = False  # all that the replica's queue is to get has been asked for
-        self.consumers = Consumers(self, session.names.topics)
 
     # What the stream asks.
-
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
-        self._process(self.machine.receive_data(data, now))
-        if self.machine.unread:
-            self._stream.again()
 
     def data_to_send(self) -> bytes:
         """Acknowledgements of what has been dealt with, records, and whatever was encoded."""
@@ -147,10 +121,6 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self.machine.ack(channel, tag, multiple=True)
         self._done.clear()
         return self.machine.data_to_send()
-
-    def drained(self) -> None:
-        """The broker reads again."""
-        self._session.publisher.pump()
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
@@ -164,7 +134,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         """Heartbeats, the time for the handshake, and another channel in place of one that refuses."""
         if not self._in_time(now):
             return
-        if fresh := self._session.publisher.renew(now):
+        if fresh := self._publisher.renew(now):
             self._publishing = fresh
             self._begun.discard(fresh)
         self._stream.mark()
@@ -186,23 +156,9 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             method = m.QueueBind(*given) if on else m.QueueUnbind(*given)
             self.ask(method, partial(session.bindings.stands, key, on))
 
-    def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Ask for a declaration; `done` is called when it is answered."""
-        self._asked.append(done)
-        self.machine.send_method(self._declaring, method)
-        self._stream.mark()
-
-    def open_channel(self) -> int:
-        """A further channel."""
-        return self.machine.open_channel()
-
     def decided(self) -> None:
         """What waited to be bound is asked for."""
         self._session.decided()
-
-    def wake(self) -> None:
-        """Something is to be written when the wake-up ends."""
-        self._stream.mark()
 
     def delete_queue(self, queue: str) -> None:
         """A session has ended."""
@@ -245,29 +201,6 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._stream.abort(why)
 
     # Events.
-
-    def _process(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Confirms):
-                self._session.publisher.confirm(event.confirms)
-            elif isinstance(event, Deliveries):
-                self._deliveries(event.contents)
-            elif isinstance(event, MethodReceived):
-                self._method(event)
-            elif isinstance(event, ChannelOpened):
-                self._channel_opened(event.channel)
-            elif isinstance(event, ChannelClosed):
-                self._channel_closed(event)
-            elif isinstance(event, ConnectionOpened):
-                self._opened()
-            elif isinstance(event, Challenged):
-                self._why = "the broker wants more than a name and password"
-                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
-            elif isinstance(event, Closed):
-                self._closed(event)
-        if self.machine.closed:
-            self._stream.end(self._why or "closed")
-        self._stream.mark()
 
     def _opened(self) -> None:
         self._session.stats.spoke(self.machine, VERSION)
@@ -350,50 +283,10 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self.machine.send_method(channel, m.BasicConsume(queue, arguments=arguments))
 
     def _method(self, event: MethodReceived) -> None:
-        method, number = event.method, event.channel
-        if isinstance(method, m.ConnectionBlocked):
-            log.warning("the cluster blocks publishing", reason=method.reason)
-            self._block(True)
-        elif isinstance(method, m.ConnectionUnblocked):
-            log.info("the cluster takes publishes again")
-            self._block(False)
-        elif self.consumers.answered(number, method):
-            return
-        elif number == self._declaring:
-            done = self._asked.popleft() if self._asked else None
-            if done is not None:
-                done()
-        elif isinstance(method, m.ConfirmSelectOk):
-            self._session.publisher.open(self.machine, number, self._stream)
-            self._session.publisher.flow(not self._session.stats.blocked)
-        elif isinstance(method, m.BasicCancel):
+        if not self._common_method(event) and isinstance(event.method, m.BasicCancel):
             self.give_up("the cluster has cancelled a consumer")
 
-    def _block(self, on: bool) -> None:
-        self._session.stats.blocked = on
-        self._session.publisher.flow(not on)
-
-    def _channel_closed(self, event: ChannelClosed) -> None:
-        if not event.by_peer:
-            self._count_fault(event.reply_code)
-        elif event.reply_code in UNUSED and self.consumers.closed(event.channel, event.text):
-            return
-        if event.channel == self._publishing:
-            self._session.publisher.close_over(event.reply_code, event.text)
-        log.warning("the cluster has closed a channel", why=event.text)
-        self._why = event.text
-        self.machine.close(ReplyCode.SUCCESS, "")
-        self._stream.end(event.text)
-
-    def _closed(self, event: Closed) -> None:
-        self._why = self._why or f"{event.reply_code} {event.text}"
-        if event.reply_code not in POLITE:
-            self._count_fault(event.reply_code)
-        over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
-        if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
-            self._session.publisher.close_over(event.reply_code, event.text)
-
-    def _deliveries(self, contents: list[Delivery]) -> None:
+    def _deliveries(self, contents: Sequence[Delivery]) -> None:
         session, following = self._session, self._following
         consuming, dropping, consumers = self._consuming, self._dropping, self.consumers
         for number, name, tag, redelivered, wire, raw, body in contents:
@@ -409,9 +302,6 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             else:
                 consumers.delivered(number, name, tag, redelivered, (wire, raw, body))
         session.stats.messages_in += len(contents)
-
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""
 
 
 def _log_arguments(settings: RabbitEngine) -> Headers:

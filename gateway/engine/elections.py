@@ -28,10 +28,7 @@ from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.session import POLITE, machine_to
 from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.link import LinkStatus
-from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import Address
-from gateway.model.batch import Sink
-from gateway.model.message import Message
+from gateway.engine.unrouted import Unrouted
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
@@ -108,7 +105,7 @@ class Candidate:
         self._heard(elected, why)
 
 
-class Elections:
+class Elections(Unrouted):
     """The link session of the connection that elections need."""
 
     def __init__(self, settings: RabbitEngine, replica: str, limits: Limits, status: LinkStatus) -> None:
@@ -139,28 +136,10 @@ class Elections:
         """The same."""
         return True
 
-    def forget_entries(self) -> None:
-        """There are none."""
-
     @property
     def unconfirmed(self) -> int:
         """There are none."""
         return 0
-
-    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """No route leads here."""
-        return None
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Never asked."""
-        return ()
-
-    @property
-    def retained(self) -> None:
-        """Nothing is."""
-
-    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """No route leads here."""
 
     def connect(self, stream: Stream, target: Target, now: float) -> ElectionConnection:
         """A connection stands: begin the handshake."""

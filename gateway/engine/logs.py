@@ -26,11 +26,8 @@ from gateway.egress.amqp091.session import POLITE, machine_to
 from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.link import LinkStatus
 from gateway.engine.envelope import OFFSET_HEADER
+from gateway.engine.unrouted import Unrouted
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import Address
-from gateway.model.batch import Sink
-from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091 import methods as m
@@ -276,7 +273,7 @@ def _offset_of(raw: bytes) -> int:
     raise RemoteProtocolError("a record without its offset", reason=ReplyCode.SYNTAX_ERROR)
 
 
-class Logs:
+class Logs(Unrouted):
     """The link session of the connection that all of them have."""
 
     def __init__(
@@ -330,24 +327,6 @@ class Logs:
     def unconfirmed(self) -> int:
         """Records that have not come back."""
         return sum(map(len, self.logs))
-
-    def forget_entries(self) -> None:
-        """There are none."""
-
-    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """No route leads here."""
-        return None
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Never asked."""
-        return ()
-
-    @property
-    def retained(self) -> None:
-        """Nothing is."""
-
-    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """No route leads here."""
 
     def connect(self, stream: Stream, target: Target, now: float) -> LogsConnection:
         """A connection stands: begin the handshake."""

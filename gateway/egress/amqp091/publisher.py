@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar, Final
 
+import structlog
+
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.poison import poisoned
 from gateway.egress.confirming import ConfirmedSink, Positions, Run
@@ -34,6 +36,8 @@ REFUSED_BY_BROKER: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "bas
 FRAME_TOO_SMALL: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"
 )
+log = structlog.get_logger(limited=True)
+
 RENEW_SECS_MIN: Final = 1.0
 RENEW_SECS_MAX: Final = 60.0
 DRAIN_SECS: Final = 5.0  # that what is on its way may take before another channel is asked for
@@ -116,6 +120,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._renew_wait = min(2 * self._renew_wait, RENEW_SECS_MAX)
         self._renew_at = now + self._renew_wait
         if fresh:
+            log.warning("the broker refuses messages: another channel is tried", link=self._stats.name)
             machine.close_channel(self._channel)
             self.close()
         else:

@@ -30,9 +30,9 @@ from gateway.engine.envelope import ENGINE
 from gateway.engine.names import names_of
 from gateway.engine.outboxes import Entering
 from gateway.engine.shares import TOUCH_SECS
-from gateway.mapping.router import Subscriptions, Targets
+from gateway.engine.unrouted import Unrouted
 from gateway.model.address import Address
-from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.batch import Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -59,7 +59,7 @@ TOO_LARGE: Final = Outcome(
 MODE_AND_PRIORITY: Final = b"\x18\x00"  # the flags of a content header that says these, and nothing else
 
 
-class FastEngineSession:
+class FastEngineSession(Unrouted):
     """The link session of AMQP/Fast's connection to the cluster."""
 
     def __init__(
@@ -146,24 +146,6 @@ class FastEngineSession:
     def unconfirmed(self) -> int:
         """Messages for the cluster that it has not confirmed, sent or not."""
         return self.publisher.waiting_messages + self.publisher.in_flight
-
-    def forget_entries(self) -> None:
-        """There are none."""
-
-    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """No route leads here: the listeners' virtual hosts are where they lead."""
-        return None
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Never asked."""
-        return ()
-
-    @property
-    def retained(self) -> None:
-        """Nothing is."""
-
-    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """No route leads here."""
 
     def connect(self, stream: Stream, target: Target, now: float) -> FastEngineConnection:
         """A connection stands: begin the handshake."""

@@ -1,0 +1,195 @@
+"""What connections to the cluster have in common that publish with confirms, declare, and consume queues.
+
+There is a channel for declarations, whose answers come in the order of the questions; one to publish; and
+those on which queues are consumed (consumers.py). What the broker does not grant otherwise ends the
+connection, which says why.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from gateway.egress.amqp091.consumer import AmqpLinkConsumer
+from gateway.egress.amqp091.publisher import AmqpLinkPublisher
+from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD
+from gateway.egress.connection import QueueLinkConnection
+from gateway.engine.consumers import Consumers, Done
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection, Delivery
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    MethodReceived,
+    Opened,
+    Returned,
+)
+from gateway.protocols.amqp091.spec import BASIC, ReplyCode
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger(limited=True)
+
+UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
+
+
+class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+    """The peer object of its stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
+
+    def __init__(
+        self,
+        machine: ClientConnection,
+        stats: LinkStats,
+        publisher: AmqpLinkPublisher,
+        exchange: str,
+        stream: Stream,
+        deadline: float,
+    ) -> None:
+        """`exchange` is what queues are bound to; the handshake must be over at `deadline`."""
+        super().__init__(machine, stats, stream, deadline)
+        self.consumers = Consumers(self, exchange)
+        self._publisher = publisher
+        self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
+        self._declaring = self._publishing = 0
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    def drained(self) -> None:
+        """The broker reads again."""
+        self._publisher.pump()
+
+    # What the session, and the consumers, ask.
+
+    def ask(self, method: m.Method, done: Done | None = None) -> None:
+        """Ask for a declaration that no broker refuses; `done` is called when it is answered."""
+        self._asked.append(done)
+        self.machine.send_method(self._declaring, method)
+        self._stream.mark()
+
+    def open_channel(self) -> int:
+        """A further channel."""
+        return self.machine.open_channel()
+
+    def wake(self) -> None:
+        """Something is to be written when the wake-up ends."""
+        self._stream.mark()
+
+    @abstractmethod
+    def decided(self) -> None:
+        """Of no queue it is open any more whether it is there."""
+
+    # Events.
+
+    @abstractmethod
+    def _opened(self) -> None:
+        """The handshake is over: ask for channels."""
+
+    @abstractmethod
+    def _channel_opened(self, number: int) -> None:
+        """A channel can be used."""
+
+    @abstractmethod
+    def _deliveries(self, contents: Sequence[Delivery]) -> None:
+        """Messages have come."""
+
+    @abstractmethod
+    def _method(self, event: MethodReceived) -> None:
+        """A method has come, most of which are for `_common_method`."""
+
+    def _returned(self, event: Returned) -> None:
+        """A mandatory message came back."""
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Confirms):
+                self._publisher.confirm(event.confirms)
+            elif isinstance(event, Deliveries):
+                self._deliveries(event.contents)
+            elif isinstance(event, MethodReceived):
+                self._method(event)
+            elif isinstance(event, Returned):
+                self._returned(event)
+            elif isinstance(event, ChannelOpened):
+                self._channel_opened(event.channel)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Opened):
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._why = "the broker wants more than a name and password"
+                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _common_method(self, event: MethodReceived) -> bool:
+        """What every such connection does about a method; False: it is not one of those."""
+        method, number = event.method, event.channel
+        if isinstance(method, m.ConnectionBlocked):
+            log.warning("the cluster blocks publishing", reason=method.reason)
+            self._block(True)
+        elif isinstance(method, m.ConnectionUnblocked):
+            log.info("the cluster takes publishes again")
+            self._block(False)
+        elif self.consumers.answered(number, method):
+            return True
+        elif number == self._declaring:
+            done = self._asked.popleft() if self._asked else None
+            if done is not None:
+                done()
+        elif isinstance(method, m.ConfirmSelectOk):
+            self._publisher.open(self.machine, number, self._stream)
+            self._publisher.flow(not self._stats.blocked)
+            self._confirming()
+        else:
+            return False
+        return True
+
+    def _confirming(self) -> None:
+        """Messages can be published."""
+
+    def _block(self, on: bool) -> None:
+        self._stats.blocked = on
+        self._publisher.flow(not on)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        elif event.reply_code in UNUSED and self.consumers.closed(event.channel, event.text):
+            return
+        if event.channel == self._publishing:
+            self._publisher.close_over(event.reply_code, event.text)
+        log.warning("the cluster has closed a channel", why=event.text)
+        self._why = event.text
+        self.machine.close(ReplyCode.SUCCESS, "")
+        self._stream.end(event.text)
+
+    def _closed(self, event: Closed) -> None:
+        self._why = self._why or f"{event.reply_code} {event.text}"
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+        over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
+        if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
+            self._publisher.close_over(event.reply_code, event.text)
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """There are no consumers that come and go."""
