@@ -22,7 +22,7 @@ from gateway.engine.consumers import Consumer, Content, Done
 from gateway.errors import StoreError
 from gateway.model.address import Address
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
@@ -107,6 +107,7 @@ class ClusterStorage:
         self.missing = missing
         self._settled = trio.Event()
         self._early: list[tuple[SubBatch, list[Message]]] = []  # published before it was there
+        self._early_messages = self._early_octets = 0
         self._session = session
         self._local = local
         self._wants = wants
@@ -142,10 +143,12 @@ class ClusterStorage:
             part.settle(_refusal(self.failure))
         elif self.there:
             self._session.send(part, messages, self._address_of, self.missing)
-        elif sum([len(early) for _, early in self._early]) >= self._local.messages_max:
+        elif self._early_messages >= self._local.messages_max or self._early_octets >= self._local.octets_max:
             part.settle(FULL)
         else:
             self._early.append((part, messages))
+            self._early_messages += len(messages)
+            self._early_octets += weight_of(messages)
 
     # Whether it is there.
 
@@ -166,8 +169,7 @@ class ClusterStorage:
             return
         if consumed:
             self._session.keep(self, ends=ends)
-        early, self._early = self._early, []
-        for part, messages in early:
+        for part, messages in self._take_early():
             self.take(part, messages)
         self._settled.set()
         self._session.touch(self)
@@ -180,10 +182,14 @@ class ClusterStorage:
     def fail(self, code: int, text: str) -> None:
         """It will not be."""
         self.failure = Failure(code, text)
-        early, self._early = self._early, []
-        for part, _ in early:
+        for part, _ in self._take_early():
             part.settle(_refusal(self.failure))
         self._settled.set()
+
+    def _take_early(self) -> list[tuple[SubBatch, list[Message]]]:
+        early, self._early = self._early, []
+        self._early_messages = self._early_octets = 0
+        return early
 
     async def ask(self) -> None:
         """Wait until that is known."""
