@@ -1,8 +1,12 @@
-"""What connections to the cluster have in common that publish with confirms, declare, and consume queues.
+"""What connections of the engine to the cluster have in common; and further those of them that publish with
+confirms, declare, and consume queues.
 
-There is a channel for declarations, whose answers come in the order of the questions; one to publish; and
-those on which queues are consumed (consumers.py). What the broker does not grant otherwise ends the
-connection, which says why.
+What the broker does not grant ends such a connection, which says why; the next one begins anew. It has read
+the octets of a wake-up when the first event of them is heard, so the connection, or a channel, may have ended
+since: of what came before that, only what became of messages still counts.
+
+Those that publish have a channel for declarations, whose answers come in the order of the questions; one to
+publish; and those on which queues are consumed (consumers.py).
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import structlog
 
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
-from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD
+from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
 from gateway.egress.connection import QueueLinkConnection
 from gateway.engine.consumers import Consumers, Done
 from gateway.protocols.amqp091 import methods as m
@@ -42,10 +46,117 @@ log = structlog.get_logger(limited=True)
 UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
-class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     """The peer object of its stream, for as long as that connection lives."""
 
     _codes = ReplyCode
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    # What the session asks.
+
+    def give_up(self, why: str) -> None:
+        """End the connection at once; the next one begins anew."""
+        self._why = why
+        self._stream.abort(why)
+
+    # Events.
+
+    @abstractmethod
+    def _opened(self) -> None:
+        """The handshake is over: ask for channels."""
+
+    @abstractmethod
+    def _channel_opened(self, number: int) -> None:
+        """A channel can be used."""
+
+    @abstractmethod
+    def _deliveries(self, contents: Sequence[Delivery]) -> None:
+        """Messages have come."""
+
+    @abstractmethod
+    def _method(self, event: MethodReceived) -> None:
+        """A method has come."""
+
+    def _confirmed(self, event: Confirms) -> None:
+        """Messages have an answer."""
+
+    def _returned(self, event: Returned) -> None:
+        """A mandatory message came back."""
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Confirms):
+                self._confirmed(event)
+            elif isinstance(event, Returned):
+                self._returned(event)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Closed):
+                self._closed(event)
+            elif self.machine.ending:
+                continue
+            elif isinstance(event, Deliveries):
+                self._deliveries(event.contents)
+            elif isinstance(event, MethodReceived):
+                self._heard(event)
+            elif isinstance(event, ChannelOpened):
+                if event.channel in self.machine.channels:
+                    self._channel_opened(event.channel)
+            elif isinstance(event, Opened):
+                self._stats.spoke(self.machine, VERSION)
+                self.open = True
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._why = "the broker wants more than a name and password"
+                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _heard(self, event: MethodReceived) -> None:
+        method = event.method
+        if isinstance(method, m.ConnectionBlocked):
+            log.warning("the cluster blocks publishing", link=self._stats.name, reason=method.reason)
+            self._block(True)
+        elif isinstance(method, m.ConnectionUnblocked):
+            log.info("the cluster takes publishes again", link=self._stats.name)
+            self._block(False)
+        else:
+            self._method(event)
+
+    def _block(self, on: bool) -> None:
+        self._stats.blocked = on
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        log.warning("the cluster has closed a channel", link=self._stats.name, why=event.text)
+        self._end(event.text)
+
+    def _end(self, why: str) -> None:
+        """Say goodbye."""
+        self._why = self._why or why
+        self.machine.close(ReplyCode.SUCCESS, "")
+        self._stream.end(self._why)
+
+    def _closed(self, event: Closed) -> None:
+        self._why = self._why or f"{event.reply_code} {event.text}"
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """There are no consumers that come and go."""
+
+
+class ClusterConnection(EngineLink):
+    """One that publishes, declares and consumes."""
 
     def __init__(
         self,
@@ -64,12 +175,6 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._declaring = self._publishing = 0
 
     # What the stream asks.
-
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
-        self._process(self.machine.receive_data(data, now))
-        if self.machine.unread:
-            self._stream.again()
 
     def drained(self) -> None:
         """The broker reads again."""
@@ -97,66 +202,19 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
     # Events.
 
-    @abstractmethod
-    def _opened(self) -> None:
-        """The handshake is over: ask for channels."""
-
-    @abstractmethod
-    def _channel_opened(self, number: int) -> None:
-        """A channel can be used."""
-
-    @abstractmethod
-    def _deliveries(self, contents: Sequence[Delivery]) -> None:
-        """Messages have come."""
-
-    @abstractmethod
-    def _method(self, event: MethodReceived) -> None:
-        """A method has come, most of which are for `_common_method`."""
-
-    def _returned(self, event: Returned) -> None:
-        """A mandatory message came back."""
-
-    def _process(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Confirms):
-                self._publisher.confirm(event.confirms)
-            elif isinstance(event, Deliveries):
-                self._deliveries(event.contents)
-            elif isinstance(event, MethodReceived):
-                self._method(event)
-            elif isinstance(event, Returned):
-                self._returned(event)
-            elif isinstance(event, ChannelOpened):
-                self._channel_opened(event.channel)
-            elif isinstance(event, ChannelClosed):
-                self._channel_closed(event)
-            elif isinstance(event, Opened):
-                self._opened()
-            elif isinstance(event, Challenged):
-                self._why = "the broker wants more than a name and password"
-                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
-            elif isinstance(event, Closed):
-                self._closed(event)
-        if self.machine.closed:
-            self._stream.end(self._why or "closed")
-        self._stream.mark()
+    def _confirmed(self, event: Confirms) -> None:
+        self._publisher.confirm(event.confirms)
 
     def _common_method(self, event: MethodReceived) -> bool:
         """What every such connection does about a method; False: it is not one of those."""
         method, number = event.method, event.channel
-        if isinstance(method, m.ConnectionBlocked):
-            log.warning("the cluster blocks publishing", reason=method.reason)
-            self._block(True)
-        elif isinstance(method, m.ConnectionUnblocked):
-            log.info("the cluster takes publishes again")
-            self._block(False)
-        elif self.consumers.answered(number, method):
+        if self.consumers.answered(number, method):
             return True
         elif number == self._declaring:
             done = self._asked.popleft() if self._asked else None
             if done is not None:
                 done()
-        elif isinstance(method, m.ConfirmSelectOk):
+        elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
             self._publisher.open(self.machine, number, self._stream)
             self._publisher.flow(not self._stats.blocked)
             self._confirming()
@@ -168,28 +226,19 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         """Messages can be published."""
 
     def _block(self, on: bool) -> None:
-        self._stats.blocked = on
+        super()._block(on)
         self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
-        if not event.by_peer:
-            self._count_fault(event.reply_code)
-        elif event.reply_code in UNUSED and self.consumers.closed(event.channel, event.text):
+        looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
+        if looked and self.consumers.closed(event.channel, event.text):
             return
         if event.channel == self._publishing:
             self._publisher.close_over(event.reply_code, event.text)
-        log.warning("the cluster has closed a channel", why=event.text)
-        self._why = event.text
-        self.machine.close(ReplyCode.SUCCESS, "")
-        self._stream.end(event.text)
+        super()._channel_closed(event)
 
     def _closed(self, event: Closed) -> None:
-        self._why = self._why or f"{event.reply_code} {event.text}"
-        if event.reply_code not in POLITE:
-            self._count_fault(event.reply_code)
+        super()._closed(event)
         over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
             self._publisher.close_over(event.reply_code, event.text)
-
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""

@@ -41,7 +41,6 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-VERSION: Final = "0-9-1"
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 RECORD_OCTETS: Final = 4_194_304  # that a record may have besides a will: a session with its subscriptions
 LOG_PREFETCH: Final = 1_000
@@ -195,16 +194,9 @@ class EngineConnection(ClusterConnection):
             self.ask(m.QueueDelete(self._session.queue))
         super().shut_down()
 
-    def give_up(self, why: str) -> None:
-        """End the connection; the next one begins anew."""
-        self._why = why
-        self._stream.abort(why)
-
     # Events.
 
     def _opened(self) -> None:
-        self._session.stats.spoke(self.machine, VERSION)
-        self.open = True
         self._declaring = self.machine.open_channel()
         self._publishing = self.machine.open_channel()
         self._recording = self.machine.open_channel()
@@ -214,8 +206,6 @@ class EngineConnection(ClusterConnection):
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
-        if number not in self.machine.channels:
-            return  # the connection has been given up since
         if self.consumers.opened(number):
             return
         if number == self._declaring:

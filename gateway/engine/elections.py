@@ -18,33 +18,22 @@ for half an hour (`consumer_timeout`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 import trio
 
-from gateway.egress.amqp091.consumer import AmqpLinkConsumer
-from gateway.egress.amqp091.session import POLITE, machine_to
-from gateway.egress.connection import QueueLinkConnection
+from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
+from gateway.engine.cluster import EngineLink
 from gateway.engine.unrouted import Unrouted
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.events import (
-    Challenged,
-    ChannelClosed,
-    ChannelOpened,
-    Closed,
-    Deliveries,
-    Event,
-    MethodReceived,
-    Opened,
-)
+from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqp091.sending import Publisher
-from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.settings import Limits
 from gateway.settings.endpoints import Target
 from gateway.settings.engine import RabbitEngine
@@ -152,10 +141,8 @@ class Elections(Unrouted):
         """Nothing is due."""
 
 
-class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The peer object of its stream, for as long as that connection lives: a channel for each link."""
-
-    _codes = ReplyCode
+class ElectionConnection(EngineLink):
+    """A connection for them, with a channel for each link."""
 
     def __init__(self, session: Elections, stream: Stream, target: Target, now: float) -> None:
         name = f"{session.replica} elections"
@@ -166,12 +153,6 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._tokens: dict[int, tuple[int, float]] = {}  # by channel: the delivery tag, and since when
 
     # What the stream asks.
-
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
-        self._process(self.machine.receive_data(data, now))
-        if self.machine.unread:
-            self._stream.again()
 
     def data_to_send(self) -> bytes:
         """Whatever was encoded."""
@@ -189,7 +170,7 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def tick(self, now: float) -> None:
         """Heartbeats, the time for the handshake, and what is due of tokens."""
-        if not self._in_time(now):
+        if not self._in_time(now) or self.machine.ending:
             return
         for channel, candidate in list(self._candidates.items()):
             if candidate.is_useless(now):
@@ -212,37 +193,12 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     # Events.
 
-    def _process(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Deliveries):
-                for number, _, tag, *_ in event.contents:
-                    self._elected(number, tag)
-            elif isinstance(event, MethodReceived):
-                self._method(event.channel, event.method)
-            elif isinstance(event, ChannelOpened):
-                self._declare(event.channel)
-            elif isinstance(event, Opened):
-                self._opened()
-            elif isinstance(event, Challenged):
-                self._give_up("the broker wants more than a name and password")
-            elif isinstance(event, ChannelClosed):
-                self._give_up(event.text)
-            elif isinstance(event, Closed):
-                self._why = self._why or f"{event.reply_code} {event.text}"
-                if event.reply_code not in POLITE:
-                    self._count_fault(event.reply_code)
-        if self.machine.closed:
-            self._stream.end(self._why or "closed")
-        self._stream.mark()
-
     def _opened(self) -> None:
-        self._session.stats.spoke(self.machine, "0-9-1")
-        self.open = True
         for candidate in self._session.candidates:
             self._candidates[self.machine.open_channel()] = candidate
         self._session.status.came_up()
 
-    def _declare(self, channel: int) -> None:
+    def _channel_opened(self, channel: int) -> None:
         arguments: Headers = (
             ("x-queue-type", string(self._session.settings.queue_type)),
             ("x-single-active-consumer", Value(ValueType.BOOL, True)),
@@ -251,11 +207,14 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         queue = self._session.queue(self._candidates[channel])
         self.machine.send_method(channel, m.QueueDeclare(queue, durable=True, arguments=arguments))
 
-    def _method(self, channel: int, method: m.Method) -> None:
+    def _method(self, event: MethodReceived) -> None:
+        method, channel = event.method, event.channel
         candidate = self._candidates.get(channel)
         if candidate is None:
             return
         if isinstance(method, m.QueueDeclareOk):
+            if channel not in self.machine.channels:
+                return
             if not method.message_count:
                 self._add_token(channel)
             self.machine.send_method(channel, m.BasicQos(prefetch_count=1))
@@ -264,11 +223,15 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if not candidate.elected:
                 candidate.decide(elected=False, why=ELSEWHERE)
         elif isinstance(method, m.BasicCancel):
-            self._give_up("the queue of an election is gone")
+            self._end("the queue of an election is gone")
+
+    def _deliveries(self, contents: Sequence[Delivery]) -> None:
+        for number, _, tag, *_ in contents:
+            self._elected(number, tag)
 
     def _elected(self, channel: int, tag: int) -> None:
         candidate = self._candidates.get(channel)
-        if candidate is not None and not self._stream.ending:
+        if candidate is not None and channel in self.machine.channels:
             self._tokens[channel] = tag, trio.current_time()
             self._add_token(channel)
             candidate.decide(elected=True, why="")
@@ -278,11 +241,6 @@ class ElectionConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         token = self._session.replica.encode()  # for people's eyes
         Publisher(self.machine, channel).publish_many([(wire, PERSISTENT, token)])
 
-    def _give_up(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         log.warning("an election cannot be held", why=why)
-        self._why = why
-        self.machine.close(ReplyCode.SUCCESS, "")
-        self._stream.end(why)
-
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""
+        super()._end(why)

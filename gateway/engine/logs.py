@@ -21,29 +21,19 @@ import structlog
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.egress.amqp091.consumer import AmqpLinkConsumer
-from gateway.egress.amqp091.session import POLITE, machine_to
-from gateway.egress.connection import QueueLinkConnection
+from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
+from gateway.engine.cluster import EngineLink
 from gateway.engine.envelope import OFFSET_HEADER
 from gateway.engine.unrouted import Unrouted
 from gateway.errors import RemoteProtocolError
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.codec import decode_properties
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.events import (
-    Challenged,
-    ChannelClosed,
-    ChannelOpened,
-    Closed,
-    Deliveries,
-    Event,
-    MethodReceived,
-    Opened,
-)
+from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqp091.sending import Publisher
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.settings import Limits
@@ -346,10 +336,8 @@ class Logs(Unrouted):
                 return
 
 
-class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The peer object of its stream, for as long as that connection lives."""
-
-    _codes = ReplyCode
+class LogsConnection(EngineLink):
+    """A connection for all of them."""
 
     def __init__(self, session: Logs, stream: Stream, target: Target, now: float) -> None:
         settings, limits = session.settings, session.limits
@@ -365,12 +353,6 @@ class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._read: dict[int, int] = {}  # the last delivery tags, by channel
 
     # What the stream asks.
-
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
-        self._process(self.machine.receive_data(data, now))
-        if self.machine.unread:
-            self._stream.again()
 
     def data_to_send(self) -> bytes:
         """Acknowledgements of what has been read, and whatever was encoded."""
@@ -400,43 +382,10 @@ class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
                 one.reader.stop()
         super().shut_down()
 
-    def give_up(self, why: str) -> None:
-        """End the connection; the next one begins anew."""
-        self._why = why
-        self._stream.abort(why)
-
     # Events.
 
-    def _process(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Deliveries):
-                self._deliveries(event)
-            elif isinstance(event, MethodReceived):
-                self._method(event.channel, event.method)
-            elif isinstance(event, ChannelOpened):
-                self._channel_opened(event.channel)
-            elif isinstance(event, Opened):
-                self._session.stats.spoke(self.machine, "0-9-1")
-                self.open = True
-                self._declaring = self.machine.open_channel()
-            elif isinstance(event, Challenged):
-                self._why = "the broker wants more than a name and password"
-                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
-            elif isinstance(event, ChannelClosed):
-                self._closed_over(event.text)
-            elif isinstance(event, Closed):
-                self._why = self._why or f"{event.reply_code} {event.text}"
-                if event.reply_code not in POLITE:
-                    self._count_fault(event.reply_code)
-        if self.machine.closed:
-            self._stream.end(self._why or "closed")
-        self._stream.mark()
-
-    def _closed_over(self, why: str) -> None:
-        log.warning("the cluster has closed a channel of a log", why=why)
-        self._why = why
-        self.machine.close(ReplyCode.SUCCESS, "")
-        self._stream.end(why)
+    def _opened(self) -> None:
+        self._declaring = self.machine.open_channel()
 
     def _channel_opened(self, number: int) -> None:
         if number == self._declaring:
@@ -463,23 +412,18 @@ class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
 
         one.connected(write, self._session.came_up)
 
-    def _method(self, channel: int, method: m.Method) -> None:
-        if isinstance(method, m.ConnectionBlocked):
-            log.warning("the cluster blocks publishing", reason=method.reason)
-            self._session.stats.blocked = True
-        elif isinstance(method, m.ConnectionUnblocked):
-            log.info("the cluster takes publishes again")
-            self._session.stats.blocked = False
-        elif isinstance(method, m.QueueDeclareOk) and channel == self._declaring:
+    def _method(self, event: MethodReceived) -> None:
+        method, channel = event.method, event.channel
+        if isinstance(method, m.QueueDeclareOk) and channel == self._declaring:
             one = self._undeclared.popleft()
             self._following[self.machine.open_channel()] = one
         elif isinstance(method, m.BasicConsumeOk):
             self._publishing[self.machine.open_channel()] = self._following[channel]
         elif isinstance(method, m.BasicCancel):
-            self._closed_over("the stream of a log is gone")
+            self._end("the stream of a log is gone")
 
-    def _deliveries(self, event: Deliveries) -> None:
-        for number, _, tag, _, _, raw, body in event.contents:
+    def _deliveries(self, contents: Sequence[Delivery]) -> None:
+        for number, _, tag, _, _, raw, body in contents:
             one = self._following[number]
             self._read[number] = tag
             try:
@@ -487,7 +431,4 @@ class LogsConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             except Exception as error:  # of one record: those behind it are read
                 one.passed_over += 1
                 contained("message", error, log=one.stream)
-        self._session.stats.messages_in += len(event.contents)
-
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""
+        self._session.stats.messages_in += len(contents)

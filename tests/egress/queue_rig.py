@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import trio
 
+from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
@@ -58,6 +59,10 @@ class MemoryStream(Generic[PeerT]):
 
     def spent(self) -> bool:
         return False
+
+    @property
+    def ending(self) -> bool:
+        return self.closed
 
     def end(self, reason: str) -> None:
         peer = cast(Any, self.peer)
@@ -122,13 +127,16 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         self.link: NotedStatus = talking.status
         self.stats = talking.stats
         self.settings = talking.settings
-        self.dispatcher = talking.dispatcher
         self._make_remote = make_remote
         self._fresh()
 
     def _fresh(self) -> None:
         self.stream: MemoryStream[PeerT] = MemoryStream("remote:1")
         self.remote = self._make_remote()
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return cast(Dispatcher, cast(Any, self.session).dispatcher)
 
     @property
     def peer(self) -> PeerT:
@@ -140,7 +148,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         self._fresh()
         talking, now = cast(Any, self.session), trio.current_time()
         self.stream.peer = talking.connect(self.stream, self.settings.target(), now)
-        self.stats.opened(talking._peer.machine)
+        self.stats.opened(self.stream.peer.machine)
         self.move()
 
     def lose(self) -> None:

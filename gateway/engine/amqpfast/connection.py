@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from gateway.egress.amqp091.session import VERSION, machine_to
+from gateway.egress.amqp091.session import machine_to
 from gateway.engine.amqpfast.looking import Look
 from gateway.engine.amqpfast.publisher import FastEnginePublisher
 from gateway.engine.cluster import ClusterConnection
@@ -114,7 +114,7 @@ class FastEngineConnection(ClusterConnection):
 
     def ask_next(self) -> None:
         """The questions that wait, as many as may be asked at a time, and of one queue one."""
-        if not self._up or self._stream.ending:
+        if not self._up or self._stream.ending or self.machine.ending:
             return
         waiting = self._session.questions
         asked = {_queue_of(question) for question in self._questions.values()}
@@ -132,7 +132,7 @@ class FastEngineConnection(ClusterConnection):
 
     def look(self, look: Look) -> None:
         """Look at a queue."""
-        if not self._up or self._stream.ending:
+        if not self._up or self._stream.ending or self.machine.ending:
             look.end()
         else:
             self._looks[self.machine.open_channel()] = look
@@ -159,14 +159,12 @@ class FastEngineConnection(ClusterConnection):
             self._session.stats.protocol_errors.add("return_unknown")
 
     def _opened(self) -> None:
-        self._session.stats.spoke(self.machine, VERSION)
-        self.open = True
         self._declaring = self.machine.open_channel()
         self._publishing = self.machine.open_channel()
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
-        if number not in self.machine.channels or self.consumers.opened(number):
+        if self.consumers.opened(number):
             return
         if number == self._declaring:
             self.ask(m.ExchangeDeclare(self._session.exchange, "topic", durable=True), self._declared)

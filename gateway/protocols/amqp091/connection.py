@@ -141,6 +141,11 @@ class Connection(ABC):
         return self._state is State.CLOSED
 
     @property
+    def ending(self) -> bool:
+        """One side has said goodbye: nothing can be asked for any more."""
+        return self._state in (State.CLOSING, State.CLOSED)
+
+    @property
     def channels(self) -> list[int]:
         """The channels that can be used."""
         return [number for number, channel in self._channels.items() if channel.state is ChannelState.OPEN]
@@ -598,7 +603,7 @@ class Connection(ABC):
         self, code: int = ReplyCode.SUCCESS, text: str = "", class_id: int = 0, method_id: int = 0
     ) -> None:
         """Close the connection; what still arrives is discarded until the peer agrees (`closed`)."""
-        if self._state in (State.CLOSING, State.CLOSED):
+        if self.ending:
             return
         self._forget_all()
         if self._state is State.HEADER:

@@ -29,6 +29,11 @@ from tests.egress.queue_rig import NotedStatus, QueueRig
 
 NO_PROPERTIES: Final = b"\0\0"
 PERSISTENT: Final = b"\x10\0\x02"
+PLAIN: Final[dict[type[m.Method], m.Method]] = {
+    m.ExchangeBind: m.ExchangeBindOk(),
+    m.ConfirmSelect: m.ConfirmSelectOk(),
+    m.BasicQos: m.BasicQosOk(),
+}
 NOTHING: Final = Subscriptions()
 NOWHERE: Final = Targets()
 
@@ -101,16 +106,17 @@ class Remote:
                 return
             world.queues.add(method.queue)
             send(channel, m.QueueDeclareOk(method.queue))
+        elif isinstance(method, m.QueueDelete):
+            world.queues.discard(method.queue)
+            send(channel, m.QueueDeleteOk())
         elif isinstance(method, m.QueueBind):
             world.bindings.add((method.queue, method.exchange, method.routing_key))
             send(channel, m.QueueBindOk())
         elif isinstance(method, m.QueueUnbind):
             world.bindings.discard((method.queue, method.exchange, method.routing_key))
             send(channel, m.QueueUnbindOk())
-        elif isinstance(method, m.ConfirmSelect):
-            send(channel, m.ConfirmSelectOk())
-        elif isinstance(method, m.BasicQos):
-            send(channel, m.BasicQosOk())
+        elif type(method) in PLAIN:
+            send(channel, PLAIN[type(method)])
         elif isinstance(method, m.BasicConsume):
             if method.queue not in world.queues:
                 self._missing(channel, f"no queue '{method.queue}'", 60, 20)
