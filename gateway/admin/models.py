@@ -284,20 +284,24 @@ class OutboxRow(Row):
 
     link: str
     route: str
-    messages: int
-    octets: int
+    messages: int | None
+    """null, here and below: it is shared, and the cluster does not say, or not now."""
+    octets: int | None
     in_flight: int
-    oldest_secs: float
-    dropped: int
+    """Of a shared one, what this replica has been handed."""
+    oldest_secs: float | None
+    dropped: int | None
     problem: str
-    waiting: int
+    waiting: int | None
     """Those that have not been handed to the link, which its limits count."""
-    waiting_octets: int
+    waiting_octets: int | None
     messages_max: int
     octets_max: int
     age_secs_max: float | None
     policy: str
     """What happens beyond them."""
+    shared: bool
+    """It is on the cluster, and any replica's to empty."""
 
 
 class UserRow(Row):

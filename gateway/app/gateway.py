@@ -459,7 +459,6 @@ class Gateway:
             forwarded=core.forwarded,
             forgotten_ids=core.forgotten_ids,
             outboxes=core.outbox_states,
-            shared_outboxes=core.shared_depths,
             authorizer_failures=int if authorizer is None else lambda: authorizer.failures,
             authentications=lambda: access.counts,
             authentication_failures=identities.failures,

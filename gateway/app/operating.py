@@ -149,9 +149,11 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
         yield Limit("queue_bytes_max", f"queue {largest.name}", largest.octets_max, largest.octets)
     for outbox in gateway.core.outbox_states():
         own, of = outbox.limits, f"route {outbox.route}"
-        yield Limit("outbox.messages_max", of, own.messages_max, outbox.waiting)
-        yield Limit("outbox.bytes_max", of, own.octets_max, outbox.waiting_octets)
-        if own.age_secs_max is not None:
+        if outbox.waiting is not None:
+            yield Limit("outbox.messages_max", of, own.messages_max, outbox.waiting)
+        if outbox.waiting_octets is not None:
+            yield Limit("outbox.bytes_max", of, own.octets_max, outbox.waiting_octets)
+        if own.age_secs_max is not None and outbox.oldest_secs is not None:
             yield Limit("outbox.age_secs_max", of, math.ceil(own.age_secs_max), int(outbox.oldest_secs))
     partials, spool = gateway.fast_hosts.partials, gateway.bodies.spool
     yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))

@@ -69,12 +69,8 @@ class SharedOutboxes(Protocol):
     def stop(self) -> None:
         """Hand out nothing more."""
 
-    @property
-    def handed_out(self) -> int:
-        """Messages that the link has been given, and has not settled."""
-
-    def depths(self) -> Iterable[tuple[str, int]]:
-        """Routes, and how many messages of each wait, as far as that is known."""
+    def states(self) -> list[OutboxState]:
+        """As they are now."""
 
 
 class BrokerCore:
@@ -206,9 +202,7 @@ class BrokerCore:
 
     def handed_out(self, link: str) -> int:
         """Messages that the outboxes have given to a link and still hold themselves."""
-        shared = self._shared.get(link)
-        own = sum(state.in_flight for state in self.outbox_states() if state.link == link)
-        return own + (0 if shared is None else shared.handed_out)
+        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
     def stop(self) -> None:
         """The gateway is leaving: outboxes hand out nothing more."""
@@ -221,11 +215,8 @@ class BrokerCore:
 
     def outbox_states(self) -> list[OutboxState]:
         """The outboxes as they are now."""
-        return [] if self.outboxes is None else self.outboxes.states()
-
-    def shared_depths(self) -> Iterable[tuple[str, str, int]]:
-        """Links, routes, and how many messages wait in their outboxes on the cluster."""
-        return [(link, *row) for link, shared in self._shared.items() for row in shared.depths()]
+        own = [] if self.outboxes is None else self.outboxes.states()
+        return [*own, *(state for shared in self._shared.values() for state in shared.states())]
 
     def forwarded(self) -> Mapping[str, int]:
         """Copies of dead letters, by what became of them."""

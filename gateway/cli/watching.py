@@ -118,7 +118,15 @@ def page(before: Look, now: Look) -> list[str]:
     )
     part(
         "outbox",
-        [[one["route"], one["link"], one["messages"], one["problem"] or "-"] for one in status["outboxes"]],
+        [
+            [
+                one["route"],
+                one["link"],
+                "?" if one["messages"] is None else one["messages"],
+                one["problem"] or "-",
+            ]
+            for one in status["outboxes"]
+        ],
         ("link", "messages", "problem"),
     )
     lengths = {_key(one): one["messages"] for one in before.queues}

@@ -15,14 +15,22 @@ Towards the cluster this is an AMQP link like any other: one connection for each
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
 from typing import ClassVar, Final
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.outbox.outbox import CROWDED_OUT, EXPIRED, OUTBOX_FULL, TOO_OLD, OutboxRecipient
+from gateway.broker.outbox.outbox import (
+    CROWDED_OUT,
+    EXPIRED,
+    OUTBOX_FULL,
+    TOO_OLD,
+    OutboxLimits,
+    OutboxRecipient,
+    OutboxState,
+)
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
@@ -138,11 +146,35 @@ class SharedOutboxes(AmqpLinkSession):
             )
         return (*bounds, *own)
 
-    def depths(self) -> Iterator[tuple[str, int]]:
-        """Routes, and how many messages of each wait on the cluster, as far as that is known."""
-        for queue, route in self._routes().items():
-            if queue in self.waiting:
-                yield route.name, self.waiting[queue]
+    def states(self) -> list[OutboxState]:
+        """As far as they are known here."""
+        paused = set(self._paused())
+        given = self._limits
+        limits = OutboxLimits(given.messages_max, given.bytes_max, given.age_secs_max, given.policy)
+        return [
+            OutboxState(
+                self.link,
+                route.name,
+                self.waiting.get(queue),
+                None,
+                0 if self._peer is None else self._peer.outstanding_of(queue),
+                None,
+                None,
+                self._problem(route.name in paused),
+                self.waiting.get(queue),
+                None,
+                limits,
+                shared=True,
+            )
+            for queue, route in self._routes().items()
+        ]
+
+    def _problem(self, paused: bool) -> str:
+        if not self.stats.up:
+            return "the cluster is away"
+        if paused:
+            return "the route is paused"
+        return "" if self.up() else "the link is down here"
 
     def counted(self) -> tuple[str, ...]:
         """The queues whose messages are counted."""
@@ -170,11 +202,6 @@ class SharedOutboxes(AmqpLinkSession):
         self._stopped = True
         self._arrange()
 
-    @property
-    def handed_out(self) -> int:
-        """Messages that the link has been given, and has not settled."""
-        return 0 if self._peer is None else self._peer.outstanding
-
     # What the link asks.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
@@ -197,7 +224,7 @@ class SharedOutboxes(AmqpLinkSession):
         paused = set(self._paused())
         routes = self._routes()
         going = self.up() and not self._stopped
-        if not self._wanted[1] and self.handed_out:
+        if not self._wanted[1] and self._peer is not None and self._peer.outstanding:
             going = False  # what was handed out before the link went down comes before the rest
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed

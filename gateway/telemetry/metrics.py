@@ -252,7 +252,6 @@ class Sources:
     forwarded: Callable[[], Mapping[str, int]] = dict
     forgotten_ids: Callable[[], Mapping[str, int]] = dict
     outboxes: Callable[[], Iterable[OutboxCounts]] = list
-    shared_outboxes: Callable[[], Iterable[tuple[str, str, int]]] = list
     authorizer_failures: Callable[[], int] = int
     authentications: Callable[[], Mapping[tuple[str, str], int]] = dict
     authentication_failures: Callable[[], Mapping[str, int]] = dict
@@ -365,11 +364,14 @@ class Metrics(Collector):
             yield "gateway_dead_lettered", (name, reason), count
         for outbox in self.sources.outboxes():
             at = (outbox.link, outbox.route)
-            yield "gateway_outbox_messages", at, outbox.messages
-            yield "gateway_outbox_bytes", at, outbox.octets
-            yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
-        for endpoint, route, messages in self.sources.shared_outboxes():
-            yield "gateway_outbox_messages", (endpoint, route), messages
+            known = (
+                ("gateway_outbox_messages", outbox.messages),
+                ("gateway_outbox_bytes", outbox.octets),
+                ("gateway_outbox_oldest_seconds", outbox.oldest_secs),
+            )
+            for name, value in known:
+                if value is not None:
+                    yield name, at, value
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
         yield "gateway_http_connections", (), self.http_connections()
         yield "gateway_rates_left_out", (), self.rates_left_out()

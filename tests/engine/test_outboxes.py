@@ -149,6 +149,14 @@ def waiting(count: int) -> str:
     return f'gateway_outbox_messages{{endpoint="far",route="out"}} {count}.0'
 
 
+def outbox_of(door: Shared) -> dict[str, Any]:
+    """The only one, as operators see it."""
+    (shown,) = json.loads(door.asked("/api/v1/outboxes")[1])["items"]
+    (same,) = json.loads(door.asked("/api/v1/status")[1])["outboxes"]
+    assert same.keys() == shown.keys()
+    return dict(shown)
+
+
 def letters_of(door: Shared) -> list[tuple[str, str, str, bool]]:
     """Body, reason, text, and whether it had crossed, sorted: both replicas make them."""
     found = json.loads(door.asked("/api/v1/dead-letters")[1])["items"]
@@ -198,6 +206,15 @@ def test_what_there_is_no_room_for_becomes_a_dead_letter_and_what_waits_is_count
             near.publish("away/room/x", b"%d" % at)
         said = ("quota", "the outbox was full, newer messages came", True)
         until(lambda: letters_of(other) == [("0", *said), ("1", *said)])
+        until(lambda: outbox_of(other)["messages"] == 3)
+        shown = outbox_of(other)
+        assert (shown["link"], shown["route"], shown["shared"], shown["in_flight"]) == ("far", "out", True, 0)
+        assert (shown["messages_max"], shown["policy"], shown["octets"]) == (3, "dead_letter", None)
+        assert shown["problem"] == "the link is down here"
+        limits_used = json.loads(other.asked("/api/v1/limits")[1])["items"]
+        assert ("outbox.messages_max", 3, 3) in {
+            (one["name"], one["used"], one["limit"]) for one in limits_used
+        }
         for door in (one, other):
             until(lambda door=door: waiting(3) in door.asked("/metrics")[1])
         proxy.open()

@@ -57,8 +57,8 @@ export function Overview({state}) {
     </div>`}
     <section><h3>Endpoints</h3><${Endpoints} /></section>
     ${state.outboxes.length > 0 && html`<section><h3>Outboxes</h3><${List} path="outboxes" caption="Outboxes" keyed=${row => row.route} columns=${() => [
-      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Wait", row => number(row.messages), "number"], ["Octets", row => octets(row.octets), "number"],
-      ["Oldest", row => row.messages ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
+      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Wait", row => row.messages === null ? "–" : number(row.messages), "number"], ["Octets", row => octets(row.octets), "number"],
+      ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
     <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
 }
 

@@ -87,19 +87,24 @@ class OutboxTarget(NamedTuple):
 
 class OutboxState(NamedTuple):
     """An outbox for people and metrics. `problem`: why nothing moves; "" when something can. `waiting` and
-    `waiting_octets` are what its limits count: of all, what has not been handed to the link."""
+    `waiting_octets` are what its limits count: of all, what has not been handed to the link.
+
+    `shared`: it is on a cluster of brokers. `in_flight` is what this replica has been handed then, `messages`
+    without what others have. None is what the cluster does not say, or not now.
+    """
 
     link: str
     route: str
-    messages: int
-    octets: int
+    messages: int | None
+    octets: int | None
     in_flight: int
-    oldest_secs: float
-    dropped: int
+    oldest_secs: float | None
+    dropped: int | None
     problem: str
-    waiting: int
-    waiting_octets: int
+    waiting: int | None
+    waiting_octets: int | None
     limits: OutboxLimits
+    shared: bool = False
 
 
 class OutboxRecipient(RouteRecipient):

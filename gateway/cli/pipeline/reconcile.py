@@ -21,6 +21,7 @@ from gateway.cli.pipeline.common import (
 )
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
 from gateway.cli.tables import table
+from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,9 +107,13 @@ def _tolerance(text: str) -> Tolerance:
 
 
 def _waiting(url: str, token_file: Path | None) -> dict[str, int]:
-    """What the outbox of each route holds."""
-    status = ask(url, token_file, "/api/v1/status")
-    return {one["route"]: one["messages"] for one in status["outboxes"]}
+    """What the outbox of each route holds; of a shared one also what the gateway has been handed."""
+    held = {}
+    for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
+        if one["messages"] is None:
+            raise PipelineError(f"how much waits for route {one['route']} is not known now: {one['problem']}")
+        held[one["route"]] = one["messages"] + (one["in_flight"] if one["shared"] else 0)
+    return held
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:

@@ -171,6 +171,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         """Messages that the broker awaits an answer to."""
         return sum(consumer.outstanding for consumer in self._consumers.values())
 
+    def outstanding_of(self, queue: str) -> int:
+        """Those of one queue."""
+        consumers = self._consumers.values()
+        return sum(one.outstanding for one in consumers if one.declaration.name == queue)
+
     def rearrange(self, fresh: list[Declaration]) -> None:
         """The mapping changed: ask for what is new, leave the queues that are not wanted any more."""
         if not self.open:

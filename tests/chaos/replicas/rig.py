@@ -114,10 +114,10 @@ def _serves(port: int) -> bool:
 
 
 def replica_of(
-    folder: Path, name: str, ways: list[Proxy], namespace: str, row: ReplicaRow, far: Proxy | None
+    folder: Path, name: str, nodes: list[int], namespace: str, row: ReplicaRow, far: Proxy | None
 ) -> GatewayProcess:
-    """A replica, not yet started, with a link to what is `far`. Every second one keeps what it has read of
-    the log."""
+    """A replica, not yet started, of the nodes at these ports, with a link to what is `far`. Every second one
+    keeps what it has read of the log."""
     port, amqp, fast = free_ports(3)
     listeners: dict[str, Any] = {
         "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port},
@@ -146,7 +146,7 @@ def replica_of(
         listeners=listeners,
         broker={
             "engine": "rabbitmq",
-            "urls": [f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F" for way in ways],
+            "urls": [f"amqp://guest:guest@{LOOPBACK}:{node}/%2F" for node in nodes],
             "namespace": namespace,
             "queue_type": row.queue_type,
             **LINK,
@@ -228,7 +228,10 @@ def replicas_rigged(
             turned = [*nodes[at % len(nodes) :], *nodes[: at % len(nodes)]]
             ways.append([stack.enter_context(Proxy(node.port)) for node in turned])
         link = stack.enter_context(Proxy(nodes[0].port)) if row.linked else None
-        replicas = [replica_of(folder, f"replica-{at}", to, tag, row, link) for at, to in enumerate(ways)]
+        replicas = [
+            replica_of(folder, f"replica-{at}", [way.port for way in to], tag, row, link)
+            for at, to in enumerate(ways)
+        ]
 
         def leg(place: str) -> Proxy:
             listener = {"mqtt": "mqtt", "fast": "fast", "relay": "amqp091"}.get(place)
