@@ -54,8 +54,10 @@ def test_what_it_had_in_flight_comes_back(two: Two) -> None:
         client.ack(40)
         other.consume(other.handle("q"), prefetch=100)
         two[0].kill()
-        rows = other.rows(60)
-        assert sorted(int(row[4]) for row in rows) == list(range(40, 100))
+        rows = []
+        while {int(row[4]) for row in rows} < set(range(40, 100)):
+            rows += other.rows(1)
+        assert len(rows) <= 100  # what it was acknowledged last it may not have passed on
         assert not any(fresh(row) for row in rows)
         with Fast(two[1], "named").open() as again:  # the name is free
             again.leave()
