@@ -81,11 +81,12 @@ class Broker(Protocol):
 class Consumer:
     """One queue that is consumed, or about to be."""
 
-    __slots__ = ("_consumers", "_unsettled", "asked", "channel", "ending", "name", "target", "then")
+    __slots__ = ("_consumers", "_unsettled", "asked", "channel", "ending", "name", "names", "target", "then")
 
     def __init__(self, consumers: Consumers, target: Target, name: str) -> None:
         self.target = target
-        self.name = name
+        self.name = name  # "": it is wanted, and nothing of its queue is for now
+        self.names: set[str] = set()  # for which something may still come
         self.channel = 0
         self.asked = False  # to consume
         self.ending = False
@@ -137,9 +138,9 @@ class Consumers:
         self._broker = broker
         self._exchange = exchange
         self._channels: list[int] = []
-        # What is cancelled, by channel and name: that is answered when the queue has heard of it, and what is
-        # asked behind it may be answered before.
-        self._cancelling: dict[tuple[int, str], Done] = {}
+        # What is not known to be consumed yet, by channel and name, and whether it is to be cancelled then:
+        # RabbitMQ (3.10) ends the connection over a cancel that overtakes its own consume-ok.
+        self._beginning: dict[tuple[int, str], bool] = {}
         self._checking = 0
         self._checks: deque[Consumer | Returning | m.Method] = deque()
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
@@ -212,12 +213,13 @@ class Consumers:
             return True
         if channel not in self._channels:
             return False
-        if isinstance(method, m.BasicCancel):
-            self._cancelled_by_broker(channel, method)
+        if isinstance(method, m.BasicConsumeOk):
+            if self._beginning.pop((channel, method.consumer_tag), False):
+                self._ask(channel, m.BasicCancel(method.consumer_tag))
+        elif isinstance(method, m.BasicCancel):
+            self._cancelled_by_broker(channel, method.consumer_tag)
         elif isinstance(method, m.BasicCancelOk):
-            done = self._cancelling.pop((channel, method.consumer_tag), None)
-            if done is not None:
-                done()
+            self._cancelled(channel, method.consumer_tag)
         return True
 
     def lose(self) -> None:
@@ -259,12 +261,14 @@ class Consumers:
             if then is not None:
                 then()
             return
+        if consumer.ending:
+            consumer.then = _both(consumer.then, then)
+            return
         consumer.ending = True
         consumer.then = then
-        if consumer.asked and consumer.name:
-            self._cancel(consumer, partial(self._cancelled, consumer))
-        elif consumer.asked:
-            self._cancelled(consumer)
+        if consumer.asked:
+            self._cancel(consumer)
+            self._free(consumer)
 
     def renew(self, target: Target) -> None:
         """How many messages of its queue may be unsettled has changed: it is consumed anew, or not at all
@@ -272,10 +276,7 @@ class Consumers:
         consumer = self._consumers.get(target)
         if consumer is None or not consumer.asked or consumer.ending:
             return
-        before = consumer.name
-        if before:
-            self._cancel(consumer, partial(self._forget_name, consumer.channel, before))
-        consumer.name = ""
+        self._cancel(consumer)
         if target.prefetch:
             self._numbers += 1
             consumer.name = str(self._numbers)
@@ -370,22 +371,36 @@ class Consumers:
         """Consume on the channel that it has."""
         channel, target = consumer.channel, consumer.target
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
+        consumer.names.add(consumer.name)
+        self._beginning[channel, consumer.name] = False
         self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
-    def _cancel(self, consumer: Consumer, done: Done) -> None:
-        self._cancelling[consumer.channel, consumer.name] = done
-        self._ask(consumer.channel, m.BasicCancel(consumer.name))
+    def _cancel(self, consumer: Consumer) -> None:
+        """What its queue has is not wanted any more under the name that it has now, if it has one."""
+        channel, name = consumer.channel, consumer.name
+        consumer.name = ""
+        if (channel, name) in self._beginning:
+            self._beginning[channel, name] = True
+        elif name:
+            self._ask(channel, m.BasicCancel(name))
 
-    def _forget_name(self, channel: int, name: str) -> None:
-        """Nothing comes for it any more."""
-        self._by_name.pop((channel, encode_short_string(name)), None)
+    def _cancelled(self, channel: int, name: str) -> None:
+        """The queue has heard of it: nothing comes under that name any more."""
+        consumer = self._by_name.pop((channel, encode_short_string(name)), None)
+        if consumer is not None:
+            consumer.names.discard(name)
+            if consumer.ending:
+                self._free(consumer)
 
     def _ask(self, channel: int, method: m.Method) -> None:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 
-    def _cancelled(self, consumer: Consumer) -> None:
+    def _free(self, consumer: Consumer) -> None:
+        """It gives back what it has, if nothing can come any more."""
+        if consumer.names:
+            return
         tags = consumer.drain()
         if tags:
             self._check(Returning(consumer, tags))
@@ -406,26 +421,27 @@ class Consumers:
             self._check(returning)
 
     def _over(self, consumer: Consumer) -> None:
-        self._by_name.pop((consumer.channel, encode_short_string(consumer.name)), None)
+        for name in consumer.names:
+            self._by_name.pop((consumer.channel, encode_short_string(name)), None)
+            if (consumer.channel, name) in self._beginning:
+                self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
             if consumer.then is not None:
                 consumer.then()
 
-    def _cancelled_by_broker(self, channel: int, method: m.BasicCancel) -> None:
+    def _cancelled_by_broker(self, channel: int, name: str) -> None:
         """The queue is gone, or has another home: it is looked for again."""
-        consumer = self._by_name.pop((channel, encode_short_string(method.consumer_tag)), None)
+        self._beginning.pop((channel, name), None)
+        consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is None:
             return
         consumer.drain()
-        target, then, ending = consumer.target, consumer.then, consumer.ending
-        self._consumers.pop(target, None)
-        if ending:
-            if then is not None:
-                then()
-            return
-        log.warning("the cluster has cancelled a consumer, it begins anew", queue=target.queue)
-        self.begin(target)
+        target = consumer.target
+        self._over(consumer)
+        if not consumer.ending:
+            log.warning("the cluster has cancelled a consumer, it begins anew", queue=target.queue)
+            self.begin(target)
 
     # Messages.
 
@@ -433,6 +449,7 @@ class Consumers:
         """A message has come."""
         consumer = self._by_name.get((channel, name))
         if consumer is None:
+            self.give_back(channel, [tag])
             return
         consumer.take(tag)
         if not consumer.ending:
@@ -457,6 +474,18 @@ class Consumers:
         acks, self._acks = self._acks, []
         for channel, tag in acks:
             self._broker.machine.ack(channel, tag)
+
+
+def _both(first: Done | None, second: Done | None) -> Done | None:
+    """One after the other, as far as they are there."""
+    if first is None or second is None:
+        return first or second
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def _nobody() -> None:

@@ -1,0 +1,166 @@
+"""In which order a connection asks for consumers of queues, and for their end."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from gateway.engine.consumers import Consumers
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.codec import encode_short_string
+
+
+class Machine:
+    """Writes down what is asked on which channel."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, m.Method]] = []
+        self.nacked: list[tuple[int, int]] = []
+
+    def send_method(self, channel: int, method: m.Method) -> None:
+        self.asked.append((channel, method))
+
+    def nack(self, channel: int, tag: int, *, requeue: bool) -> None:
+        assert requeue
+        self.nacked.append((channel, tag))
+
+    def of(self, kind: type[m.Method]) -> list[tuple[int, m.Method]]:
+        return [one for one in self.asked if isinstance(one[1], kind)]
+
+
+class Asking:
+    """A connection whose cluster answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.written = Machine()
+        self.machine = cast(ClientConnection, self.written)
+        self._channels = 0
+
+    def wake(self) -> None:
+        pass
+
+    def ask(self, method: m.Method, done: Any = None) -> None:
+        if done is not None:
+            done()
+
+    def open_channel(self) -> int:
+        self._channels += 1
+        return self._channels
+
+    def decided(self) -> None:
+        pass
+
+
+class Queue:
+    """One that is there."""
+
+    queue = "q"
+    prefetch = 10
+    arguments = ()
+    fresh = False
+    keys = ()
+
+    def __init__(self) -> None:
+        self.unbound: dict[str, Any] = {}
+
+    def deliver(self, *_: Any) -> None:
+        pass
+
+    def waits(self, count: int) -> None:
+        pass
+
+    def unreachable(self) -> None:
+        pass
+
+
+@pytest.fixture
+def asking() -> Asking:
+    return Asking()
+
+
+@pytest.fixture
+def consumers(asking: Asking) -> Consumers:
+    made = Consumers(asking, "x")
+    made.open()
+    return made
+
+
+def consumed(consumers: Consumers, asking: Asking) -> tuple[Queue, int, str]:
+    """A queue that is asked for, with the channel and the name of its consumer."""
+    queue = Queue()
+    consumers.begin(queue)
+    checking, _ = asking.written.of(m.QueueDeclare)[0]
+    consumers.answered(checking, m.QueueDeclareOk("q"))
+    ((channel, method),) = asking.written.of(m.BasicConsume)
+    assert isinstance(method, m.BasicConsume)
+    return queue, channel, method.consumer_tag
+
+
+def test_it_is_not_cancelled_before_the_cluster_consumes(consumers: Consumers, asking: Asking) -> None:
+    """RabbitMQ 3.10 ends the connection over that (541)."""
+    queue, channel, name = consumed(consumers, asking)
+    freed: list[str] = []
+    consumers.end(queue, lambda: freed.append("then"))
+    assert not asking.written.of(m.BasicCancel)
+    consumers.answered(channel, m.BasicConsumeOk(name))
+    assert asking.written.of(m.BasicCancel) == [(channel, m.BasicCancel(name))]
+    assert not freed
+    consumers.answered(channel, m.BasicCancelOk(name))
+    assert freed == ["then"]
+    assert not consumers.consumes(queue)
+
+
+def test_nor_when_it_is_to_be_consumed_with_other_credit(consumers: Consumers, asking: Asking) -> None:
+    queue, channel, name = consumed(consumers, asking)
+    queue.prefetch = 20
+    consumers.renew(queue)
+    queue.prefetch = 30
+    consumers.renew(queue)
+    assert not asking.written.of(m.BasicCancel)
+    names = [method.consumer_tag for _, method in asking.written.of(m.BasicConsume)]  # type: ignore[attr-defined]
+    assert len(set(names)) == 3
+    for one in names:
+        consumers.answered(channel, m.BasicConsumeOk(one))
+    cancelled = [method.consumer_tag for _, method in asking.written.of(m.BasicCancel)]  # type: ignore[attr-defined]
+    assert cancelled == names[:2]
+    assert name == names[0]
+
+
+def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers, asking: Asking) -> None:
+    """No credit, then no client: what was on its way meanwhile was nobody's until the connection ended."""
+    queue, channel, name = consumed(consumers, asking)
+    consumers.answered(channel, m.BasicConsumeOk(name))
+    queue.prefetch = 0
+    consumers.renew(queue)
+    freed: list[str] = []
+    consumers.end(queue, lambda: freed.append("then"))
+    consumers.end(queue, lambda: freed.append("and then"))
+    consumers.delivered(channel, encode_short_string(name), 7, False, (b"", b"", b"late"))
+    assert not freed
+    assert not asking.written.nacked
+    consumers.answered(channel, m.BasicCancelOk(name))
+    checking, _ = asking.written.of(m.QueueDeclare)[-1]
+    consumers.answered(checking, m.QueueDeclareOk("q", 0, 0))
+    assert asking.written.nacked == [(channel, 7)]
+    assert not freed  # until the queue has it again
+    consumers.answered(checking, m.QueueDeclareOk("q", 1, 0))
+    assert freed == ["then", "and then"]
+
+
+def test_what_comes_for_nobody_goes_back(consumers: Consumers, asking: Asking) -> None:
+    _, channel, _ = consumed(consumers, asking)
+    consumers.delivered(channel, encode_short_string("another"), 7, False, (b"", b"", b"x"))
+    assert asking.written.nacked == [(channel, 7)]
+
+
+def test_what_the_cluster_cancels_itself_is_not_cancelled(consumers: Consumers, asking: Asking) -> None:
+    queue, channel, name = consumed(consumers, asking)
+    freed: list[str] = []
+    consumers.end(queue, lambda: freed.append("then"))
+    consumers.answered(channel, m.BasicCancel(name))
+    assert freed == ["then"]
+    consumers.answered(channel, m.BasicConsumeOk(name))
+    assert not asking.written.of(m.BasicCancel)
+    assert freed == ["then"]
