@@ -22,7 +22,7 @@ from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, quickened, settings_of
 from tests.interop.pahos import leave
 
-PATIENCE_SECS: Final = 15.0
+PATIENCE_SECS: Final = 30.0
 
 
 class Replica(Running):
