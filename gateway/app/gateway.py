@@ -397,7 +397,7 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
-        for link in outbox_links(settings, self.links, self.core, writes, metrics):
+        for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics):
             self.links[link.name] = link
         elections = election_link(settings, self.links.values(), writes, metrics)
         if elections is not None:  # behind the others: at the end they have let go before it does

@@ -174,6 +174,7 @@ class EngineSession:
         self.clients: Clients  # from `serve` on
         self.life = ""
         self.stopped = False  # the process ends
+        self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
         self.records = dict.fromkeys(("taken", "late", "passed_over", "written_again", "moved"), 0)
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
@@ -467,7 +468,7 @@ class EngineSession:
             if isinstance(record, Mark):
                 self._mark_came(record)
 
-    def dropped(self, raw: bytes) -> None:
+    def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
         try:
             headers = dict(decode_properties(raw).headers or ())
@@ -479,6 +480,8 @@ class EngineSession:
             for found in (headers.get("x-first-death-reason"), headers.get("x-first-death-queue"))
         )
         self.clients.dropped(expired=reason == EXPIRED)
+        for hear in self.hear_dropped:
+            hear(queue, bytes(body))
         if reason != EXPIRED:
             log.warning("a queue on the cluster is full, and loses its oldest messages", queue=queue)
 
