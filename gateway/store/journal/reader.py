@@ -313,6 +313,30 @@ class JournalReader:
             unindexed=unindexed,
         )
 
+    def missing(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
+        """Rows that are missing between those that were received from `from_us` to before `to_us`
+        (microseconds UTC): what is around a gap says about when that was."""
+        segments = self.segments(shard)
+        total, behind, last_us = 0, segments[0].first if segments else 0, None
+        wanted = _Wanted(from_us, to_us)
+        for first, next_, times in self._around(shard):
+            if first > behind:
+                around = sorted((times[0], times[0] if last_us is None else last_us))
+                total += 0 if wanted.misses(around, None) else first - behind
+            if next_ > behind:
+                behind, last_us = next_, times[1]
+        if (end := self.end(shard)) > behind:  # it ends with a gap
+            total += 0 if to_us is not None and last_us is not None and last_us >= to_us else end - behind
+        return total
+
+    def _around(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
+        """Rows that are there, those that follow each other together; and between when they came."""
+        segments = self.segments(shard)
+        for segment in segments:
+            summary, _ = self._described(segment, last=segment is segments[-1])
+            for span in summary.spans:
+                yield span.first, span.next, (span.first_us, span.last_us)
+
     def end(self, shard: str) -> int:
         """The number behind the newest row."""
         segments = self.segments(shard)

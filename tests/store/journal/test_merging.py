@@ -213,6 +213,20 @@ def test_a_quiet_gateway_writes_large_blocks_in_the_end(tmp_path: Path) -> None:
     assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(made.number)]
 
 
+def test_gaps_are_missing_from_about_their_time(tmp_path: Path) -> None:
+    made = Quiet(tmp_path)
+    made.write(3)
+    made.writer.dropped += 7
+    made.write(3)
+    found = {}
+    for begin, end in ((None, None), (2.9, 3.1), (3.1, None), (None, 2.9), (None, 3.1), (2.9, None)):
+        times = [None if second is None else round((START + second) * 1e6) for second in (begin, end)]
+        found[begin, end] = JournalReader(tmp_path).missing("0", *times)
+    made.writer.close()
+    assert {span for span, missing in found.items() if missing == 0} == {(3.1, None), (None, 2.9)}
+    assert set(found.values()) == {0, 7}
+
+
 def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Quiet(quiet)
     made.writer.dropped += 7
