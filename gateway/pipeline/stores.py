@@ -15,6 +15,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import SEEK_END, SEEK_SET
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from pyarrow import fs
 
@@ -145,6 +147,46 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
             f" --conf spark.jars.packages={package.format(hadoop=version)}"
         ) from error
     return place.uri
+
+
+def spark_writes(spark: SparkSession, place: Place) -> str:
+    """The name of a folder for what tasks write. Raises PipelineError: as `spark_reaches`, or the tasks write
+    to their own machines' disks, and the driver, which only notes what there is, would find nothing."""
+    name = spark_reaches(spark, place)
+    context: Any = getattr(spark, "_sc", None)  # a session of Spark Connect has none, and shares no disk
+    if place.is_local and context is not None and context.master.partition("[")[0] != "local":
+        folder = Path(place.uri)
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".{uuid4().hex}.seen"
+        mark.touch()
+        try:
+            _seen_by_tasks(context, place, str(mark))
+        finally:
+            mark.unlink()
+            with suppress(OSError):  # something lies in it
+                folder.rmdir()
+    return name
+
+
+def _seen_by_tasks(context: Any, place: Place, mark: str) -> None:
+    tasks = 2 * context.defaultParallelism
+    blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
+    hosts = sorted({host for host in blind if host is not None})
+    if hosts:
+        raise not_there(place, f"{', '.join(hosts)} {'has' if len(hosts) == 1 else 'have'} another")
+
+
+def _blind(mark: str) -> str | None:
+    """The name of this machine, when a file is not there."""
+    return None if Path(mark).exists() else socket.gethostname()
+
+
+def not_there(place: Place, why: str) -> PipelineError:
+    """What is said when the driver does not see what tasks write."""
+    return PipelineError(
+        f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
+        " them have mounted, or one in a store, as s3a://bucket/path"
+    )
 
 
 @lru_cache(maxsize=64)

@@ -78,6 +78,21 @@ def test_an_archive_while_an_executor_is_killed(cluster: Cluster, tmp_path: Path
     assert sum(file.rows for file in manifest.files) == SHARDS * ROWS
 
 
+@pytest.mark.parametrize("command", [("archive",), ("rates",)], ids=" ".join)
+def test_executors_with_other_disks(cluster: Cluster, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """What they would write there nobody would see: it is said, and nothing counts as done."""
+    journal = written(tmp_path / "journal", ROWS)
+    to = "/proc/self/cwd/out"  # another folder for each process
+    done = ended(
+        cluster.command(*command, "--journal", str(journal), "--to", to), tmp_path, cluster.environment()
+    )
+    assert done.returncode == 1
+    assert f"{to} is not the same folder on the driver and on all executors" in done.stderr
+    assert "Traceback" not in done.stderr
+    if command == ("archive",):
+        assert Archive(place_of(str(tmp_path / "out"))).manifest().number == 0
+
+
 def test_a_stream_while_an_executor_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     journal, folder = written(tmp_path / "journal", SHARDS * ROWS), tmp_path / "out"
     env = cluster.environment(EQUIPPED)

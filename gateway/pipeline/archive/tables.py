@@ -27,7 +27,7 @@ from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import bounded, next_of, reader_of
 from gateway.pipeline.progress import Tell, progress
-from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, spark_writes
 
 POSITION: Final = "gateway.offsets"
 """The name of the position in a commit of Iceberg; Delta's commits have one text."""
@@ -302,6 +302,8 @@ def made(
 ) -> str:
     """The name of the table `to`, which is there then, with these columns. Raises PipelineError: it has one
     of another type, or the session has not this format."""
+    if not is_table_name(to):
+        spark_writes(spark, place_of(to, hadoop_of(spark)))
     table = _name_of(spark, to, form.name)
     stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""

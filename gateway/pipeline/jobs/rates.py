@@ -29,7 +29,7 @@ from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import Rate, page
-from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
@@ -273,7 +273,7 @@ def _keys(found: DataFrame) -> list[str]:
 
 def _written(spark: SparkSession, to: str) -> str:
     """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
-    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
+    return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:

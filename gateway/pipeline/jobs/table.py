@@ -43,7 +43,7 @@ from gateway.pipeline.jobs.bodies import (
 )
 from gateway.pipeline.jobs.schema import NAME, route_of
 from gateway.pipeline.progress import Tell
-from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import LEFT
 
@@ -138,7 +138,7 @@ def follow(
 
 def _reached(spark: SparkSession, to: str) -> str:
     """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
-    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
+    return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
 def _fed(spark: SparkSession, journal: str) -> StructType:
