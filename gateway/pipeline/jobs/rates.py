@@ -10,6 +10,7 @@ second message and is left out.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -24,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
-from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
@@ -55,6 +56,7 @@ KEYS: Final = ("begin", "end", "route", "source_protocol", "target_protocol", "c
 LATE: Final = "10 minutes"
 RANGES_MAX: Final = 20  # of times, in one condition; more are read as one
 REPORT_ROWS_MAX: Final = 200_000
+SILENT_SECS: Final = 180.0  # three marks of a gateway that lives
 FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
 
 
@@ -218,11 +220,13 @@ def follow(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
     )
 
+    silent: set[str] = set()
+
     def tell_batch(batch: DataFrame, number: int) -> None:
         before = _windows(spark, kept, number - 1)
         touched = _touched(batch, window)
         windows = before.read(number, touched)
-        marks = {shard: reader.low_water(shard, windows.ends.get(shard)) for shard in reader.shards()}
+        marks = _marks(reader, windows.ends, silent, tell)
         due = windows.due(touched, marks, late_us)
         chosen = due.windows
         if due.late_rows:
@@ -308,6 +312,35 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
         ) from error
     assert row is not None
     return Windows.decode(row[0])
+
+
+def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
+    """Up to when the rows before `ends` are complete, by shard. `silent`: those that nobody waits for any
+    more, as it was the last time; it is brought up to now."""
+    shards = reader.shards()
+    now = silent_of(reader, shards)
+    if now - silent:
+        tell(f"rates: nothing is written by {', '.join(sorted(now))}, which no window waits for")
+    silent.clear()
+    silent |= now
+    return {shard: reader.low_water(shard, ends.get(shard)) for shard in shards if shard not in silent}
+
+
+def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
+    """Shards whose gateways are gone while others live: one that lives writes at least a mark each minute. In
+    a store all files are old."""
+    folder: object = reader.folder
+    if not isinstance(folder, Path):
+        return set()
+    now = time.time() if now is None else now
+    silent, alive = set(), False
+    for shard in shards:
+        changed = [one.path.stat().st_mtime for one in reader.segments(shard)[-1:]]
+        if changed and now - changed[0] > SILENT_SECS:
+            silent.add(shard)
+        else:
+            alive = True
+    return silent if alive else set()
 
 
 def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

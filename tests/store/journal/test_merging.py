@@ -373,6 +373,21 @@ def test_the_low_water_mark_is_of_what_is_open(tmp_path: Path) -> None:
     assert [JournalReader(tmp_path).low_water("0", before) for before in (0, 1, 2)] == [None, None, marks[0]]
 
 
+def test_a_gateway_that_waits_says_that_it_lives(tmp_path: Path) -> None:
+    made = Quiet(tmp_path, oldest=lambda: 99.0)
+    made.write(1)
+    (path,) = tmp_path.glob("*.gwj")
+    before = path.stat().st_size
+    for _ in range(3):
+        made.now += 50.0
+        made.writer.tick()
+        made.writer._wake.set()
+        until(lambda: not made.writer.backlog_octets)
+    made.writer.close()
+    assert path.stat().st_size > before
+    assert JournalReader(tmp_path).low_water("0") == (99 - 100 + START) * 1e6
+
+
 def test_a_quiet_hour_has_marks_too(tmp_path: Path) -> None:
     made = Quiet(tmp_path)
     made.writer.tick()
