@@ -316,6 +316,9 @@ class StoredPath:
     def __lt__(self, other: StoredPath) -> bool:
         return self._path < other._path
 
+    def __truediv__(self, below: str) -> StoredPath:
+        return StoredPath(self._place, f"{self._path}/{below}")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredPath, (self._place, self._path)
 
