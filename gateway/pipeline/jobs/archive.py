@@ -166,10 +166,12 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
         "failOnDataLoss": str(fail).lower(),
     }
     reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
-    shards = reader.shards()
-    known = {shard: number for shard, number in offsets.items() if shard in shards}
+    with reader.at_a_glance():
+        shards = reader.shards()
+        known = {shard: number for shard, number in offsets.items() if shard in shards}
+        ends = {shard: next_of(reader, shard) for shard in known}
     for shard, number in known.items():
-        end = next_of(reader, shard)
+        end = ends[shard]
         if end < number and fail:
             raise PipelineError(
                 f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
