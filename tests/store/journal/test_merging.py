@@ -213,6 +213,28 @@ def test_a_quiet_gateway_writes_large_blocks_in_the_end(tmp_path: Path) -> None:
     assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(made.number)]
 
 
+def test_what_cannot_be_merged_is_left_alone(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not tried again with each file that is complete."""
+    tried: list[object] = []
+
+    def fails(segments: object, level: int = 0) -> None:
+        tried.append(segments)
+        raise DamageError("x")
+
+    monkeypatch.setattr(appending, "merge_segments", fails)
+    folder = shutil.copytree(written, tmp_path / "quiet")
+    given: dict[str, Any] = {"segment_bytes": 64 << 20, "segment_secs": 3_600.0, "retention_bytes": 0}
+    given |= {"retention_secs": 0, "sync_interval_secs": 0}
+    one = Appender(folder, 0, utc=lambda: START + 1e6, **given)
+    for _ in range(5):
+        one._to_merge = True
+        one._put_together(START + 1e6)
+    one.close()
+    assert len(tried) == 1
+
+
 def test_gaps_are_missing_from_about_their_time(tmp_path: Path) -> None:
     made = Quiet(tmp_path)
     made.write(3)
