@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from gateway.cli.pipeline.common import journal_of
 from gateway.errors import PipelineError
+from gateway.pipeline import stores
 from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.stores import Place, _short, hadoop_of, place_of, spark_reaches
@@ -91,6 +94,60 @@ def test_a_scheme_that_spark_has_no_classes_for(spark: SparkSession, monkeypatch
     with pytest.raises(PipelineError, match=r"cannot read gs:// here: .*gcs-connector") as raised:
         spark_reaches(spark, place_of("gs://bucket/folder"))
     assert "\n" not in str(raised.value)
+
+
+NAMES = [
+    ("/data/a", "/data/a", "file", "/data/a"),
+    ("/data/a:/b", "/data/a:/b", "file", "/data/a:/b"),
+    ("file:/data/a", "/data/a", "file", "/data/a"),
+    ("file:///data/a#b?c", "/data/a#b?c", "file", "/data/a#b?c"),
+    ("hdfs:/data/a", "hdfs:///data/a", "hdfs", "/data/a"),
+    ("hdfs://name:8020/", "hdfs://name:8020", "hdfs", "/"),
+    ("s3a://plant/a#b/", "s3a://plant/a#b", "s3a", "plant/a#b"),
+    ("abfss://box@plant.dfs.core.windows.net/a", None, "abfss", "box/a"),
+]
+
+
+@pytest.mark.parametrize(("name", "uri", "scheme", "path"), NAMES, ids=[name for name, *_ in NAMES])
+def test_names(monkeypatch: pytest.MonkeyPatch, name: str, uri: str | None, scheme: str, path: str) -> None:
+    """As Spark has them; a `#` is a letter as others."""
+    monkeypatch.setattr(stores, "_SYSTEMS", dict.fromkeys(stores._SYSTEMS, lambda *_: None))
+    stores._kept.cache_clear()
+    for given in {name, journal_of(name, None)}:
+        place = place_of(given)
+        assert (place.uri, place.scheme, place.kept().path) == (uri or name, scheme, path)
+    stores._kept.cache_clear()
+
+
+CLOUDS = [
+    ("core.windows.net", "https://login.microsoftonline.com/T/oauth2/token", "login.microsoftonline.com"),
+    ("core.usgovcloudapi.net", "https://login.microsoftonline.us/T/oauth2/token", "login.microsoftonline.us"),
+]
+
+
+@pytest.mark.parametrize(("cloud", "endpoint", "login"), CLOUDS)
+def test_other_clouds(monkeypatch: pytest.MonkeyPatch, cloud: str, endpoint: str, login: str) -> None:
+    """Their hosts have other names, and who logs in does so elsewhere."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(stores.fs, "AzureFileSystem", lambda **given: seen.update(given))
+    monkeypatch.delenv("AZURE_AUTHORITY_HOST", raising=False)
+    monkeypatch.setitem(os.environ, "AZURE_AUTHORITY_HOST", "")
+    del os.environ["AZURE_AUTHORITY_HOST"]
+    host = f"plant.dfs.{cloud}"
+    stores._abfs(
+        {f"fs.azure.account.key.{host}": "K", "fs.azure.account.oauth2.client.endpoint": endpoint},
+        f"box@{host}",
+    )
+    assert (seen["account_name"], seen["account_key"], seen["tenant_id"]) == ("plant", "K", "T")
+    authorities = seen["dfs_storage_authority"], seen["blob_storage_authority"]
+    assert authorities == (f".dfs.{cloud}", f".blob.{cloud}")
+    assert os.environ["AZURE_AUTHORITY_HOST"] == f"https://{login}"
+
+
+def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "reached", lambda place: place)
+    with pytest.raises(PipelineError, match=r"say s3a://plant/folder"):
+        spark_reaches(spark, place_of("s3://plant/folder"))
 
 
 def test_what_a_store_says_is_cut() -> None:

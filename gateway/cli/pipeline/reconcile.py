@@ -84,11 +84,11 @@ def reconcile(
 
     Exit code 1 when more is than --tolerance, or rows of the journal itself are missing.
     """
-    allowed = _tolerance(tolerance)
-    installed()
     from gateway.pipeline.telling import told
 
     with told("reconcile", summary) as made:
+        allowed = _tolerance(tolerance)
+        installed()
         spark = started("reconcile", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import reconcile as job
@@ -149,7 +149,9 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
+    from gateway.pipeline.archive.manifest import Archive
     from gateway.pipeline.archive.tables import format_at, is_table_name
+    from gateway.pipeline.jobs.archive import read_archive
     from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
     from gateway.store.journal.reader import JournalReader
 
@@ -163,6 +165,8 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
     found = format_at(place)
     if found is not None:
         return spark.table(found.table(spark, place))
+    if Archive(place).manifest().number:
+        return read_archive(spark, folder, columns=("message_id", "body", "body_size"))
     return spark.read.parquet(spark_reaches(spark, place))
 
 

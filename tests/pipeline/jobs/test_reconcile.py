@@ -14,13 +14,14 @@ pytest.importorskip("pyspark")
 from gateway.cli.pipeline import reconcile as command
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, Account, reconcile
 from gateway.pipeline.traffic.loading import Span, traffic
 from gateway.store.journal.columns import WAS_DELIVERED
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.pipeline.jobs.conftest import HOT, READINGS, ROWS, STORED, WAITING, Recorded, reading
-from tests.pipeline.journals import START, UP, Journal, message
+from tests.pipeline.journals import START, UP, Journal, message, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,6 +175,16 @@ def test_a_consumer_has_what_came_after_the_span(spark: SparkSession, tmp_path: 
     ):
         received = spark.createDataFrame([(body,) for body in got], "body binary")
         assert reconcile(rows, received, until=until).totals == totals
+
+
+def test_an_archive_is_what_its_manifest_names(spark: SparkSession, tmp_path: Path) -> None:
+    """What was merged stays for a while, and does not count twice."""
+    folder, to = tmp_path / "j", str(tmp_path / "a")
+    for first in range(0, 80, 10):
+        written(folder, 10, first=first)
+        archive.run(spark, str(folder), to, file_octets=1)
+    assert archive.run(spark, str(folder), to).merged == 16
+    assert command._received(spark, to).count() == 80
 
 
 def test_outboxes_of_several_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
