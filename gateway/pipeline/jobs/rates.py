@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
+from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
@@ -211,7 +212,8 @@ def follow(
     if database and report is not None:
         raise PipelineError("--report is for folders and tables; a database has pages of its own")
     kept = _written(spark, to if checkpoint is None else checkpoint)
-    to = to if database or is_table_name(to) else _written(spark, to)
+    if not (database or is_table_name(to)):
+        to = _written(spark, to, None if format_ in FORMATS else kept)
     if format_ in FORMATS and not database:
         # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
         made_for(spark, to, format_, rates(_journal(spark, journal), window, clients=clients))
@@ -223,9 +225,8 @@ def follow(
     silent: set[str] = set()
 
     def tell_batch(batch: DataFrame, number: int) -> None:
-        before = _windows(spark, kept, number - 1)
         touched = _touched(batch, window)
-        windows = before.read(number, touched)
+        windows = _windows(spark, kept, number - 1).read(number, touched)
         marks = _marks(reader, windows.ends, silent, tell)
         due = windows.due(touched, marks, late_us)
         chosen = due.windows
@@ -247,8 +248,10 @@ def follow(
             parts = [_journal(spark, journal, **options).where(_between(*times)) for times in ranges]
             rows = reduce(DataFrame.unionAll, parts)
             begins = spark.createDataFrame([(begin,) for begin, _ in chosen], "begin_us long")
-            wanted = _micros("begin") == F.col("begin_us")
-            found = rates(rows, window, clients=clients).join(F.broadcast(begins), wanted).drop("begin_us")
+            found = rates(rows, window, clients=clients).join(
+                F.broadcast(begins), _micros("begin") == F.col("begin_us")
+            )
+            found = found.drop("begin_us")
             # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
             if database:
                 put(to, found.toLocalIterator())
@@ -260,14 +263,16 @@ def follow(
                 newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
                 _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
-        state = spark.createDataFrame([(windows.encode(),)], "value string")
-        state.coalesce(1).write.mode("overwrite").text(f"{kept}/_windows/{number % 2}")
+        spark.createDataFrame([(windows.encode(),)], "value string").coalesce(1).write.mode("overwrite").text(
+            f"{kept}/_windows/{number % 2}"
+        )
 
     stream = spark.readStream.format("gateway_journal").option("columns", "shard,sequence,received")
-    writer = stream.option("startingOffsets", starting).load(journal).writeStream.foreachBatch(tell_batch)
-    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint").queryName("rates")
-    ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
-    return ready.start()
+    rows = stream.option("startingOffsets", starting).load(journal)
+    writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
+    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
+    trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
+    return writer.trigger(**trigger).start()
 
 
 def _keys(found: DataFrame) -> list[str]:
@@ -275,9 +280,13 @@ def _keys(found: DataFrame) -> list[str]:
     return [one for one in KEYS if one in found.columns]
 
 
-def _written(spark: SparkSession, to: str) -> str:
-    """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
-    return spark_writes(spark, place_of(to, hadoop_of(spark)))
+def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
+    """A folder, as Spark's own writers want it. `kept`: the folder with the position by which it is written.
+    Raises PipelineError: nobody answers there, or it is written by another position."""
+    hadoop = hadoop_of(spark)
+    if kept is not None:
+        belong(place_of(to, hadoop), place_of(kept, hadoop))
+    return spark_writes(spark, place_of(to, hadoop))
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:
