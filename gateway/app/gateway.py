@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 import trio
 
-from gateway import __version__
+from gateway import __version__, clock
 from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
@@ -545,12 +545,12 @@ class Gateway:
         self.core.stop()
         for listener in self.listeners.values():
             listener.close()
-        deadline = trio.current_time() + self.settings.drain_timeout_secs
+        deadline = clock.now() + self.settings.drain_timeout_secs
         await self._settle(deadline)
         if self.engine is not None:
             await self._hand_over(self.engine)
         if self._publish_wills():
-            await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
+            await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):  # what clients said until then is confirmed, or comes again
