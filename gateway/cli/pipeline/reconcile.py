@@ -155,18 +155,17 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
     from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
     from gateway.store.journal.reader import JournalReader
 
-    place = place_of(folder, hadoop_of(spark))
-    if not is_table_name(folder) and JournalReader(place.path()).is_there():
-        return (
-            spark.read.format("gateway_journal").option("columns", "message_id,body,body_size").load(folder)
-        )
     if is_table_name(folder):
         return spark.table(folder)
+    place = place_of(folder, hadoop_of(spark))
     found = format_at(place)
     if found is not None:
         return spark.table(found.table(spark, place))
+    names = ("message_id", "body", "body_size")
     if Archive(place).manifest().number:
-        return read_archive(spark, folder, columns=("message_id", "body", "body_size"))
+        return read_archive(spark, folder, columns=names)
+    if JournalReader(place.path()).is_there():
+        return spark.read.format("gateway_journal").option("columns", ",".join(names)).load(folder)
     return spark.read.parquet(spark_reaches(spark, place))
 
 
