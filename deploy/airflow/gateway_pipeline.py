@@ -25,6 +25,8 @@ COMMANDS = {
     " --to s3a://plant/telemetry --format delta --event-time sent --tolerance 0.1%",
     "rates": f"rates --archive {ARCHIVE} --since {{{{ data_interval_start | ts }}}}"
     " --until {{ data_interval_end | ts }} --to postgresql://gateway@grafana-db/plant",
+    # What leaves an outbox after the interval is looked for up to the archive's end. Without --url what has
+    # not left by then waits; with it the journal itself is needed, on the gateway's machine.
     "reconcile": f"reconcile --archive {ARCHIVE} --since {{{{ data_interval_start | ts }}}}"
     " --until {{ data_interval_end | ts }} --tolerance 0.01%",
 }

@@ -6,7 +6,6 @@ becomes of its session and its will, is its protocol's business.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -16,6 +15,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import clock
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
@@ -61,7 +61,7 @@ class Connected(NamedTuple):
         facts = self._asdict()
         del facts["dismiss"], facts["stream"]
         since = facts.pop("since")
-        began = None if since is None else time.time() - (trio.current_time() - since)
+        began = None if since is None else clock.utc() - (clock.now() - since)
         facts["since"] = (
             None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
         )
@@ -124,7 +124,7 @@ class ClientsApi:
 
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
     """What each has read and written per second, counted for a while: it is not otherwise known."""
-    began = trio.current_time()
+    began = clock.now()
     watched = [None if stream is None else stream.watch() for stream in streams]
     before = [(0, 0) if one is None else (one.read, one.written) for one in watched]
     try:
@@ -133,7 +133,7 @@ async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float]
         for stream, one in zip(streams, watched, strict=True):
             if stream is not None and one is not None:
                 stream.unwatch(one)
-    secs = trio.current_time() - began
+    secs = clock.now() - began
     return [
         (None, None)
         if one is None

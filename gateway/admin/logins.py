@@ -5,7 +5,6 @@ A login has to say that it is JSON: a form of a page from elsewhere cannot.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import clock
 from gateway.access.backends import Denial
 from gateway.access.console_tokens import ADMINISTRATOR, TokenRefused
 from gateway.access.credentials import Credentials
@@ -150,7 +150,7 @@ class LoginsApi:
         choice = await choice_of(request)
         name, console, days = _wanted(choice)
         caller: Caller = request.state.caller
-        expires = None if days is None else time.time() + days * DAY_SECS
+        expires = None if days is None else clock.utc() + days * DAY_SECS
         try:
             text = self._admission.tokens.make(name, console, by=caller.principal.name, expires=expires)
         except TokenRefused as error:

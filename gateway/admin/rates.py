@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import clock
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.models import RateRow
 from gateway.admin.operations import Operation
@@ -26,7 +26,7 @@ class Meter:
     and at least a second. What was asked for longest ago is forgotten when there are too many.
     """
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
         self._known: dict[str, tuple[float, int, float]] = {}  # when, how many there were, and the rate then
 

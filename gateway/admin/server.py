@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from gateway import clock
 from gateway.admin.admission import Admission, shows_secret
 from gateway.admin.answers import NEVER_STORE, AbsentError, BadChoiceError, UnavailableError, answer, problem
 from gateway.admin.events import EventsApi
@@ -56,7 +57,7 @@ class AdminState:
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
     detailed: DetailedMetrics | None = None
-    clock: Callable[[], float] = trio.current_time
+    clock: Callable[[], float] = clock.now
     started_secs: float = field(init=False)
     health_port: int = 0
 

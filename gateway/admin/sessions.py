@@ -14,6 +14,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import clock
 from gateway.admin.answers import AbsentError, answer
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
@@ -58,7 +59,7 @@ class SessionsApi:
         ]
 
     async def _show(self, request: Request) -> Response:
-        self._namespace.begin(trio.current_time())
+        self._namespace.begin(clock.now())
         client = request.path_params["client"]
         session = self._namespace.sessions.get(client)
         if session is None:
@@ -78,7 +79,7 @@ class SessionsApi:
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)
-        self._namespace.begin(trio.current_time())
+        self._namespace.begin(clock.now())
         sessions = list(self._namespace.sessions.values())
         chosen = _chooser(wanted)
         page = await page_of(sessions, chosen, lambda one: one.client_id, shown, count, after)
@@ -88,7 +89,7 @@ class SessionsApi:
         wanted = await removal_of(request, WORDS, FLAGS)
         in_use = wanted.pop("in_use", False)
         namespace = self._namespace
-        namespace.begin(trio.current_time())
+        namespace.begin(clock.now())
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         removed = busy = 0
@@ -129,7 +130,7 @@ class SessionsApi:
 def _idle_secs(session: Session) -> float:
     """How long its client has been away."""
     since = session.expires_at - session.expiry_secs
-    return max(trio.current_time() - since, 0.0)
+    return max(clock.now() - since, 0.0)
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[Session], bool]:
@@ -156,7 +157,7 @@ def shown(session: Session) -> dict[str, Any]:
         "user": session.user,
         "in_use": not away,
         "idle_secs": round(_idle_secs(session), 3) if away else None,
-        "expires_secs": round(session.expires_at - trio.current_time(), 3) if away else None,
+        "expires_secs": round(session.expires_at - clock.now(), 3) if away else None,
         "subscriptions": len(session.subscriptions),
         "waiting": len(session),
         "in_flight": len(session.in_flight),

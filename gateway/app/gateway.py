@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 import trio
 
-from gateway import __version__
+from gateway import __version__, clock
 from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
@@ -397,7 +397,7 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
-        for link in outbox_links(settings, self.links, self.core, writes, metrics):
+        for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics):
             self.links[link.name] = link
         elections = election_link(settings, self.links.values(), writes, metrics)
         if elections is not None:  # behind the others: at the end they have let go before it does
@@ -545,12 +545,12 @@ class Gateway:
         self.core.stop()
         for listener in self.listeners.values():
             listener.close()
-        deadline = trio.current_time() + self.settings.drain_timeout_secs
+        deadline = clock.now() + self.settings.drain_timeout_secs
         await self._settle(deadline)
         if self.engine is not None:
             await self._hand_over(self.engine)
         if self._publish_wills():
-            await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
+            await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):  # what clients said until then is confirmed, or comes again

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.authorization import Authorization, Roles
 from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.access.principal import Principal
@@ -74,14 +75,14 @@ class Rules:
 
     async def watch(self) -> None:
         """Take the rules again whenever their file is not what was read."""
-        again = trio.current_time()
+        again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
             if self._watched.changed():
                 await self.reload()
             authorizer = self._gateway.settings.authorizer
-            if authorizer is not None and trio.current_time() >= again:
-                again = trio.current_time() + authorizer.cache_secs
+            if authorizer is not None and clock.now() >= again:
+                again = clock.now() + authorizer.cache_secs
                 self._gateway.dispatcher.changed()  # where decisions are kept is asked anew
 
     async def reload(self) -> bool:

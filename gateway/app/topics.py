@@ -207,7 +207,12 @@ def _decided(link: Link, elected: bool, why: str) -> None:
 
 
 def outbox_links(
-    settings: Settings, links: Mapping[str, Link], core: BrokerCore, writes: WriteSet, metrics: Metrics
+    settings: Settings,
+    links: Mapping[str, Link],
+    core: BrokerCore,
+    engine: EngineSession | None,
+    writes: WriteSet,
+    metrics: Metrics,
 ) -> list[Link]:
     """The connections of outboxes that are on the cluster."""
     given, found = settings.broker, []
@@ -226,7 +231,10 @@ def outbox_links(
             client_id=f"{settings.replica} outbox {name}",
             up=partial(getattr, links[name], "up"),
             paused=partial(getattr, core.pauses, "routes"),
+            left=core.left,
         )
+        if engine is not None:
+            engine.hear_dropped.append(outboxes.dropped)
         core.share_outboxes(name, outboxes)
         found.append(Link(outboxes.status, outboxes.settings, outboxes, writes))
     return found

@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from gateway import clock
 from gateway.admin.workers import WorkersState, serve_workers
 from gateway.app.control import Lines, Order, Question
 from gateway.app.mappings import MappingFiles
@@ -89,13 +90,13 @@ class Worker:
         life ends before it has served."""
         pause = AGAIN_SECS_MIN
         while True:
-            began = trio.current_time()
+            began = clock.now()
             code, why = await self._live(stopping)
             if stopping.is_set():
                 return
             if not self.serving.is_set():
                 raise WorkerFailed(self.number, code)
-            if trio.current_time() - began > STABLE_SECS:
+            if clock.now() - began > STABLE_SECS:
                 pause = AGAIN_SECS_MIN
             wait = pause * (0.5 + random.random() / 2)
             pause = min(pause * 2, AGAIN_SECS_MAX)

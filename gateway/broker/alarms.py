@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Final
 
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 
 SLEEP_SECS_MAX: Final = 10.0  # the wall clock may be set, or the machine have slept
@@ -91,9 +91,9 @@ class Alarms:
     async def run(self, rung: Callable[[], None]) -> None:
         """Ring until cancelled; `rung` is called each time, to write what came of it."""
         while True:
-            self.ring(time.time())
+            self.ring(clock.utc())
             rung()
             due = self.due  # what was called may have set others
             with trio.CancelScope() as self._sleep:
-                await trio.sleep(max(0.0, min(due - time.time(), SLEEP_SECS_MAX)))
+                await trio.sleep(max(0.0, min(due - clock.utc(), SLEEP_SECS_MAX)))
             self._sleep = None

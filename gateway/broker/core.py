@@ -109,6 +109,7 @@ class BrokerCore:
         )
         self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
+        self.left = None if journaling is None else journaling.left  # hears what leaves an outbox
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -116,7 +117,7 @@ class BrokerCore:
                 self.dead_letters,
                 memory_messages_max=limits.queue_memory_messages_max,
                 memory_octets_max=limits.queue_memory_bytes_max,
-                left=None if journaling is None else journaling.left,
+                left=self.left,
             )
         self.dispatcher = dispatcher_of(
             router,

@@ -13,12 +13,12 @@ the id is written first, and the source told when it is on disk.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Final
 
+from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.routes import Route
@@ -58,7 +58,7 @@ class Ids:
 class Deduplication:
     """The ids of all routes. Made before the store starts, if there is one."""
 
-    def __init__(self, store: Store | None = None, utc: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store | None = None, utc: Callable[[], float] = clock.utc) -> None:
         self.store = store
         self.utc = utc
         self._ids: dict[str, Ids] = {}

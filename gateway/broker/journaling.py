@@ -283,11 +283,14 @@ class Journaling:
             self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
 
     def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
-        """Messages have left the outbox of a route."""
+        """Messages have left the outbox of a route. What goes wrong here costs rows, and no settlement."""
         if self._wanted(route):
-            redactor = self.redactors.of(route)
-            told = messages if redactor is None else [redactor(message) for message in messages]
-            self.writer.record(self._labels(route), told, outcome, received)
+            try:
+                redactor = self.redactors.of(route)
+                told = messages if redactor is None else [redactor(message) for message in messages]
+                self.writer.record(self._labels(route), told, outcome, received)
+            except Exception as error:
+                contained("journal", error)
 
     def use(self, router: Router) -> None:
         """A new mapping is in force."""

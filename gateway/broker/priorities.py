@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import heapq
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from gateway import clock
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
@@ -234,7 +234,7 @@ class PriorityQueue(Queue):
 
     def _hand_out_sorted(self, consumer: Consumer, count: int) -> int:
         """Deliver at most `count` messages; returns how many left the queue, expired ones included."""
-        utc = time.time()
+        utc = clock.utc()
         taken: list[tuple[int, Message, bool]] = []
         gone = octets = 0
         for position, message, redelivered in self._best(consumer):
@@ -294,7 +294,7 @@ class PriorityQueue(Queue):
             self._sort()
         if not self._sorted:
             return super().take()
-        utc = time.time()
+        utc = clock.utc()
         for position, message, redelivered in self._best(None):
             if not self._drop_expired(position, message, utc):
                 self._taken((message,))
@@ -310,7 +310,7 @@ class PriorityQueue(Queue):
             self._sort()
         if not self._sorted:
             return super().drop_expired(most)
-        utc = time.time()
+        utc = clock.utc()
         soonest = NEVER
         for position, (message, _) in list(self._waiting.items()):
             if self._drop_expired(position, message, utc):
@@ -343,7 +343,7 @@ class PriorityQueue(Queue):
 
     def browse(self) -> Iterator[tuple[int, Message]]:
         """Positions and messages that wait in memory, in the order in which they would be handed out."""
-        utc = time.time()
+        utc = clock.utc()
         found: Iterable[tuple[int, Message]]
         if self._sorted:
             found = [(position, self._waiting[position][0]) for _, position in sorted(self._fresh_heap(None))]
@@ -362,7 +362,7 @@ class PriorityQueue(Queue):
             message = self._ready[position - self._first]
         else:
             message = next((one for at, one in self._returned if at == position), None)
-        if message is None or (message.expires and message.expires <= time.time()):
+        if message is None or (message.expires and message.expires <= clock.utc()):
             return None
         return message
 

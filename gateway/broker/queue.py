@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Final, Protocol
 
+from gateway import clock
 from gateway.broker.pressure import FULL, Pressure, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
@@ -248,7 +248,7 @@ class Queue:
         """The next message for a `get`: position, message, redelivered."""
         if self.gate.shut:
             return None
-        utc = time.time()
+        utc = clock.utc()
         while self._returned:
             position, message = heapq.heappop(self._returned)
             if not self._drop_expired(position, message, utc):
@@ -266,7 +266,7 @@ class Queue:
     def browse(self) -> Iterator[tuple[int, Message]]:
         """Positions and messages that wait in memory, in the order in which they would be handed out. Nothing
         may change meanwhile."""
-        utc = time.time()
+        utc = clock.utc()
         returned = sorted(self._returned, key=itemgetter(0))
         for position, message in chain(returned, enumerate(self._ready, self._first)):
             if not message.expires or message.expires > utc:
@@ -277,7 +277,7 @@ class Queue:
 
         Stops after `most` messages: what has expired then may still be there.
         """
-        utc = time.time()
+        utc = clock.utc()
         while self._returned:
             if not most:
                 return self._returned[0][1].expires
@@ -418,7 +418,7 @@ class Queue:
 
     def _without_expired(self, messages: list[Message]) -> list[Message]:
         """Positions must stay consecutive: what follows an expired message goes back for the next round."""
-        utc = time.time()
+        utc = clock.utc()
         kept: list[Message] = []
         first = self._first - len(messages)
         for at, message in enumerate(messages):
@@ -440,7 +440,7 @@ class Queue:
             return False
         consumer = open_[self._turn % len(open_)][0]
         position, message = heapq.heappop(self._returned)
-        if not self._drop_expired(position, message, time.time()):
+        if not self._drop_expired(position, message, clock.utc()):
             self._turn += 1
             self._taken((message,))
             self._deliver(consumer, position, [message], True)

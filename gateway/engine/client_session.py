@@ -13,11 +13,11 @@ before these are published, with the numbers by which subscribers' replicas know
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import (
     PACKET_IDS,
@@ -352,7 +352,7 @@ class ClientSession(Session):
                 break
             waiting.popleft()
             delivery = self._deliveries.pop(position, None)
-            if message.expires and message.expires <= time.time():
+            if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
                 gone += message.octets
                 if delivery is not None:

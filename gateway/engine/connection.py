@@ -82,7 +82,7 @@ class Speaker(Protocol):
     def record(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A record of the log."""
 
-    def dropped(self, raw: bytes) -> None:
+    def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
 
     def disconnected(self, peer: EngineConnection, why: str) -> None:
@@ -288,7 +288,7 @@ class EngineConnection(ClusterConnection):
                 session.record(wire, raw, body)
             elif number == dropping:
                 self._arrived[number] = tag
-                session.dropped(raw)
+                session.dropped(raw, body)
             else:
                 consumers.delivered(number, name, tag, redelivered, (wire, raw, body))
         session.stats.messages_in += len(contents)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
 from gateway.engine.cluster import EngineLink
@@ -87,7 +87,7 @@ class Candidate:
         """The queue has decided; `why` not, if it is not."""
         if elected and not self.elected:
             log.info("this replica consumes over a link now", link=self.link)
-            self._served_at = trio.current_time()
+            self._served_at = clock.now()
         elif self.elected and not elected:
             log.info("this replica does not consume over a link any more", link=self.link, why=why)
         self._stats.leads = elected
@@ -232,7 +232,7 @@ class ElectionConnection(EngineLink):
     def _elected(self, channel: int, tag: int) -> None:
         candidate = self._candidates.get(channel)
         if candidate is not None and channel in self.machine.channels:
-            self._tokens[channel] = tag, trio.current_time()
+            self._tokens[channel] = tag, clock.now()
             self._add_token(channel)
             candidate.decide(elected=True, why="")
 

@@ -14,7 +14,6 @@ Ids are on the log, and in memory, as hashes of 16 octets.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
@@ -22,6 +21,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
+from gateway import clock
 from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, Ids, PassedBatch, RecipientsOf
 from gateway.broker.poison import poisoned
 from gateway.engine.logs import Record, SharedLog
@@ -67,7 +67,7 @@ Claim = tuple[int, str, Message]
 class SharedIds(Deduplication):
     """The ids of all routes, as this replica has read them."""
 
-    def __init__(self, log: SharedLog, silent_secs: float, utc: Callable[[], float] = time.time) -> None:
+    def __init__(self, log: SharedLog, silent_secs: float, utc: Callable[[], float] = clock.utc) -> None:
         """`silent_secs`: how long clients of a replica stay that does not reach the cluster."""
         super().__init__(None, utc)
         self.log = log

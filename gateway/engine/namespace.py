@@ -9,7 +9,6 @@ own clients, and of sessions that it keeps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -403,7 +402,7 @@ class EngineNamespace(MqttNamespace):
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
         else:
-            self._delays[client_id] = time.time() + at - clock.now()
+            self._delays[client_id] = clock.utc() + (at - float(clock.now()))
 
     def publish_left(self, state: SessionState) -> None:
         """The will of a session is due."""

@@ -174,12 +174,12 @@ class NodeConnection:
             self.stream.end(why)
             return
         self._leaving.add(self)
-        self.machine.tick(trio.current_time())
+        self.machine.tick(clock.now())
         self.machine.close(ReplyCode.SUCCESS, why)
         if self._held:
             self._held = False
             self.stream.release()
-        self.receive(begun, trio.current_time())
+        self.receive(begun, clock.now())
         self.stream.mark()
 
     def hold(self) -> None:
@@ -269,7 +269,7 @@ class Nodes:
     async def _reach(
         self, caller: Caller, wish: Wish, target: Target, host: str, said: Headers, secs: float
     ) -> None:
-        began = trio.current_time()
+        began = clock.now()
         layer = tls_to(target, self._settings.tls, "broker")
         sock = await open_socket(target, secs)
         machine = ClientConnection(
@@ -287,7 +287,7 @@ class Nodes:
         stream.peer = node
         try:
             stream.begin()
-            with trio.fail_after(max(0.0, secs - (trio.current_time() - began))):
+            with trio.fail_after(max(0.0, secs - (clock.now() - began))):
                 await node.settled.wait()
         except trio.TooSlowError:
             raise LinkError(f"{stream.remote}: no answer within {secs:g} s") from None

@@ -27,9 +27,11 @@ from gateway.broker.outbox.outbox import (
     EXPIRED,
     OUTBOX_FULL,
     TOO_OLD,
+    Left,
     OutboxLimits,
     OutboxRecipient,
     OutboxState,
+    left_as,
 )
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
@@ -45,7 +47,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
@@ -55,6 +57,7 @@ from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived
 from gateway.settings import AmqpLink, Limits, Link
 from gateway.settings.endpoints import Remote, Target
 from gateway.settings.engine import RabbitEngine
+from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.messages import MessageReader, encode_message
 from gateway.transport.stream import Stream
 
@@ -86,8 +89,9 @@ class SharedOutboxes(AmqpLinkSession):
         client_id: str,
         up: Callable[[], bool],
         paused: Callable[[], Iterable[str]],
+        left: Left | None = None,
     ) -> None:
-        """`up`: the link can be given messages."""
+        """`up`: the link can be given messages. `left` hears what leaves an outbox, at this replica."""
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
         super().__init__(
@@ -116,6 +120,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._dropped = names_of(engine.namespace, engine.topic_exchange).dropped
         self.up = up
         self._paused = paused
+        self._left = left
         self._stopped = False
         self._wanted: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._boxes: dict[str, SharedOutbox] = {}
@@ -192,6 +197,24 @@ class SharedOutboxes(AmqpLinkSession):
             found = self._boxes[route.name] = SharedOutbox(self, self._prefix + route.name)
         return found
 
+    def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
+        """Have the journal hear that messages have left the outbox of a route; None: it has gone from the
+        mapping."""
+        if self._left is not None and route is not None and messages:
+            self._left(route, messages, left_as(word, outcome), clock.now())
+
+    def dropped(self, queue: str, body: bytes) -> None:
+        """The cluster has dropped what a queue held, which may be that of a route here."""
+        if self._left is None or not queue.startswith(self._prefix):
+            return
+        route = self._routes().get(queue)
+        try:
+            message = self.reader.decode_one(body)
+        except StoreError as error:
+            self.stats.refuse(Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            return
+        self.note(route, [message], CROWDED_OUT, WAS_DROPPED)
+
     @property
     def namespace(self) -> Namespace | None:
         """Where the link's messages go."""
@@ -241,7 +264,8 @@ class SharedOutboxes(AmqpLinkSession):
         """What the queue of a route has goes to the link."""
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
-            grave = Recipient(Grave(self, queue.removeprefix(self._given_up)))
+            name = queue.removeprefix(self._given_up)
+            grave = Recipient(Grave(self, name, self._routes().get(self._prefix + name)))
             entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (grave,)))
             return entry
         route = self._routes().get(queue)
@@ -366,9 +390,10 @@ class Waiting:
 class Grave:
     """The sink of what the cluster has taken out of the outbox of a route: dead letters."""
 
-    def __init__(self, outboxes: SharedOutboxes, route: str) -> None:
+    def __init__(self, outboxes: SharedOutboxes, name: str, route: Route | None) -> None:
         self._outboxes = outboxes
-        self._route = route
+        self._name = name
+        self._route = route  # the one in force by that name
 
     def publish(self, part: SubBatch) -> None:
         """Keep them; they leave their queue when that is safe."""
@@ -382,7 +407,13 @@ class Grave:
                 message = self._outboxes.reader.decode_one(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:
                 outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
-            letters.add([message], self._route, outcome, partial(part.settle_at, (at,)), crossed=crossed)
+            then = partial(self._gone, part, at, message if crossed else None, outcome)
+            letters.add([message], self._name, outcome, then, crossed=crossed)
+
+    def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+        part.settle_at((at,))
+        if message is not None:
+            self._outboxes.note(self._route, [message], outcome, WAS_BURIED)
 
 
 GONE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the route of the outbox is in no mapping now")
@@ -447,8 +478,18 @@ class Drain:
     ) -> None:
         """It is a dead letter, and leaves the outbox when that is safe."""
         self.route.failed += 1
+        then = partial(self._gone, part, at, message if crossed else None, outcome)
         letters = self._outboxes.dispatcher.dead_letters
-        letters.add([message], self.route.name, outcome, partial(part.settle_at, (at,)), crossed=crossed)
+        letters.add([message], self.route.name, outcome, then, crossed=crossed)
+
+    def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+        part.settle_at((at,))
+        if message is not None:
+            self.note([message], outcome, WAS_BURIED)
+
+    def note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
+        """Have the journal hear that these have left."""
+        self._outboxes.note(self.route, messages, outcome, word)
 
 
 class Leaving:
@@ -467,7 +508,9 @@ class Leaving:
         """The link says what became of messages: what is refused is a dead letter, what is released goes
         back to its queue."""
         refused = refused or {}
-        self._part.settle_at([receipt[0] for at, receipt in enumerate(receipts) if at not in refused])
+        done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
+        self._part.settle_at([position for position, _ in done])
+        self._drain.note([message for _, message in done], ACCEPTED, WAS_DELIVERED)
         for at, outcome in refused.items():
             position, message = receipts[at]
             if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(self._part, position, outcome):

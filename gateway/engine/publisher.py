@@ -8,10 +8,10 @@ is one publish with one confirm, and whoever subscribes meanwhile gets it from e
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from typing import ClassVar, Final
 
+from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
 from gateway.egress.confirming import Positions
@@ -81,7 +81,7 @@ class EnginePublisher(AmqpLinkPublisher):
             super().close_over(code, text)
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        utc = time.time()
+        utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
         octets = 0

@@ -14,11 +14,11 @@ young for the others.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
 
+from gateway import clock
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.system import SYS
 from gateway.model.batch import SubBatch
@@ -148,7 +148,7 @@ class EngineRetained(Retained):
 
         `state_octets` are what the log keeps; how many records that are, the records tell that were read.
         """
-        utc = time.time()
+        utc = clock.utc()
         share = HALF - SPREAD * random.random()
         limit = (utc - state_secs * share) * 1000
         oldest = self.oldest(state_octets * share)

@@ -18,13 +18,11 @@ messages. A queue outlives a short absence of its replica; when the cluster has 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
-import trio
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
@@ -169,11 +167,12 @@ class EngineSession:
             octets_max=limits.queue_bytes_max,
             topics_max=limits.cache_entries_max,
         )
-        self.table = SessionTable(settings.namespace, self, store, trio.current_time)
+        self.table = SessionTable(settings.namespace, self, store, clock.now)
         self.recorder = Recorder(self._wake)
         self.clients: Clients  # from `serve` on
         self.life = ""
         self.stopped = False  # the process ends
+        self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
         self.records = dict.fromkeys(("taken", "late", "passed_over", "written_again", "moved"), 0)
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
@@ -309,7 +308,7 @@ class EngineSession:
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
         if self._up and not self.stopped:
-            self._keep_house(now, time.time())
+            self._keep_house(now, clock.utc())
             self.clients.sweep(self._peer.consumers, now)
 
     def _begin_anew(self) -> None:
@@ -354,7 +353,7 @@ class EngineSession:
 
     def _write_again(self) -> None:
         assert self._peer is not None
-        utc = time.time()
+        utc = clock.utc()
         rows = []
         for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
             wire = amqp_address(self.names.kept, (key_of(message.address.name) or b"").decode()).wire
@@ -387,7 +386,7 @@ class EngineSession:
 
     def follows(self) -> None:
         """The log is being read: by a mark it is known when it has been read to its end."""
-        self._look_at = trio.current_time() + AGAIN_SECS
+        self._look_at = clock.now() + AGAIN_SECS
         self._send_mark()
 
     def disconnected(self, peer: EngineConnection, why: str) -> None:
@@ -467,7 +466,7 @@ class EngineSession:
             if isinstance(record, Mark):
                 self._mark_came(record)
 
-    def dropped(self, raw: bytes) -> None:
+    def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
         try:
             headers = dict(decode_properties(raw).headers or ())
@@ -479,6 +478,8 @@ class EngineSession:
             for found in (headers.get("x-first-death-reason"), headers.get("x-first-death-queue"))
         )
         self.clients.dropped(expired=reason == EXPIRED)
+        for hear in self.hear_dropped:
+            hear(queue, bytes(body))
         if reason != EXPIRED:
             log.warning("a queue on the cluster is full, and loses its oldest messages", queue=queue)
 
@@ -490,7 +491,7 @@ class EngineSession:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
             return
         message = _message(address, arrived, bytes(body))
-        written = arrived.written or int(time.time() * 1000)
+        written = arrived.written or int(clock.utc() * 1000)
         taken = self.kept.apply(message, arrived.offset, origin=arrived.origin, written=written)
         self.records["taken" if taken else "late"] += 1
 
@@ -554,7 +555,7 @@ class EngineSession:
         if self._up:
             self._marked, self._waiting = self._waiting, []
         number = self._mark = self.recorder.next_number()
-        self._mark_since = self._alive_at = trio.current_time()
+        self._mark_since = self._alive_at = clock.now()
         peer.after_bound(partial(self._write_mark, peer, number))
 
     def decided(self) -> None:
@@ -584,7 +585,7 @@ class EngineSession:
         assert self._peer is not None
         self._up = True
         self._down_since = None
-        self._up_since = trio.current_time()
+        self._up_since = clock.now()
         self.status.came_up()
         self.recorder.up(self._peer.write)
         for session in self.clients.lasting():
@@ -623,7 +624,7 @@ class EngineSession:
                 number,
                 coming.clean,
                 coming.expiry_secs,
-                time.time(),
+                clock.utc(),
                 coming.user,
                 coming.place,
                 coming.will,
@@ -638,7 +639,7 @@ class EngineSession:
         ours = opening is not None and opening.owner == record.owner
         if not arrival.refused:
             self.records["moved"] += self.clients.opened_elsewhere(
-                record.client, record.owner, late=not self._up or time.time() - record.utc > LATE_SECS
+                record.client, record.owner, late=not self._up or clock.utc() - record.utc > LATE_SECS
             )
             if arrival.ended is not None:
                 self.is_over(arrival.ended, record)
@@ -663,11 +664,7 @@ class EngineSession:
         self.clients.ended(state)
         if state.queue and self._peer is not None:
             self._peer.delete_queue(f"{self.names.sessions}.{state.queue}")
-        if (
-            state.will is not None
-            and state.will_at
-            and self._once(f"will {state.owner}", trio.current_time())
-        ):
+        if state.will is not None and state.will_at and self._once(f"will {state.owner}", clock.now()):
             self.clients.publish_left(state)
 
     def buried(self, life: str) -> None:
@@ -685,14 +682,14 @@ class EngineSession:
         """The connection is ended in order: if the process ends, others keep what it has kept."""
         if self.stopped:
             self.recorder.flush()
-            write(Gone(self.life, self.recorder.next_number(), time.time()))
+            write(Gone(self.life, self.recorder.next_number(), clock.utc()))
 
     def acquire(self, session: ClientSession, before: Owner | None) -> None:
         """Consume the queue of a session, when the owner before has let go of it."""
         if before is None or before in self._freed_lately:
             self._consume(session)
         else:
-            self._taking_over[session] = before, trio.current_time() + LET_GO_SECS
+            self._taking_over[session] = before, clock.now() + LET_GO_SECS
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
         """This replica has members of a shared subscription, or no longer."""
@@ -728,7 +725,7 @@ class EngineSession:
         self._taking_over.pop(session, None)
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
-        self.recorder.put(Left(client, self.life, number, owner, time.time(), session.expiry_secs, will_at))
+        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), session.expiry_secs, will_at))
         if session.lasting and not self.stopped and self._peer is not None:
             self._peer.consumers.end(session, partial(self._freed, client, owner))
 
@@ -739,7 +736,7 @@ class EngineSession:
         """A client has come, and has gone before it was let in."""
         number = self.recorder.next_number()
         client, owner = opening.coming.client, opening.owner
-        self.recorder.put(Left(client, self.life, number, owner, time.time(), state.expiry_secs, 0.0))
+        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), state.expiry_secs, 0.0))
         self._freed(client, owner)
 
     def willed(self, client: str, owner: Owner) -> None:
@@ -789,7 +786,7 @@ class EngineSession:
 def _message(address: Address, arrived: Arrived, body: Body) -> Message:
     expires = arrived.expires
     if arrived.lifetime:
-        expires = time.time() + arrived.lifetime
+        expires = clock.utc() + arrived.lifetime
     return Message(
         address,
         body,

@@ -12,11 +12,11 @@ changed since its writer knew it; otherwise the session remains due.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from typing import Final, NamedTuple, Protocol
 
+from gateway import clock
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine.envelope import Number
 from gateway.engine.names import readable
@@ -95,7 +95,7 @@ class SessionState:
         self.recent = Recent()
         self.changed_at = offset
         self.placed = offset
-        self.written = time.time()
+        self.written: float = clock.utc()
 
     @property
     def ends_at(self) -> float:
@@ -392,7 +392,7 @@ class SessionTable:
         if before is None:
             self._put(state_of(record, offset))
         else:
-            before.placed, before.written = offset, time.time()
+            before.placed, before.written = offset, clock.utc()
         self._unsaved[record.client] = None
         return True
 
@@ -417,7 +417,7 @@ class SessionTable:
     def due(self, state_secs: float, oldest_offset: Callable[[float], float]) -> list[SessionState]:
         """Sessions that have to be written again; see `EngineRetained.due`."""
         share = HALF - SPREAD * random.random()
-        limit = time.time() - state_secs * share
+        limit = clock.utc() - state_secs * share
         oldest = oldest_offset(share)
         found = [one for one in self.states.values() if one.written <= limit or one.placed <= oldest]
         return found[:AGAIN_MAX]

@@ -20,12 +20,13 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.stores import Place
-from gateway.store.journal.mappings import FOLDER, kept
+from gateway.store.journal.mappings import FOLDER, folders_of, kept
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import NAME, Segment
 from gateway.store.journal.summary import Summary, summary_of
 
 DAY_SECS: Final = 86_400.0
+LISTED_MAX: Final = 10  # times of one shard
 COPY_OCTETS: Final = 8 * 1_048_576
 
 
@@ -54,11 +55,12 @@ def ship(
 
 
 def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
-    folder = f"{root}/{FOLDER}"
-    there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
-    for one in kept(journal):
-        if one.path.name not in there:
-            _copy(one.path, system, f"{folder}/{one.path.name}")
+    for below in folders_of(journal, JournalReader(journal).shards()):
+        folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
+        there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
+        for one in kept(below):
+            if one.path.name not in there:
+                _copy(one.path, system, f"{folder}/{one.path.name}")
 
 
 def _selector(folder: str) -> fs.FileSelector:
@@ -68,32 +70,60 @@ def _selector(folder: str) -> fs.FileSelector:
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_us: int) -> Shipped:
     found = {info.path.removeprefix(f"{root}/"): info.size for info in system.get_file_info(_selector(root))}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
-    reader = JournalReader(journal)
-    files = octets = deleted = 0
-    for shard in reader.shards():
-        covered: list[range] = []
-        segments = reader.segments(shard)
-        for segment, summary, following in _complete(segments):
-            name = segment.path.relative_to(journal).as_posix()
-            covered.append(range(segment.first, following))
-            if there.get(name) == segment.octets or _is_over(segment, summary, oldest_us):
-                continue
-            _copy(segment.path, system, f"{root}/{name}")
-            there[name] = segment.octets
-            files, octets = files + 1, octets + segment.octets
-        kept = {one.path.relative_to(journal).as_posix() for one in segments}
-        for name in [name for name in there if _shard_of(name) == shard and name not in kept]:
-            if any(_first_of(name) in rows for rows in covered):
-                system.delete_file(f"{root}/{name}")
-                del there[name]
-                deleted += 1
+    run = _Run(journal, system, root, oldest_us, there)
+    for shard in JournalReader(journal).shards():
+        run.ship(shard)
     if oldest_us and there:
-        gone = _over(to, oldest_us)
-        for name in gone:
-            system.delete_file(f"{root}/{name}")
-            del there[name]
-        deleted += len(gone)
-    return Shipped(files, octets, deleted, len(there))
+        for name in _over(to, oldest_us):
+            run.delete(name)
+    return Shipped(run.files, run.octets, run.deleted, len(there))
+
+
+class _Run:
+    """What one run has done. `there`: the files of the store and their sizes, as it goes on."""
+
+    def __init__(
+        self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
+    ) -> None:
+        self._reader = JournalReader(journal)
+        self._journal = journal
+        self._system = system
+        self._root = root
+        self._oldest_us = oldest_us
+        self._there = there
+        self.files = self.octets = self.deleted = 0
+
+    def ship(self, shard: str) -> None:
+        """Bring the store up to what is complete of a shard. A gateway that lives may merge or delete what
+        has been listed, before it is read: so it is listed again. Raises OSError."""
+        for again in range(LISTED_MAX, 0, -1):
+            try:
+                self._ship(self._reader.segments(shard), shard)
+                return
+            except FileNotFoundError:
+                if again == 1:
+                    raise
+
+    def _ship(self, segments: list[Segment], shard: str) -> None:
+        covered: list[range] = []
+        for segment, summary, following in _complete(segments):
+            name = segment.path.relative_to(self._journal).as_posix()
+            covered.append(range(segment.first, following))
+            if self._there.get(name) == segment.octets or _is_over(segment, summary, self._oldest_us):
+                continue
+            octets = _copy(segment.path, self._system, f"{self._root}/{name}")
+            self._there[name] = octets
+            self.files, self.octets = self.files + 1, self.octets + octets
+        kept = {one.path.relative_to(self._journal).as_posix() for one in segments}
+        for name in [name for name in self._there if _shard_of(name) == shard and name not in kept]:
+            if any(_first_of(name) in rows for rows in covered):
+                self.delete(name)
+
+    def delete(self, name: str) -> None:
+        """A file of the store."""
+        self._system.delete_file(f"{self._root}/{name}")
+        del self._there[name]
+        self.deleted += 1
 
 
 def _over(store: Place, oldest_us: int) -> list[str]:
@@ -131,13 +161,17 @@ def _complete(segments: list[Segment]) -> Iterator[tuple[Segment, Summary | None
             yield segment, None, following.first
 
 
-def _copy(file: Path, system: fs.FileSystem, path: str) -> None:
+def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
+    """Returns how much it was: another file may stand there by now than was listed."""
+    count = 0
     system.create_dir(path.rpartition("/")[0], recursive=True)
     draft = f"{path}.tmp"
     with file.open("rb") as source, system.open_output_stream(draft) as sink:
         while octets := source.read(COPY_OCTETS):
             sink.write(octets)
+            count += len(octets)
     system.move(draft, path)
+    return count
 
 
 def _shard_of(name: str) -> str:

@@ -15,13 +15,14 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import SEEK_END, SEEK_SET
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
-from urllib.parse import urlsplit
+from uuid import uuid4
 
 from pyarrow import fs
 
@@ -39,6 +40,7 @@ AHEAD_OCTETS: Final = 8 * 1_048_576  # asked for at a time; a task holds one suc
 SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
 """What Hadoop may keep in a credential provider."""
 
+URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(?=/|$)(.*)")
 PREFIXES: Final = ("fs.s3a.", "fs.gs.", "fs.azure.")
 JARS: Final = {
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
@@ -68,7 +70,7 @@ class Place:
     @property
     def scheme(self) -> str:
         """`file` for a path."""
-        return urlsplit(self.uri).scheme or "file"
+        return _split(self.uri)[0] if is_uri(self.uri) else "file"
 
     @property
     def is_local(self) -> bool:
@@ -97,12 +99,24 @@ class Place:
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
     """A folder by its name; a relative path is one of this process, and absolute from here on."""
-    if not re.match("[A-Za-z][A-Za-z0-9+.-]*://", uri):
-        path = Path(re.sub("^file:(?=/)", "", uri)).absolute()
-        return Place(str(path))
-    if uri.startswith("file://"):
-        return Place(urlsplit(uri).path)
-    return Place(uri.rstrip("/"), tuple(sorted((hadoop or {}).items())))
+    if not is_uri(uri):
+        return Place(str(Path(uri).absolute()))
+    scheme, host, path = _split(uri)
+    if scheme == "file":
+        return Place(path)
+    return Place(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
+
+
+def is_uri(text: str) -> bool:
+    """Whether it is no path, but has a scheme; as Hadoop has it, the host may be left out: `hdfs:/data`."""
+    return URI.match(text) is not None
+
+
+def _split(uri: str) -> tuple[str, str, str]:
+    """Scheme, host and path; to Spark, `?` and `#` are letters as others."""
+    found = URI.match(uri)
+    assert found is not None
+    return found[1], found[2] or "", found[3]
 
 
 def hadoop_of(spark: SparkSession) -> Hadoop:
@@ -138,6 +152,8 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
     try:
         jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, _configuration(spark))
     except Exception as error:  # py4j raises what Java did
+        if place.scheme == "s3":
+            raise PipelineError(f"Spark's name of it is s3a://: say s3a{place.uri[2:]}") from error
         package = JARS.get(place.scheme, f"the classes of Hadoop for {place.scheme}://")
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
         raise PipelineError(
@@ -147,21 +163,61 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
     return place.uri
 
 
+def spark_writes(spark: SparkSession, place: Place) -> str:
+    """The name of a folder for what tasks write. Raises PipelineError: as `spark_reaches`, or the tasks write
+    to their own machines' disks, and the driver, which only notes what there is, would find nothing."""
+    name = spark_reaches(spark, place)
+    context: Any = getattr(spark, "_sc", None)  # a session of Spark Connect has none, and shares no disk
+    if place.is_local and context is not None and context.master.partition("[")[0] != "local":
+        folder = Path(place.uri)
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".{uuid4().hex}.seen"
+        mark.touch()
+        try:
+            _seen_by_tasks(context, place, str(mark))
+        finally:
+            mark.unlink()
+            with suppress(OSError):  # something lies in it
+                folder.rmdir()
+    return name
+
+
+def _seen_by_tasks(context: Any, place: Place, mark: str) -> None:
+    tasks = 2 * context.defaultParallelism
+    blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
+    hosts = sorted({host for host in blind if host is not None})
+    if hosts:
+        raise not_there(place, f"{', '.join(hosts)} {'has' if len(hosts) == 1 else 'have'} another")
+
+
+def _blind(mark: str) -> str | None:
+    """The name of this machine, when a file is not there."""
+    return None if Path(mark).exists() else socket.gethostname()
+
+
+def not_there(place: Place, why: str) -> PipelineError:
+    """What is said when the driver does not see what tasks write."""
+    return PipelineError(
+        f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
+        " them have mounted, or one in a store, as s3a://bucket/path"
+    )
+
+
 @lru_cache(maxsize=64)
 def _kept(place: Place) -> Kept:
     if place.is_local:
         return Kept(fs.LocalFileSystem(), place.uri)
-    parts = urlsplit(place.uri)
-    below = f"{parts.netloc.rpartition('@')[0] or parts.netloc}{parts.path}".rstrip("/")
-    make = _SYSTEMS.get(parts.scheme)
+    scheme, host, path = _split(place.uri)
+    below = f"{host.rpartition('@')[0] or host}{path}".rstrip("/")
+    make = _SYSTEMS.get(scheme)
     if make is None:
         raise PipelineError(
             f"{place.uri}: folders are paths, or begin with {', '.join(f'{one}://' for one in _SYSTEMS)}"
         )
-    if parts.scheme == "hdfs":
-        below = parts.path.rstrip("/") or "/"
+    if scheme == "hdfs":
+        below = path.rstrip("/") or "/"
     try:
-        return Kept(make(dict(place.hadoop), parts.netloc), below)
+        return Kept(make(dict(place.hadoop), host), below)
     except (OSError, ValueError) as error:
         raise PipelineError(f"{place.uri} cannot be reached: {_short(error)}") from error
 
@@ -219,8 +275,13 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
 
     endpoint = option("account.oauth2.client.endpoint") or ""
     tenant = re.search(r"/([^/]+)/oauth2/", endpoint)
+    if endpoint:
+        os.environ.setdefault("AZURE_AUTHORITY_HOST", "{0}//{2}".format(*endpoint.split("/")))
+    authority = host.removeprefix(account)  # other clouds have others
     return fs.AzureFileSystem(
         account_name=account,
+        dfs_storage_authority=authority or None,
+        blob_storage_authority=re.sub("^[.]dfs[.]", ".blob.", authority) or None,
         account_key=option("account.key"),
         sas_token=option("sas.fixed.token"),
         client_id=option("account.oauth2.client.id"),
@@ -273,6 +334,9 @@ class StoredPath:
 
     def __lt__(self, other: StoredPath) -> bool:
         return self._path < other._path
+
+    def __truediv__(self, below: str) -> StoredPath:
+        return StoredPath(self._place, f"{self._path}/{below}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredPath, (self._place, self._path)

@@ -27,6 +27,7 @@ WATCH_SECS: Final = 1
 PREFIX: Final = "gateway_pipeline_"
 FIGURES: Final = {
     "ok": "1: the command did what it was to do, and found nothing wrong.",
+    "running": "1: it goes on; where this stays and is old it was killed.",
     "finished_seconds": "When this was written, seconds since 1970.",
     "duration_seconds": "How long it took, or has run.",
     "rows": "Rows that were read and put where they belong.",
@@ -58,12 +59,17 @@ class Summary:
         self._begun = time.time()
         self.figures: Figures = {}
 
-    def write(self, *, ok: bool) -> None:
-        """Put the file in its place. Raises PipelineError."""
+    def write(self, *, ok: bool, running: bool = False) -> None:
+        """Put the file in its place; `running`: the command goes on. Raises PipelineError."""
         if self._path is None:
             return
         now = time.time()
-        told = {"ok": float(ok), "finished_seconds": now, "duration_seconds": now - self._begun}
+        told = {
+            "ok": float(ok),
+            "running": float(running),
+            "finished_seconds": now,
+            "duration_seconds": now - self._begun,
+        }
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             draft.write_bytes(self._octets(told | self.figures))
@@ -74,7 +80,7 @@ class Summary:
     def _octets(self, told: Mapping[str, float]) -> bytes:
         assert self._path is not None
         if self._path.suffix != ".prom":
-            whole = {"command": self._command, **told, "ok": bool(told["ok"])}
+            whole = {"command": self._command, **told} | {one: bool(told[one]) for one in ("ok", "running")}
             return json.dumps(whole).encode() + b"\n"
         registry = CollectorRegistry()
         for name, value in told.items():
@@ -113,8 +119,9 @@ def _position(given: str | None) -> dict[str, int]:
     return {} if given is None else dict(json.loads(given))
 
 
-def watch(query: StreamingQuery, summary: Summary) -> None:
-    """Wait for a stream to end, and write the file anew each time that it has got further."""
+def watch(query: StreamingQuery, summary: Summary, *, follow: bool) -> None:
+    """Wait for a stream to end, and write the file anew each time that it has got further: what follows is as
+    it should be then, and what is to come to an end is not before that."""
     seen: object = None
     ended = False
     while not ended:
@@ -123,4 +130,5 @@ def watch(query: StreamingQuery, summary: Summary) -> None:
         if progress is not None and progress["timestamp"] != seen:
             seen = progress["timestamp"]
             summary.figures["rows_behind"] = rows_behind(progress)
-            summary.write(ok=True)
+            if not ended:
+                summary.write(ok=follow, running=True)

@@ -13,9 +13,11 @@ import pytest
 import trio
 from pydantic import SecretStr
 
+from gateway import clock
 from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
+from gateway.broker.journaling import open_journal
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
@@ -24,11 +26,12 @@ from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute
 from gateway.model.batch import Batch
 from gateway.model.message import Message
-from gateway.model.outcome import INTERNAL
+from gateway.model.outcome import ACCEPTED, INTERNAL
 from gateway.model.properties import PropertySet, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -566,6 +569,18 @@ def test_a_fault_of_the_journal_costs_no_settlement(
         goes_on(device)
     assert counted["journal"] > 0
     assert set(counted) == {"journal"}
+
+
+def test_a_fault_of_the_journal_keeps_nothing_in_an_outbox(
+    monkeypatch: pytest.MonkeyPatch, counted: Counter[str], tmp_path: Path
+) -> None:
+    text = "version: 1\nroutes: [{name: r, from: {endpoint: a, topic: '#'}, to: {endpoint: a, topic: b}}]"
+    router = Router([parse(text, "t.yaml")], {"a": "mqtt"})
+    journaling = open_journal(Journal(enabled=True), tmp_path, router)
+    monkeypatch.setattr(journaling.writer, "record", raises)
+    journaling.left(router.routes[0], [], ACCEPTED, clock.now())
+    journaling.writer.close()
+    assert counted == {"journal": 1}
 
 
 def test_a_fault_of_a_will_is_not_that_of_others(

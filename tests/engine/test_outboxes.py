@@ -15,6 +15,8 @@ import yaml
 from gateway.cli.checking import checked
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
+from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
+from gateway.store.journal.reader import JournalReader
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client
 from tests.engine.test_elections import Door, numbers, until
@@ -37,6 +39,7 @@ class Shared(Door):
         super().__init__(folder, name, cluster, far, ROUTES, replica)
         waits = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3}
         self.configuration["links"] = {"far": {"url": far, "outbox": {"shared": True, **more}, **waits}}
+        self.configuration["journal"] = {"enabled": True, "flush_interval_secs": 0.05}
 
 
 @contextmanager
@@ -81,6 +84,32 @@ def test_what_a_lost_replica_has_accepted_another_delivers(
         assert numbers(far) == list(range(200))
         assert [message.topic for message in far.messages[:3]] == [f"there/lost/{at}" for at in range(3)]
         until(lambda: other.sample("gateway_route_messages_total", route="out", outcome="delivered") == 200)
+
+
+def noted(*doors: Shared) -> list[tuple[str, str, str]]:
+    """Body, target, and what the journals of all say of it but why; not the way through the cluster."""
+    return sorted(
+        (row["body"].decode(), row["target_address"], row["reason_text"].partition(":")[0])
+        for door in doors
+        for row in JournalReader(door.folder / "data" / "journal").rows("0")
+        if row["route"] == "out"
+    )
+
+
+def test_the_journals_know_what_has_left(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """One replica accepts, any may deliver: all their journals together are in balance."""
+    with (
+        shared_pair(tmp_path, "noted", rabbitmq, mosquitto) as (one, other, _),
+        Client(mosquitto.port, "noted-far") as far,
+        Client(one.port("mqtt"), "noted-near") as near,
+    ):
+        far.subscribe("there/noted/#", qos=1)
+        for at in range(5):
+            near.publish("away/noted/x", b"%d" % at)
+        far.until(lambda: len(far.messages) == 5)
+        words = (WAS_DELIVERED, WAS_STORED)
+        rows = [(str(at), "there/noted/x", word) for at in range(5) for word in words]
+        until(lambda: noted(one, other) == rows)
 
 
 def test_both_accept_and_nothing_comes_twice(
@@ -182,6 +211,7 @@ def test_what_is_too_old_becomes_a_dead_letter(
         said = ("expired", "it waited longer than outbox.age_secs_max", True)
         until(lambda: letters_of(other) == [(str(at), *said) for at in range(3)])
         assert letters_of(one) == letters_of(other)
+        until(lambda: [row[2] for row in noted(one, other)] == [WAS_BURIED, WAS_STORED] * 3)
         proxy.open()
         until(lambda: other.sample("gateway_link_up", endpoint="far"))
         assert json.loads(other.told("/api/v1/dead-letters/redrive", {"all": True}))["redriven"] == 3
@@ -243,6 +273,8 @@ def test_what_is_dropped_is_counted(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tm
         proxy.open()
         far.until(lambda: numbers(far) == [3, 4])
         assert letters_of(one) == []
+        left = [WAS_DROPPED] * 3 + [WAS_DELIVERED] * 2
+        until(lambda: [row[2] for row in noted(one, other) if row[2] != WAS_STORED] == left)
 
 
 def test_what_the_far_broker_refuses_becomes_a_dead_letter(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -272,6 +304,8 @@ def test_what_the_far_broker_refuses_becomes_a_dead_letter(rabbitmq: RabbitMQ, t
             )
 
         until(buried)
+        ends = [("1", WAS_BURIED), ("1", WAS_STORED), ("2", WAS_DELIVERED), ("2", WAS_STORED)]
+        until(lambda: [(row[0], row[2]) for row in noted(one, other)] == ends)
 
 
 @pytest.mark.parametrize(

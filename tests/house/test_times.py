@@ -11,6 +11,7 @@ from typing import Final
 from tests.house.test_house import OURS, ROOT, name_of
 
 GIVEN: Final = """
+from gateway import clock
 from gateway.model.batch import Batch, Source
 from gateway.model.times import Monotonic, WallTime
 
@@ -28,9 +29,9 @@ WRONG: Final = (
 )
 RIGHT: Final = ("loop - loop < 3.0", "wall + 3.0 < wall", "Batch(source, loop + 3.0)", "max(loop, loop)")
 READ: Final = re.compile(
-    r"\btrio\.current_time\b|\btime\.monotonic\b|import monotonic\b|\b(Monotonic|WallTime)\("
+    r"\btrio\.current_time\b|\btime\.(monotonic|time)\b|import monotonic\b|\b(Monotonic|WallTime)\("
 )
-ROOMS: Final = ("broker", "store", "model", "mapping")
+ROOMS: Final = ("broker", "store", "model", "mapping", "engine", "app", "admin")
 
 # Who may make times: from a clock, or from what was written down.
 MAKERS: Final = {
@@ -46,6 +47,12 @@ MAKERS: Final = {
     "gateway/broker/amqp091/queue.py": "how long nobody uses a queue",
     "gateway/broker/amqp091/virtual_host.py": "how long nobody uses a queue",
     "gateway/store/writer.py": "the store's own thread",
+    "gateway/engine/letters.py": "read from a log, and before the clock runs",
+    "gateway/engine/logs.py": "read from a log",
+    "gateway/engine/session.py": "before the clock runs",
+    "gateway/engine/ids.py": "before the clock runs",
+    "gateway/admin/queues.py": "how long nobody uses a queue",
+    "gateway/admin/rabbitmq.py": "how long it runs",
 }
 
 

@@ -125,6 +125,16 @@ class Cluster:
             *("--py-files", str(self.bundle.code), *_confs(OPTIONS), str(program), *arguments),
         )
 
+    def documented(self, *arguments: str) -> tuple[str, ...]:
+        """The line that the guide has, which submits the program of the bundle; Pythons are bare."""
+        own = OPTIONS | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT}
+        return (
+            *(str(self._home / "bin" / "spark-submit"), "--master", self.url),
+            *("--py-files", str(self.bundle.code)),
+            *("--archives", f"{self.bundle.environment}#{ENVIRONMENT}"),
+            *(*_confs(own), str(self.bundle.submit), *arguments),
+        )
+
     def command(self, *arguments: str) -> tuple[str, ...]:
         """A command of `gateway pipeline` that is a driver itself, and hands its code over; the rest comes
         as an archive, to bare Pythons."""

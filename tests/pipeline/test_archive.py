@@ -72,6 +72,16 @@ def test_the_archive_is_the_journal(spark: SparkSession, tmp_path: Path) -> None
     assert (again.rows, again.files, again.total_rows, files(to)) == (0, 0, 100, before)
 
 
+def test_what_a_task_wrote_elsewhere_does_not_count(tmp_path: Path) -> None:
+    """As on an executor that has another disk under the same path: the position stays what it was."""
+    made = filed(tmp_path / "a", written(tmp_path / "j", 100))
+    archive = Archive(place_of(str(tmp_path / "a")))
+    assert archive.found(made) == made
+    (tmp_path / "a" / made[-1].path).unlink()
+    with pytest.raises(PipelineError, match="not the same folder on the driver and on all executors"):
+        archive.found(made)
+
+
 def test_a_run_takes_what_has_come_since_and_days_go(spark: SparkSession, tmp_path: Path) -> None:
     folder, to = tmp_path / "j", tmp_path / "a"
     for first in (0, 30):

@@ -4,8 +4,11 @@ and the driver are killed in the middle."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +79,48 @@ def test_an_archive_while_an_executor_is_killed(cluster: Cluster, tmp_path: Path
     manifest = Archive(place_of(str(tmp_path / "archive"))).manifest()
     assert manifest.offsets == {str(shard): ROWS for shard in range(SHARDS)}
     assert sum(file.rows for file in manifest.files) == SHARDS * ROWS
+
+
+def test_the_documented_line_whose_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """In the middle of a batch, with all that it has started: nothing counts, and the next run has it all."""
+    for shard in range(SHARDS):
+        written(tmp_path / "journal", ROWS, shard=shard)
+    to = tmp_path / "archive"
+    line = cluster.documented("archive", "--journal", "journal", "--to", str(to))
+    with (tmp_path / "log").open("wb") as said:
+        driver = subprocess.Popen(
+            line, cwd=tmp_path, env=cluster.environment(), stdout=said, stderr=said, start_new_session=True
+        )
+    try:
+        until(lambda: driver.poll() is not None or any(to.rglob("*.parquet")), "no task writes")
+        assert driver.poll() is None, (tmp_path / "log").read_text()[-3_000:]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    assert Archive(place_of(str(to))).manifest().number == 0
+    done = ended(line, tmp_path, cluster.environment())
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert f"{SHARDS * ROWS} rows archived" in done.stdout
+    manifest = Archive(place_of(str(to))).manifest()
+    assert sum(file.rows for file in manifest.files) == SHARDS * ROWS
+    on_disk = {str(path.relative_to(to)) for path in to.rglob("*.parquet")}
+    assert on_disk == {file.path for file in (*manifest.files, *manifest.left)}
+
+
+@pytest.mark.parametrize("command", [("archive",), ("rates",)], ids=" ".join)
+def test_executors_with_other_disks(cluster: Cluster, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """What they would write there nobody would see: it is said, and nothing counts as done."""
+    journal = written(tmp_path / "journal", ROWS)
+    to = "/proc/self/cwd/out"  # another folder for each process
+    done = ended(
+        cluster.command(*command, "--journal", str(journal), "--to", to), tmp_path, cluster.environment()
+    )
+    assert done.returncode == 1
+    assert f"{to} is not the same folder on the driver and on all executors" in done.stderr
+    assert "Traceback" not in done.stderr
+    if command == ("archive",):
+        assert Archive(place_of(str(tmp_path / "out"))).manifest().number == 0
 
 
 def test_a_stream_while_an_executor_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:

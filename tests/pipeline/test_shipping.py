@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
+from gateway.pipeline import shipping
 from gateway.pipeline.shipping import DAY_SECS, ship
 from gateway.pipeline.stores import place_of
 from gateway.store.journal.mappings import keep, kept
+from gateway.store.journal.merging import merge_segments
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import START, written
 
@@ -42,6 +45,42 @@ def test_files_go_when_their_newest_row_is_old_enough(journal: Path, tmp_path: P
     assert ship(journal, place, keep_days=1, now=lambda: late) == (0, 0, 0, 1)
     assert JournalReader(to).extent("0").rows > 0
     assert ship(journal, place).files == done.total - 1, "who keeps all gets all"
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "merged"])
+def test_beside_a_gateway_that_goes_on(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """What is listed may be gone when its turn comes."""
+    copy, first, second = shipping._copy, *sorted(journal.glob("*.gwj"))[:2]
+    whole = JournalReader(journal).extent("0").rows
+
+    def overtaken(*given: Any) -> int:
+        monkeypatch.setattr(shipping, "_copy", copy)
+        done = copy(*given)
+        if deleted:
+            second.unlink()
+        else:
+            merge_segments(JournalReader(journal).segments("0")[:2])
+        return done
+
+    monkeypatch.setattr(shipping, "_copy", overtaken)
+    to = tmp_path / "store"
+    ship(journal, place_of(str(to)))
+    assert (first.name in names(to), second.name in names(to)) == (True, False)
+    complete = {one.path.name: one.octets for one in JournalReader(journal).segments("0")[:-1]}
+    assert {path.name: path.stat().st_size for path in to.glob("*.gwj")} == complete
+    assert whole
+
+
+def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:
+    folder, to = tmp_path / "journals", tmp_path / "store"
+    for below in ("one", "two/worker-0"):
+        written(folder / below, 5)
+        keep(folder / below, {"7f3a": ("/etc/plant.yaml", "version: 1")})
+    ship(folder, place_of(str(to)))
+    for below in ("one", "two/worker-0"):
+        assert [one.version for one in kept(to / below)] == ["7f3a"]
 
 
 def test_the_mapping_files_go_along(journal: Path, tmp_path: Path) -> None:

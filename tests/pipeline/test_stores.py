@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from pyarrow import fs
+
+from gateway.cli.pipeline.common import journal_of
 from gateway.errors import PipelineError
+from gateway.pipeline import stores
 from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.jobs import archive as job
+from gateway.pipeline.jobs.replay import COLUMNS, selected
+from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.shipping import ship
 from gateway.pipeline.stores import Place, _short, hadoop_of, place_of, spark_reaches
+from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import Segment
 from tests.cli.conftest import Run
 from tests.pipeline.journals import written
 
@@ -51,6 +64,56 @@ def test_a_journal_is_shipped_read_and_archived(
     done = job.run(spark, f"{store}/journal", f"{store}/archive")
     assert (done.rows, done.missing) == (there, 0)
     assert job.run(spark, f"{store}/journal", f"{store}/archive").rows == 0
+
+
+MAPPING: Final = """version: 1
+routes:
+  - name: up
+    from: {endpoint: mqtt, topic: "plant/{line}/t"}
+    to: {endpoint: erp, exchange: amq.topic, routing_key: "{line}.t"}
+"""
+
+
+def test_what_is_asked_of_a_store_is_answered_as_of_a_folder(
+    spark: SparkSession, store: str, run: Run, tmp_path: Path
+) -> None:
+    """Of the journal there, and of an archive."""
+    mapping, folder = tmp_path / "mapping.yaml", tmp_path / "journal"
+    mapping.write_text(MAPPING)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("links: {erp: {url: 'amqp://erp'}}\nlisteners: {mqtt: {protocol: mqtt}}\n")
+    written(folder, 300, block_rows=20, segment_bytes=40_000)
+    ship(folder, place_of(f"{store}/asked", hadoop_of(spark)))
+    job.run(spark, str(folder), f"{store}/asked-archive")
+    there = [
+        ("--journal", str(folder)),
+        ("--journal", f"{store}/asked"),
+        ("--archive", f"{store}/asked-archive"),
+    ]
+    only = ("--where", "sequence < 100")
+    for command in (
+        ("backtest", str(mapping), "--config", str(config), "--allow", "new", "--json"),
+        ("reconcile", "--json"),
+        ("schema", "up", "--mapping", str(mapping), "--last", "2"),
+    ):
+        said = [run("pipeline", *command, *place, *only) for place in there]
+        assert said[0].code == said[1].code == said[2].code, [one.err for one in said]
+        assert said[0].out == said[1].out == said[2].out
+        assert said[0].out
+    rows = [
+        selected(
+            traffic(
+                spark,
+                place[1] if place[0] == "--journal" else None,
+                COLUMNS,
+                Span(where=only[1]),
+                archive=place[1] if place[0] == "--archive" else None,
+            )
+        ).collect()
+        for place in there
+    ]
+    assert len(rows[0]) == 100
+    assert rows[0] == rows[1] == rows[2]
 
 
 def test_an_archive_in_s3(spark: SparkSession, s3: str, run: Run, tmp_path: Path) -> None:
@@ -91,6 +154,83 @@ def test_a_scheme_that_spark_has_no_classes_for(spark: SparkSession, monkeypatch
     with pytest.raises(PipelineError, match=r"cannot read gs:// here: .*gcs-connector") as raised:
         spark_reaches(spark, place_of("gs://bucket/folder"))
     assert "\n" not in str(raised.value)
+
+
+NAMES = [
+    ("/data/a", "/data/a", "file", "/data/a"),
+    ("/data/a:/b", "/data/a:/b", "file", "/data/a:/b"),
+    ("file:/data/a", "/data/a", "file", "/data/a"),
+    ("file:///data/a#b?c", "/data/a#b?c", "file", "/data/a#b?c"),
+    ("hdfs:/data/a", "hdfs:///data/a", "hdfs", "/data/a"),
+    ("hdfs://name:8020/", "hdfs://name:8020", "hdfs", "/"),
+    ("s3a://plant/a#b/", "s3a://plant/a#b", "s3a", "plant/a#b"),
+    ("abfss://box@plant.dfs.core.windows.net/a", None, "abfss", "box/a"),
+]
+
+
+@pytest.mark.parametrize(("name", "uri", "scheme", "path"), NAMES, ids=[name for name, *_ in NAMES])
+def test_names(monkeypatch: pytest.MonkeyPatch, name: str, uri: str | None, scheme: str, path: str) -> None:
+    """As Spark has them; a `#` is a letter as others."""
+    monkeypatch.setattr(stores, "_SYSTEMS", dict.fromkeys(stores._SYSTEMS, lambda *_: None))
+    stores._kept.cache_clear()
+    for given in {name, journal_of(name, None)}:
+        place = place_of(given)
+        assert (place.uri, place.scheme, place.kept().path) == (uri or name, scheme, path)
+    stores._kept.cache_clear()
+
+
+def test_the_ends_of_files_are_asked_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store each takes longer than it is long; once each."""
+    written(tmp_path, 600, block_rows=20, segment_bytes=20_000)
+    monkeypatch.setattr(stores, "_SYSTEMS", {"mem": lambda *_: fs.LocalFileSystem()})
+    together, read = Barrier(4), JournalReader.summary
+    asked: list[object] = []
+
+    def slow(reader: JournalReader, segment: Segment) -> object:
+        if segment.path not in asked:
+            asked.append(segment.path)
+            if len(asked) <= 4:
+                together.wait(30)
+        return read(reader, segment)
+
+    monkeypatch.setattr(JournalReader, "summary", slow)
+    table = JournalTable(options_of({"path": f"mem://{tmp_path}"}, stream=False), ("sequence",))
+    parts = table.partitions()
+    assert len(asked) == len(list(tmp_path.glob("*.gwj"))) > 4
+    assert [row for part in parts for rows in table.read(part) for row in rows["sequence"].to_pylist()] == [
+        *range(600)
+    ]
+
+
+CLOUDS = [
+    ("core.windows.net", "https://login.microsoftonline.com/T/oauth2/token", "login.microsoftonline.com"),
+    ("core.usgovcloudapi.net", "https://login.microsoftonline.us/T/oauth2/token", "login.microsoftonline.us"),
+]
+
+
+@pytest.mark.parametrize(("cloud", "endpoint", "login"), CLOUDS)
+def test_other_clouds(monkeypatch: pytest.MonkeyPatch, cloud: str, endpoint: str, login: str) -> None:
+    """Their hosts have other names, and who logs in does so elsewhere."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(stores.fs, "AzureFileSystem", lambda **given: seen.update(given))
+    monkeypatch.delenv("AZURE_AUTHORITY_HOST", raising=False)
+    monkeypatch.setitem(os.environ, "AZURE_AUTHORITY_HOST", "")
+    del os.environ["AZURE_AUTHORITY_HOST"]
+    host = f"plant.dfs.{cloud}"
+    stores._abfs(
+        {f"fs.azure.account.key.{host}": "K", "fs.azure.account.oauth2.client.endpoint": endpoint},
+        f"box@{host}",
+    )
+    assert (seen["account_name"], seen["account_key"], seen["tenant_id"]) == ("plant", "K", "T")
+    authorities = seen["dfs_storage_authority"], seen["blob_storage_authority"]
+    assert authorities == (f".dfs.{cloud}", f".blob.{cloud}")
+    assert os.environ["AZURE_AUTHORITY_HOST"] == f"https://{login}"
+
+
+def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "reached", lambda place: place)
+    with pytest.raises(PipelineError, match=r"say s3a://plant/folder"):
+        spark_reaches(spark, place_of("s3://plant/folder"))
 
 
 def test_what_a_store_says_is_cut() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,6 +42,47 @@ def test_a_run_appends_what_has_come_since(tables: SparkSession, run: Run, tmp_p
     assert {row.date for row in found.select("date").distinct().collect()} == {YEARS_AGO}
     measured = run("pipeline", "rates", "--archive", to, "--to", str(tmp_path / "rates"))
     assert measured.out == "120 messages in 2 rows\n", measured.err
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_two_runs_at_once(
+    tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    """The second begins, and ends, when the first has chosen its rows: that one fails, and each row is there
+    once."""
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    written(folder, 20)
+    if not fresh:
+        assert job.run(tables, str(folder), to, "delta").rows == 20
+        written(folder, 20, first=20)
+    append, others = job.Delta.append, []
+
+    def beaten(self: job.Delta, *given: Any) -> int:
+        monkeypatch.setattr(job.Delta, "append", append)
+        others.append(job.run(tables, str(folder), to, "delta").rows)
+        return append(self, *given)
+
+    monkeypatch.setattr(job.Delta, "append", beaten)
+    with pytest.raises(PipelineError, match="another run has appended"):
+        job.run(tables, str(folder), to, "delta")
+    assert others == [20]
+    written(folder, 5, first=20 if fresh else 40)
+    assert job.run(tables, str(folder), to, "delta").rows == 5
+    found = read_archive(tables, to).select("sequence")
+    assert found.count() == found.distinct().count() == (25 if fresh else 45)
+
+
+def test_the_position_is_found_behind_other_commits(
+    tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "LOOKED_AT", 2)
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    for first in (0, 20):
+        written(folder, 20, first=first)
+        assert job.run(tables, str(folder), to, "delta").rows == 20
+        for number in range(3):
+            tables.sql(f"ALTER TABLE delta.`{to}` SET TBLPROPERTIES ('its.{first}' = '{number}')")
+    assert job.run(tables, str(folder), to, "delta") == job.Appended(0, 0, 40)
 
 
 def test_days_go_and_do_not_come_back(tables: SparkSession, tmp_path: Path) -> None:

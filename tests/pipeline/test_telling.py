@@ -13,8 +13,9 @@ pytest.importorskip("pyspark")
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.errors import PipelineError
-from gateway.pipeline.telling import FIGURES, rows_behind, told
+from gateway.pipeline.telling import FIGURES, rows_behind, told, watch
 from gateway.pipeline.tolerance import Tolerance
+from tests.cli.conftest import Run
 
 
 def test_a_command_that_fails_says_so(tmp_path: Path) -> None:
@@ -45,6 +46,50 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
     assert (sample.labels, sample.value) == ({"command": "table"}, 8.0)
     (ok,) = families["gateway_pipeline_ok"].samples
     assert ok.value == 1.0
+
+
+class Query:
+    """A stream that has two micro-batches, and ends."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.seen: list[dict[str, Any]] = []
+        self.lastProgress: dict[str, Any] | None = None
+
+    def awaitTermination(self, seconds: int) -> bool:
+        if self._file.exists():
+            self.seen.append(json.loads(self._file.read_text()))
+        sources = [{"endOffset": "{}", "latestOffset": '{"0": 5}'}]
+        self.lastProgress = {"timestamp": len(self.seen), "sources": sources}
+        return len(self.seen) == 2
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_what_is_told_of_a_stream_that_goes_on(tmp_path: Path, follow: bool) -> None:
+    """One that is to end has not done what it was to do before it has: it may be killed."""
+    query = Query(tmp_path / "s.json")
+    with told("table", tmp_path / "s.json") as summary:
+        watch(query, summary, follow=follow)  # type: ignore[arg-type]
+    assert [(one["ok"], one["running"], one["rows_behind"]) for one in query.seen] == [(follow, True, 5)] * 2
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert (found["ok"], found["running"]) == (True, False)
+
+
+COMMANDS = [
+    ("archive", "--to", "/a", "--format", "orc", "--keep-days", "1"),
+    ("rates",),
+    ("reconcile", "--tolerance", "much"),
+    ("replay", "mqtt://x", "--speed", "1", "--rate", "1"),
+    ("ship", "--to", "/a", "--journal", "s3a://plant/journal"),
+    ("table", "telemetry", "--to", "/a", "--mapping", "none.yaml"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one[0])
+def test_also_what_it_does_not_begin_with(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    ran = run("pipeline", *command, "--summary", str(tmp_path / "s.json"))
+    assert ran.code != 0
+    assert json.loads((tmp_path / "s.json").read_text())["ok"] is False
 
 
 def test_what_a_command_failed_of_is_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

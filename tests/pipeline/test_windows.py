@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Final
+
 import pytest
 
 pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
+from gateway.pipeline.jobs.rates import silent_of
 from gateway.pipeline.traffic.windows import SECOND, Touched, Windows, duration_us, runs_of
+from gateway.store.journal.reader import JournalReader
+from tests.pipeline.journals import written
 
 S = SECOND
+NOW: Final = 1_800_000_000.0
 
 
 def touched(second: int, rows: int = 1, shard: str = "0", next_: int = 1) -> Touched:
@@ -33,6 +41,17 @@ def test_windows_wait_for_the_mark_of_every_shard() -> None:
         due = state.due(rows, marks, 600 * S)
         assert (due.windows, due.again, due.late_rows) == (told, set(), 0)
         assert state.waiting == [one for one in windows(1, 2, 5) if one not in told]
+
+
+def test_a_replica_that_is_gone_holds_no_window_up(tmp_path: Path) -> None:
+    """One that lives writes a mark a minute; where all are gone, what they have said last is all there is."""
+    for replica, ago in (("lives", 0), ("slow", 100), ("gone", 1_000)):
+        written(tmp_path / replica, 5)
+        for path in (tmp_path / replica).glob("*.gwj"):
+            os.utime(path, (NOW - ago, NOW - ago))
+    reader = JournalReader(tmp_path)
+    assert silent_of(reader, reader.shards(), NOW) == {"gone/0"}
+    assert silent_of(reader, reader.shards(), NOW + 3_600) == set()
 
 
 def test_a_message_that_is_never_settled_holds_windows_up_for_so_long_and_no_longer() -> None:

@@ -18,6 +18,7 @@ import structlog
 import trio
 from starlette.types import ASGIApp, Message, Scope
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.settings import Http
 from gateway.transport.http import response
@@ -62,7 +63,7 @@ class HttpConnection:
         self._secured = isinstance(stream, trio.SSLStream)
         self._socket = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         self.scope = trio.CancelScope()
-        self.waits_since: float | None = trio.current_time()
+        self.waits_since: float | None = clock.now()
         """Since when it waits for its peer; None: the application is at work for it."""
         name = self._socket.getpeername()
         self.address: str = name[0]
@@ -122,7 +123,7 @@ class HttpConnection:
                 return None
             self._check(event)
             self._body_octets = 0
-            self._body_deadline = trio.current_time() + http.body_timeout_secs
+            self._body_deadline = clock.now() + http.body_timeout_secs
             return event
         raise Refusal(408, "head_timeout", f"no whole head within {http.head_timeout_secs:g} s")
 
@@ -156,7 +157,7 @@ class HttpConnection:
             await self._read()
 
     async def _read(self) -> None:
-        self.waits_since = trio.current_time()
+        self.waits_since = clock.now()
         try:
             octets = await self.stream.receive_some(READ_OCTETS)
         except trio.BrokenResourceError as error:
@@ -273,7 +274,7 @@ class HttpConnection:
         return self._h11.their_state not in (h11.SEND_BODY, h11.ERROR)
 
     async def _write(self, octets: bytes) -> None:
-        self.waits_since = trio.current_time()
+        self.waits_since = clock.now()
         try:
             with trio.fail_after(self._http.send_timeout_secs):
                 await self.stream.send_all(octets)
@@ -304,7 +305,7 @@ class HttpConnection:
             try:
                 if isinstance(self.stream, trio.SocketStream):
                     await self.stream.send_eof()
-                self.waits_since = trio.current_time()
+                self.waits_since = clock.now()
                 left = LINGER_OCTETS
                 while left > 0 and (octets := await self.stream.receive_some(READ_OCTETS)):
                     left -= len(octets)

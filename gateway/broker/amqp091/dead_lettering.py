@@ -9,7 +9,6 @@ rejected it on the way, or it would travel for ever.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -112,7 +111,7 @@ class DeadLettering:
         finally:
             self._burying = False
         if self.noted:
-            self._next_turn = self._host.alarms.set(time.time(), self._go_on)
+            self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
             return
         owing, self.owing = self.owing, {}
         for queue in owing:
@@ -126,7 +125,7 @@ class DeadLettering:
         """Some letters; returns how many they and their targets are."""
         batch = Batch(self, clock.now())
         recipients: dict[Mortal, Recipient] = {}
-        utc = time.time()
+        utc = clock.utc()
         count = 0
         while self.noted and count < most:
             queue, message, reason = self.noted.popleft()

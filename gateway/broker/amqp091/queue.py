@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gateway import clock
 from gateway.broker.alarms import Alarm, Alarms
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
 from gateway.broker.amqp091.dead_lettering import (
@@ -147,7 +148,7 @@ class AmqpQueue(Queue):
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return messages
-        latest = time.time() + ttl_ms / 1000
+        latest = clock.utc() + ttl_ms / 1000
         return [
             Message(
                 m.address,
@@ -190,7 +191,7 @@ class AmqpQueue(Queue):
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
         left = self.used + self.options.expires_ms / 1000 - time.monotonic()
-        self._watch = self._host.alarms.set(time.time() + left, self._look_at_use)
+        self._watch = self._host.alarms.set(clock.utc() + left, self._look_at_use)
 
     def _look_at_use(self) -> None:
         self._watch = None
@@ -233,7 +234,7 @@ class AmqpQueue(Queue):
             head = self._ready[0]
         else:
             return False
-        return bool(head.expires) and head.expires <= time.time()
+        return bool(head.expires) and head.expires <= clock.utc()
 
     def dispatch(self) -> None:
         """Hand out what is ready, then see to what is left."""
@@ -374,7 +375,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
     def drop_expired(self, most: int = BEYOND) -> float:
         """Drop what has expired at the head of each priority; returns when the next one may."""
-        utc = time.time()
+        utc = clock.utc()
         if not self._soonest or utc < self._next_expiry():
             return self._next_expiry()
         self._soonest = NEVER

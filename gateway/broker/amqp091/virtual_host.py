@@ -11,6 +11,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from gateway import clock
 from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.arguments import (
     ALTERNATE,
@@ -123,7 +124,7 @@ class VirtualHost:
                     self.bindings += self.exchanges[source].bind(to, key, arguments)
                     if isinstance(to, AmqpQueue):
                         to.bound[self.exchanges[source]] = None
-        self.alarms.set(time.time(), self._wake)
+        self.alarms.set(clock.utc(), self._wake)
 
     def _wake(self) -> None:
         """Look for what has expired meanwhile. Not before the store has started: what dies goes to other
@@ -298,7 +299,7 @@ class VirtualHost:
                 exchange.sweeping = False
                 self._sweep(exchange)
 
-            self.alarms.set(time.time(), go_on)
+            self.alarms.set(clock.utc(), go_on)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
         """Delete those with auto-delete from which nothing leads on, and in turn what was bound to them."""

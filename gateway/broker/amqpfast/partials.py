@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
+from gateway import clock
 from gateway.broker.spool import Spool, SpoolFile
 from gateway.errors import StoreError
 from gateway.store.restoring import set_aside
@@ -98,9 +98,9 @@ class Partials:
         key = json.dumps([host, client, digest])
         found = self._known.get(key)
         if found is not None and found.busy:  # the same message twice at once: the second is another one
-            return Partial("", head, body_size, self._spool.draft(), time.time())
+            return Partial("", head, body_size, self._spool.draft(), clock.utc())
         if found is None:
-            found = self._known[key] = Partial(key, head, body_size, self._spool.draft(), time.time())
+            found = self._known[key] = Partial(key, head, body_size, self._spool.draft(), clock.utc())
         found.busy = True
         found.head = head
         self._idle.pop(key, None)
@@ -108,7 +108,7 @@ class Partials:
         return found
 
     def _record(self, partial: Partial) -> None:
-        partial.utc = time.time()
+        partial.utc = clock.utc()
         if self._store is not None:
             given = {"file": partial.file.name, "body_size": partial.body_size, "utc": partial.utc}
             self._store.put(PARTIAL, partial.key, json.dumps(given).encode())
@@ -149,7 +149,7 @@ class Partials:
 
     def forget_old(self) -> None:
         """Drop those that are idle and too old, or too many."""
-        before = time.time() - self._age_secs
+        before = clock.utc() - self._age_secs
         octets = sum(partial.file.size for partial in self._idle.values())
         for partial in list(self._idle.values()):
             if partial.utc > before and octets <= self._octets_max and len(self._idle) <= self._count_max:

@@ -18,13 +18,13 @@ PUBREC the message is forgotten and its id recorded as released, together; PUBRE
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import ClassVar
 
+from gateway import clock
 from gateway.broker.mqtt.received_ids import DurableReceivedIds
 from gateway.broker.mqtt.records import SESSION, Records, SessionRecord
 from gateway.broker.mqtt.session import (
@@ -99,7 +99,7 @@ class DurableSession(Session):
         self.expiry_secs = record.expiry_secs
         self.user, self.place = record.user, record.place
         # The client was here when the process ended: it is away from now on.
-        self.away_secs = 0.0 if record.attached else max(time.time() - record.utc, 0.0)
+        self.away_secs = 0.0 if record.attached else max(clock.utc() - record.utc, 0.0)
         self.next = self._safe = extent.end
         self.sent = extent.end if record.attached else min(record.sent, extent.end)
         if extent.count:
@@ -113,7 +113,7 @@ class DurableSession(Session):
         self.released[packet_id] = None
 
     def _record(self, *, attached: bool) -> None:
-        record = SessionRecord(self.expiry_secs, time.time(), attached, self.sent, self.user, self.place)
+        record = SessionRecord(self.expiry_secs, clock.utc(), attached, self.sent, self.user, self.place)
         self._records.put_session(self.client_id, record)
 
     # In.
@@ -295,7 +295,7 @@ class DurableSession(Session):
                     self._stuck = True
                     break
             waiting.popleft()
-            if message.expires and message.expires <= time.time():
+            if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
                 gone += message.octets
                 if position != UNKEPT:

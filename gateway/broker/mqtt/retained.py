@@ -11,9 +11,9 @@ so may each of the next two hundred.
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
+from gateway import clock
 from gateway.broker.topics import TopicTree
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -56,7 +56,7 @@ class Retained:
         return topic in self._messages
 
     def _restore(self, store: Store) -> None:
-        utc = time.time()
+        utc = clock.utc()
         for key, message in store.things(KIND):
             assert isinstance(message, Message)
             if message.expires and message.expires <= utc:
@@ -124,5 +124,5 @@ class Retained:
     ) -> tuple[list[Message], list[str] | None]:
         """As TopicTree.find: messages whose topics match the levels of a filter, without expired ones."""
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
-        utc = time.time()
+        utc = clock.utc()
         return [message for message in found if not message.expires or message.expires > utc], place

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
 from gateway.broker.pressure import Pace, Pressure, lowered
@@ -399,7 +400,7 @@ class Session:
                     break
                 packet_id = self._free_id()
             waiting.popleft()
-            if message.expires and message.expires <= time.time():
+            if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
                 gone += message.octets
                 continue

@@ -55,6 +55,11 @@ Policy = Literal["reject", "drop_oldest", "dead_letter"]
 Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
+def left_as(word: str, outcome: Outcome) -> Outcome:
+    """What the journal says of messages that have left an outbox: in which way, and why."""
+    return outcome._replace(text=f"{word}: {outcome.text}" if outcome.text else word)
+
+
 class OutboxLimits(NamedTuple):
     """How much may wait in one outbox, how long (seconds; None: for ever), and what happens then."""
 
@@ -449,8 +454,7 @@ class Outbox:
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Have the journal hear that these have left."""
         if self._left is not None and self._route is not None and messages:
-            text = f"{word}: {outcome.text}" if outcome.text else word
-            self._left(self._route, messages, outcome._replace(text=text), self._clock())
+            self._left(self._route, messages, left_as(word, outcome), self._clock())
 
     # Time.
 

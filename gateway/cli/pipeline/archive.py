@@ -62,15 +62,17 @@ def archive(
 
     With --follow again and again, in one session of Spark, until it is interrupted.
     """
-    if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
-        raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
-    if format_ not in ("parquet", "delta", "iceberg") and follow:
-        raise PipelineError(f"--follow is for parquet and tables; {format_} is brought up to the end once")
-    folder = journal_of(journal, config)
-    installed()
     from gateway.pipeline.telling import told
 
     with told("archive", summary) as made:
+        if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
+            raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
+        if format_ not in ("parquet", "delta", "iceberg") and follow:
+            raise PipelineError(
+                f"--follow is for parquet and tables; {format_} is brought up to the end once"
+            )
+        folder = journal_of(journal, config)
+        installed()
         spark = started("archive", master, conf, formats=[format_])
         given = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
         if follow:
@@ -98,7 +100,7 @@ def _follow(spark: SparkSession, given: _Given, every_secs: float, made: Summary
         with plainly():
             behind = job.rows_behind(spark, given.folder, given.to)
         made.figures |= figures | {"rows": rows, "rows_behind": behind}
-        made.write(ok=True)
+        made.write(ok=True, running=True)
 
 
 class _Given(NamedTuple):

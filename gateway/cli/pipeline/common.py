@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -99,7 +100,7 @@ def _pair(text: str) -> tuple[str, str]:
 def journal_of(folder: str | None, config: Path | None) -> str:
     """The journal that was named, else that of the configuration; a path is absolute. Raises
     ConfigurationError."""
-    if folder is not None and "://" in folder:
+    if folder is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", folder):
         return folder
     return str(Path(folder or settings_of(config).journal_path()).absolute())
 

@@ -37,7 +37,7 @@ def lineage(
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import lineage as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+    from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
     from gateway.pipeline.traffic.loading import Span, traffic
 
     with plainly(), watched(spark, "lineage", progress):
@@ -52,7 +52,7 @@ def lineage(
         )
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
         if to is not None:
-            found.write.mode("overwrite").parquet(spark_reaches(spark, place_of(to, hadoop)))
+            found.write.mode("overwrite").parquet(spark_writes(spark, place_of(to, hadoop)))
         shown = [
             tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
             for row in found.select(*WORDS).toLocalIterator()

@@ -49,19 +49,19 @@ def rates(
     conf: SparkOption = None,
 ) -> None:
     """Measure what crossed: a table (Parquet), a page with plots (HTML), once or for as long as it runs."""
-    if to is None and (follow or report is None):
-        raise PipelineError("say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both")
-    if follow and (archive or since or until):
-        raise PipelineError(
-            "--follow reads the journal, from its first row on: no --archive, --since, --until"
-        )
-    folder = recorded_in(journal, archive, config)
-    installed()
     from gateway.pipeline.telling import told, watch
 
-    given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
-    given |= {"format_": format_}
     with told("rates", summary) as made:
+        if to is None and (follow or report is None):
+            raise PipelineError("say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both")
+        if follow and (archive or since or until):
+            raise PipelineError(
+                "--follow reads the journal, from its first row on: no --archive, --since, --until"
+            )
+        folder = recorded_in(journal, archive, config)
+        installed()
+        given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
+        given |= {"format_": format_}
         spark = started("rates", master, conf, formats=[format_], archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import rates as job
@@ -70,7 +70,7 @@ def rates(
             if follow:
                 query = job.follow(spark, str(folder), to=str(to), late=late, checkpoint=checkpoint, **given)
                 try:
-                    watch(query, made)
+                    watch(query, made, follow=True)
                 except KeyboardInterrupt:
                     query.stop()
                 return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +22,7 @@ from gateway.cli.pipeline.common import (
     progress,
     started,
 )
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
+from gateway.cli.pipeline.traffic import Archive, Begin, Where, recorded_in
 from gateway.cli.tables import table
 from gateway.errors import PipelineError
 
@@ -37,7 +40,14 @@ def reconcile(
     journal: JournalFolder = None,
     archive: Archive = None,
     begin: Begin = None,
-    end: End = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="Judge what was accepted before that; what became of it is looked for to the end.",
+        ),
+    ] = None,
     where: Where = None,
     received: Annotated[
         str | None,
@@ -47,9 +57,13 @@ def reconcile(
         ),
     ] = None,
     still: Annotated[int, typer.Option(min=0, help="Messages that still wait for that consumer.")] = 0,
-    url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="HTTP side of the gateway: asks what its outboxes hold now."),
+    urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="HTTP side of the gateway: asks what its outboxes hold now; may repeat, for each replica.",
+        ),
     ] = None,
     token_file: TokenFile = None,
     tolerance: Annotated[
@@ -70,24 +84,36 @@ def reconcile(
 
     Exit code 1 when more is than --tolerance, or rows of the journal itself are missing.
     """
-    allowed = _tolerance(tolerance)
-    installed()
     from gateway.pipeline.telling import told
 
     with told("reconcile", summary) as made:
+        allowed = _tolerance(tolerance)
+        installed()
         spark = started("reconcile", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import reconcile as job
         from gateway.pipeline.progress import progress as watched
+        from gateway.pipeline.times import moment
         from gateway.pipeline.traffic.loading import Span, traffic
 
         folder = recorded_in(journal, archive, config)
-        waiting = None if url is None else _waiting(url, token_file)
+        asked = datetime.now(UTC)
+        waiting = _waiting(urls, token_file) if urls else None
         with plainly(), watched(spark, "reconcile", progress):
-            rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
-            got = None if received is None else _received(spark, received)
-            account = job.reconcile(rows, got, waiting=waiting, still=still)
-        missing = 0 if folder is None else _missing(spark, folder)
+
+            def recorded(span: Span) -> DataFrame:
+                return traffic(spark, folder, job.COLUMNS, span, archive=archive)
+
+            account = job.reconcile(
+                recorded(Span(begin, None, where)),
+                None if received is None else _received(spark, received),
+                waiting=waiting,
+                still=still,
+                until=None if end is None else moment(end),
+                asked=asked if urls else None,
+                earlier=None if begin is None else lambda: recorded(Span(None, begin, where)),
+            )
+        missing = 0 if folder is None else _missing(spark, folder, begin, end)
         fine = account.within(allowed)
         if as_json:
             typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing, "within_tolerance": fine}))
@@ -106,41 +132,54 @@ def _tolerance(text: str) -> Tolerance:
     return Tolerance.read(text)
 
 
-def _waiting(url: str, token_file: Path | None) -> dict[str, int]:
-    """What the outbox of each route holds; of a shared one also what the gateway has been handed."""
-    held = {}
-    for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
-        if one["messages"] is None:
-            raise PipelineError(f"how much waits for route {one['route']} is not known now: {one['problem']}")
-        held[one["route"]] = one["messages"] + (one["in_flight"] if one["shared"] else 0)
-    return held
+def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
+    """What the outboxes of each route hold. A shared one is the same at each gateway, but for what each has
+    been handed."""
+    held: Counter[str] = Counter()
+    common: dict[str, int] = {}
+    for url in urls:
+        for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
+            name, messages = one["route"], one["messages"]
+            if messages is None:
+                raise PipelineError(f"how much waits for route {name} is not known now: {one['problem']}")
+            if one["shared"]:
+                common[name] = max(messages, common.get(name, 0))
+            held[name] += one["in_flight"] if one["shared"] else messages
+    return dict(held + Counter(common))
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
+    from gateway.pipeline.archive.manifest import Archive
     from gateway.pipeline.archive.tables import format_at, is_table_name
+    from gateway.pipeline.jobs.archive import read_archive
     from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
     from gateway.store.journal.reader import JournalReader
 
-    place = place_of(folder, hadoop_of(spark))
-    if not is_table_name(folder) and JournalReader(place.path()).is_there():
-        return (
-            spark.read.format("gateway_journal").option("columns", "message_id,body,body_size").load(folder)
-        )
     if is_table_name(folder):
         return spark.table(folder)
+    place = place_of(folder, hadoop_of(spark))
     found = format_at(place)
     if found is not None:
         return spark.table(found.table(spark, place))
+    names = ("message_id", "body", "body_size")
+    if Archive(place).manifest().number:
+        return read_archive(spark, folder, columns=names)
+    if JournalReader(place.path()).is_there():
+        return spark.read.format("gateway_journal").option("columns", ",".join(names)).load(folder)
     return spark.read.parquet(spark_reaches(spark, place))
 
 
-def _missing(spark: SparkSession, folder: str) -> int:
-    """Rows that the journal says it could not write, or that are damaged or gone from its middle."""
+def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | None) -> int:
+    """Rows of that span that the journal says it could not write, or that are damaged or gone from its
+    middle."""
+    from gateway.pipeline.journal.options import microseconds_of
     from gateway.pipeline.stores import hadoop_of, place_of
+    from gateway.pipeline.times import moment
     from gateway.store.journal.reader import JournalReader
 
     reader = JournalReader(place_of(folder, hadoop_of(spark)).path(), skip=True)
-    return sum(reader.extent(shard).missing for shard in reader.shards())
+    span = [None if text is None else microseconds_of(moment(text)) for text in (begin, end)]
+    return sum(reader.missing(shard, *span) for shard in reader.shards())
 
 
 def _print(account: Account, missing: int, show: int) -> None:

@@ -67,15 +67,15 @@ def replay(
 
     Exit code 1 when some were refused, or their bodies are not in the journal.
     """
-    if speed is not None and rate is not None:
-        raise typer.BadParameter("--speed and --rate exclude each other")
-    access = _access(url, password_file, timeout, ca_file)
-    protocol = access.target.protocol
-    to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
-    installed()
     from gateway.pipeline.telling import told
 
     with told("replay", summary) as made:
+        if speed is not None and rate is not None:
+            raise typer.BadParameter("--speed and --rate exclude each other")
+        access = _access(url, password_file, timeout, ca_file)
+        protocol = access.target.protocol
+        to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
+        installed()
         spark = started("replay", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import replay as job

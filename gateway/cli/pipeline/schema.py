@@ -67,9 +67,9 @@ def schema(
         typer.echo(table.schema.json() if as_json else _ddl(table))
         newest = job.last_values(table)
         if out is not None:
-            from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+            from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 
-            newest.write.mode("overwrite").parquet(spark_reaches(spark, place_of(out, hadoop_of(spark))))
+            newest.write.mode("overwrite").parquet(spark_writes(spark, place_of(out, hadoop_of(spark))))
         if last is not None:
             words = [f"`{name}`" for name in newest.columns]
             lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,16 +35,17 @@ def ship(
 
     The other commands, and Spark's jobs, read the journal there: --journal URI.
     """
-    installed()
-    from gateway.pipeline.shipping import ship as job
-    from gateway.pipeline.stores import place_of
     from gateway.pipeline.telling import told
 
-    folder = journal_of(journal, config)
-    if "://" in folder:
-        raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
     with told("ship", summary) as made:
-        done = job(Path(folder), place_of(to, hadoop_of(conf)), keep_days=keep_days)
+        installed()
+        from gateway.pipeline.shipping import ship as job
+        from gateway.pipeline.stores import place_of
+
+        folder = journal_of(journal, config)
+        if not place_of(folder).is_local:
+            raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
+        done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
         made.figures |= {"files": done.files, "octets": done.octets, "deleted": done.deleted}
     typer.echo(
         f"{done.files} files shipped ({done.octets} octets), {done.deleted} deleted, {done.total} there now"

@@ -65,13 +65,14 @@ def table(
     Each message is there once; bodies that do not fit their JSON Schema are in a table of their own, with the
     reason. Exit code 1 when more do not than --tolerance.
     """
-    mappings = mappings_of(files or [], config)
-    installed()
     from gateway.pipeline.telling import told, watch
-    from gateway.pipeline.tolerance import Tolerance
 
-    allowed = Tolerance.read(tolerance)
     with told("table", summary) as made:
+        mappings = mappings_of(files or [], config)
+        installed()
+        from gateway.pipeline.tolerance import Tolerance
+
+        allowed = Tolerance.read(tolerance)
         spark = started("table", master, conf, formats=[format_])
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import table as job
@@ -93,7 +94,7 @@ def table(
                 route,
                 schema_of(json_schema or _file(candidate, route)),
                 to=to,
-                rejected=rejected or f"{to}_rejected",
+                rejected=rejected or f"{to.rstrip('/')}_rejected",
                 format_=format_,
                 event_time=None if event_time is None else EventTime.read(event_time),
                 checkpoint=checkpoint,
@@ -102,7 +103,7 @@ def table(
                 tell=progress,
             )
             try:
-                watch(query, made)
+                watch(query, made, follow=follow)
             except KeyboardInterrupt:
                 query.stop()
         made.figures |= counted

@@ -8,6 +8,7 @@ from typing import Final
 
 import trio
 
+from gateway import clock
 from gateway.broker.amqpfast.hosts import ActiveClients, FastClient
 from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -32,13 +33,13 @@ class Name:
 
     async def ask(self) -> None:
         """Have it, unless somebody else has."""
-        deadline = trio.current_time() + LEAVING_SECS
+        deadline = clock.now() + LEAVING_SECS
         while True:
             code, _ = await self._engine.answer(self._declare)
-            if not code or trio.current_time() >= deadline:
+            if not code or clock.now() >= deadline:
                 break
             await trio.sleep(LOOK_SECS)
-        self.since = trio.current_time()
+        self.since = clock.now()
         self.ours = not code
 
     def hold(self) -> None:

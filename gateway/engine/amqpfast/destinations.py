@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, cast
 
+from gateway import clock
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Taker
 from gateway.broker.amqpfast.virtual_host import QueueLimits
 from gateway.broker.queue import Consumer
@@ -38,7 +38,7 @@ class EngineQueue(FastQueue):
 
     def browse(self) -> Iterator[tuple[int, Message]]:
         """What was seen when it was looked at, as far as it has not expired."""
-        utc = time.time()
+        utc = clock.utc()
         for position, message in self.seen.items():
             if not message.expires or message.expires > utc:
                 yield position, message
@@ -46,7 +46,7 @@ class EngineQueue(FastQueue):
     def look_at(self, position: int) -> Message | None:
         """One of these."""
         message = self.seen.get(position)
-        return None if message is None or (message.expires and message.expires <= time.time()) else message
+        return None if message is None or (message.expires and message.expires <= clock.utc()) else message
 
     @property
     def window(self) -> int:

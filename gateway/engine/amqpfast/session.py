@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 import trio
 
+from gateway import clock
 from gateway.broker.amqpfast.destinations import priority_of
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.poison import poisoned
@@ -223,7 +224,7 @@ class FastEngineSession(Unrouted):
 
     def look(self, queue: str, done: Callable[[Seen], None]) -> None:
         """`done` is called with what waits in a queue."""
-        look = Look(queue, self.reader, done, trio.current_time())
+        look = Look(queue, self.reader, done, clock.now())
         if self._peer is None:
             look.end()
         else:

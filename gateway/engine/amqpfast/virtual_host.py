@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, FastHost, Named, Refused
 from gateway.broker.amqpfast.waiting import Awaited, NotKnown
@@ -278,7 +278,7 @@ class EngineFastHost(FastHost):
     def _see(self, queue: EngineQueue, looking: Looking, seen: Seen) -> None:
         self._seen.pop(queue, None)
         queue.seen = seen
-        self._seen[queue] = trio.current_time()
+        self._seen[queue] = clock.now()
         while len(self._seen) > SEEN_MAX:
             self._unsee(next(iter(self._seen)))
         looking.one_less()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from pyarrow import fs
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.options import Offsets
-from gateway.pipeline.stores import Place
+from gateway.pipeline.stores import Place, not_there
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/staging"
@@ -114,6 +114,15 @@ class Archive:
         left = tuple(Left(**one) for one in given.get("left", ()))  # earlier releases have none
         files = tuple(Filed(**file) for file in given["files"])
         return Manifest(given["number"], given["offsets"], files, left)
+
+    def found(self, files: Sequence[Filed]) -> Sequence[Filed]:
+        """The same files, when they are there, as large as those who wrote them say. Raises PipelineError:
+        those have another folder."""
+        infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
+        for file, info in zip(files, infos, strict=True):
+            if info.size != file.octets:
+                raise not_there(self.place, f"a task has written {file.path}, and it is not here")
+        return files
 
     def save(self, manifest: Manifest) -> Manifest:
         """Make `manifest` the newest. Raises PipelineError when somebody else made one meanwhile."""

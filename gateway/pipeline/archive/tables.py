@@ -2,9 +2,10 @@
 own merging, retention and evolution.
 
 A run appends what has come since the last one in a single commit, and the position in the journal stands in
-that commit: both are there, or neither is. So nothing else is kept, and a run that is killed has happened or
-not. Should the commit have been forgotten by its table (Delta keeps its log for a month), the rows themselves
-say where the archive ends.
+that commit: both are there, or neither is. Of two runs at once one fails: appends do not exclude each other,
+so each has a number that only one commit may have, which follows from the position that it began with. So
+nothing else is kept, and a run that is killed has happened or not. Should the commit have been forgotten by
+its table (Delta keeps its log for a month), the rows themselves say where the archive ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
+from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyarrow import fs
@@ -27,11 +29,13 @@ from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import bounded, next_of, reader_of
 from gateway.pipeline.progress import Tell, progress
-from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, spark_writes
 
 POSITION: Final = "gateway.offsets"
 """The name of the position in a commit of Iceberg; Delta's commits have one text."""
 
+RUN: Final = "run"  # in the text of a commit: which run has made it
+LOOKED_AT: Final = 20  # commits, before all are
 CATALOG: Final = "gateway_tables"
 FRESH: Final = "gateway_fresh_rows"
 OF_SPARK: Final = (
@@ -54,10 +58,16 @@ class Appended(NamedTuple):
 
 class Position(NamedTuple):
     """The next row of each shard that is not in the table; `at_us`: when that was committed (microseconds
-    UTC)."""
+    UTC), by which version of the table."""
 
     offsets: Offsets
     at_us: int
+    version: int
+
+
+def another_run(table: str) -> PipelineError:
+    """What is said when the position is not what it was."""
+    return PipelineError(f"another run has appended to {table} meanwhile; run one at a time, and this again")
 
 
 class TableFormat(Protocol):
@@ -76,8 +86,12 @@ class TableFormat(Protocol):
     def table(self, spark: SparkSession, place: Place) -> str:
         """What SQL calls the table in a folder."""
 
-    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
-        """Append in one commit that has the position; returns the rows."""
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
+        """Append in one commit that has the position; returns the rows. `begun`: the version with the
+        position by which these rows were chosen. Raises PipelineError: another run has appended since."""
+
+    def newest(self, spark: SparkSession, table: str) -> int:
+        """Its newest version."""
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
         """The newest position in the table's commits; None: there is none."""
@@ -107,16 +121,47 @@ class Delta:
     def table(self, spark: SparkSession, place: Place) -> str:
         return f"delta.`{spark_reaches(spark, place)}`"
 
-    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
-        text = json.dumps({POSITION: offsets})
-        rows.writeTo(table).option("userMetadata", text).append()
-        (newest,) = spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
-        return int(newest["operationMetrics"]["numOutputRows"])
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
+        name = uuid4().hex
+        text = json.dumps({POSITION: offsets, RUN: name})
+        # Delta takes a version of an application once: a later commit with it is passed over, one that is
+        # made at the same time fails.
+        given = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
+        try:
+            rows.writeTo(table).options(**given).append()
+        except (PySparkException, Py4JJavaError) as error:
+            if "ConcurrentTransactionException" in str(error) or "CONCURRENT_TRANSACTION" in str(error):
+                raise another_run(table) from error
+            raise
+        found = self._found(spark, table, name)
+        if found is None:
+            raise another_run(table)
+        return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
-        history = spark.sql(f"DESCRIBE HISTORY {table}").where(F.col("userMetadata").contains(POSITION))
-        row = history.orderBy(F.desc("version")).select("userMetadata", F.unix_micros("timestamp")).first()
-        return None if row is None else Position(_offsets(json.loads(row[0])[POSITION]), row[1])
+        row = self._found(spark, table, POSITION)
+        if row is None:
+            return None
+        offsets = _offsets(json.loads(row["userMetadata"])[POSITION])
+        return Position(offsets, row["at_us"], row["version"])
+
+    def newest(self, spark: SparkSession, table: str) -> int:
+        (row,) = spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
+        return int(row["version"])
+
+    @staticmethod
+    def _found(spark: SparkSession, table: str, word: str) -> Row | None:
+        """The newest commit whose text has a word. It mostly is among the last ones, and each is a file."""
+        for most in (LOOKED_AT, None):
+            limit = "" if most is None else f" LIMIT {most}"
+            history = spark.sql(f"DESCRIBE HISTORY {table}{limit}").withColumn(
+                "at_us", F.unix_micros("timestamp")
+            )
+            rows = history.select("version", "at_us", "userMetadata", "operationMetrics").collect()
+            named = [row for row in rows if word in (row["userMetadata"] or "")]
+            if named or most is None or len(rows) < most:
+                return max(named, key=lambda row: int(row["version"]), default=None)
+        return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
         spark.sql(f"OPTIMIZE {table}").collect()
@@ -145,17 +190,24 @@ class Iceberg:
         spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", parent)
         return f"{catalog}.`{name}`"
 
-    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
+        now = self.position(spark, table)  # Iceberg itself has nothing that excludes appends
+        if begun != (self.newest(spark, table) if now is None else now.version):
+            raise another_run(table)
         rows.writeTo(table).option(f"snapshot-property.{POSITION}", json.dumps(offsets)).append()
         row = self._snapshots(spark, table).first()
         assert row is not None
         return int(row["summary"].get("added-records", 0))
 
+    def newest(self, spark: SparkSession, table: str) -> int:
+        row = self._snapshots(spark, table).first()
+        return 0 if row is None else int(row["snapshot_id"])
+
     def position(self, spark: SparkSession, table: str) -> Position | None:
         found = F.col("summary").getItem(POSITION)
         rows = self._snapshots(spark, table).where(found.isNotNull())
-        row = rows.select(found, F.unix_micros("committed_at")).first()
-        return None if row is None else Position(_offsets(json.loads(row[0])), row[1])
+        row = rows.select(found, F.unix_micros("committed_at"), "snapshot_id").first()
+        return None if row is None else Position(_offsets(json.loads(row[0])), row[1], row[2])
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
         catalog, _, name = table.partition(".")
@@ -221,14 +273,16 @@ def run(
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
         table = _made(spark, form, to)
-        position = form.position(spark, table)
+        newest, position = form.newest(spark, table), form.position(spark, table)
         before = position.offsets if position is not None else _ends(spark, table)
         starts, ends = since(spark, journal, before, fail=fail)
         rows = missing = 0
         if any(ends[shard] > starts[shard] for shard in ends):
             options = between(starts, ends) | {"failOnDataLoss": str(fail).lower()}
             found = spark.read.format("gateway_journal").options(**options).load(journal)
-            rows = form.append(spark, table, found.withColumn("date", utc_date()), before | ends)
+            dated = found.withColumn("date", utc_date())
+            begun = newest if position is None else position.version
+            rows = form.append(spark, table, dated, before | ends, begun)
             missing = sum(ends.values()) - sum(starts.values()) - rows
         if keep_days is not None:
             oldest = (today or datetime.now(UTC).date()) - timedelta(days=keep_days)
@@ -302,6 +356,8 @@ def made(
 ) -> str:
     """The name of the table `to`, which is there then, with these columns. Raises PipelineError: it has one
     of another type, or the session has not this format."""
+    if not is_table_name(to):
+        spark_writes(spark, place_of(to, hadoop_of(spark)))
     table = _name_of(spark, to, form.name)
     stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
@@ -369,8 +425,12 @@ def _ends(spark: SparkSession, table: str) -> Offsets:
 
 
 def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """The options of a journal for what is between."""
-    return {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+    """The options of a journal for what is between; a shard that appears only now is not."""
+    return {
+        "startingOffsets": json.dumps(starts),
+        "endingOffsets": json.dumps(ends),
+        "shards": json.dumps(sorted(ends)),
+    }
 
 
 def since(
@@ -381,10 +441,11 @@ def since(
     given = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(given, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)
-    shards = reader.shards()
-    starts = bounded(reader, options.start, shards)
-    starts |= {shard: number for shard, number in before.items() if shard in starts}
-    ends = {shard: next_of(reader, shard) for shard in shards}
+    with reader.at_a_glance():
+        shards = reader.shards()
+        starts = bounded(reader, options.start, shards)
+        starts |= {shard: number for shard, number in before.items() if shard in starts}
+        ends = {shard: next_of(reader, shard) for shard in shards}
     for shard, number in starts.items():
         if ends[shard] < number and fail:
             raise PipelineError(

@@ -30,7 +30,7 @@ from gateway.pipeline.journal.options import Offsets, Options, options_of
 from gateway.pipeline.journal.planning import Part, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.progress import Tell, progress
-from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches, spark_writes
 
 FILE_OCTETS: Final = 128 * 1_048_576
 PART_OCTETS: Final = 64 * 1_048_576  # of journal
@@ -141,7 +141,7 @@ def _appended(
 
     tasks = [*_shared_out(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
     found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
-    files = [file for some in found for file in some]
+    files = archive.found([file for some in found for file in some])
     ends: Offsets = {}
     for part in parts:
         ends[part.shard] = max(part.next, ends.get(part.shard, 0))
@@ -166,10 +166,12 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
         "failOnDataLoss": str(fail).lower(),
     }
     reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
-    shards = reader.shards()
-    known = {shard: number for shard, number in offsets.items() if shard in shards}
+    with reader.at_a_glance():
+        shards = reader.shards()
+        known = {shard: number for shard, number in offsets.items() if shard in shards}
+        ends = {shard: next_of(reader, shard) for shard in known}
     for shard, number in known.items():
-        end = next_of(reader, shard)
+        end = ends[shard]
         if end < number and fail:
             raise PipelineError(
                 f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
@@ -204,7 +206,7 @@ def _compacted(
         .collect()
     )
     old = [file for one in wanted for file in one.files]
-    gained = [file for some in made for file in some]
+    gained = archive.found([file for some in made for file in some])
     return archive.save(manifest.changed(gained=gained, lost=old, now=time.time())), len(old)
 
 
@@ -295,7 +297,7 @@ def run_stream(
     Raises PipelineError: the session has no such format, or could not write.
     """
     is_table = is_table_name(to)
-    to = to if is_table else spark_reaches(spark, place_of(to, hadoop_of(spark)))
+    to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}

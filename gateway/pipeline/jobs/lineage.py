@@ -9,8 +9,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from gateway.pipeline.stores import Place, place_of
-from gateway.store.journal.mappings import FOLDER, NAME
+from gateway.pipeline.stores import Place
+from gateway.store.journal.mappings import folders_of, kept
+from gateway.store.journal.reader import JournalReader
 
 VERSIONS = "version string, file string, text string"
 
@@ -18,14 +19,14 @@ VERSIONS = "version string, file string, text string"
 def mappings(spark: SparkSession, journal: Place) -> DataFrame:
     """The mapping files that are kept: version, file (its name) and text; a row's `mapping_version` joins
     `version`."""
-    found = []
-    folder = place_of(f"{journal.uri}/{FOLDER}", dict(journal.hadoop)).path()
-    for path in folder.iterdir() if folder.is_dir() else ():
-        named = NAME.fullmatch(path.name)
-        if named is not None:
-            with path.open("rb") as file:
-                found.append((named[1], named[2], file.read(path.stat().st_size).decode()))
-    return spark.createDataFrame(found, VERSIONS)
+    found = {}
+    root = journal.path()
+    shards = JournalReader(root).shards() if root.is_dir() else ()
+    for folder in folders_of(root, shards):
+        for one in kept(folder):
+            with one.path.open("rb") as file:
+                found[one.version, one.name] = file.read(one.path.stat().st_size).decode()
+    return spark.createDataFrame([(*named, text) for named, text in found.items()], VERSIONS)
 
 
 def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ second message and is left out.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -24,12 +25,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
-from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.jobs.batches import belong
+from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import Rate, page
-from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
@@ -55,6 +57,7 @@ KEYS: Final = ("begin", "end", "route", "source_protocol", "target_protocol", "c
 LATE: Final = "10 minutes"
 RANGES_MAX: Final = 20  # of times, in one condition; more are read as one
 REPORT_ROWS_MAX: Final = 200_000
+SILENT_SECS: Final = 180.0  # three marks of a gateway that lives
 FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
 
 
@@ -209,7 +212,8 @@ def follow(
     if database and report is not None:
         raise PipelineError("--report is for folders and tables; a database has pages of its own")
     kept = _written(spark, to if checkpoint is None else checkpoint)
-    to = to if database or is_table_name(to) else _written(spark, to)
+    if not (database or is_table_name(to)):
+        to = _written(spark, to, None if format_ in FORMATS else kept)
     if format_ in FORMATS and not database:
         # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
         made_for(spark, to, format_, rates(_journal(spark, journal), window, clients=clients))
@@ -218,11 +222,12 @@ def follow(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
     )
 
+    silent: set[str] = set()
+
     def tell_batch(batch: DataFrame, number: int) -> None:
-        before = _windows(spark, kept, number - 1)
         touched = _touched(batch, window)
-        windows = before.read(number, touched)
-        marks = {shard: reader.low_water(shard, windows.ends.get(shard)) for shard in reader.shards()}
+        windows = _windows(spark, kept, number - 1).read(number, touched)
+        marks = _marks(reader, windows.ends, silent, tell)
         due = windows.due(touched, marks, late_us)
         chosen = due.windows
         if due.late_rows:
@@ -243,8 +248,10 @@ def follow(
             parts = [_journal(spark, journal, **options).where(_between(*times)) for times in ranges]
             rows = reduce(DataFrame.unionAll, parts)
             begins = spark.createDataFrame([(begin,) for begin, _ in chosen], "begin_us long")
-            wanted = _micros("begin") == F.col("begin_us")
-            found = rates(rows, window, clients=clients).join(F.broadcast(begins), wanted).drop("begin_us")
+            found = rates(rows, window, clients=clients).join(
+                F.broadcast(begins), _micros("begin") == F.col("begin_us")
+            )
+            found = found.drop("begin_us")
             # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
             if database:
                 put(to, found.toLocalIterator())
@@ -256,14 +263,16 @@ def follow(
                 newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
                 _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
-        state = spark.createDataFrame([(windows.encode(),)], "value string")
-        state.coalesce(1).write.mode("overwrite").text(f"{kept}/_windows/{number % 2}")
+        spark.createDataFrame([(windows.encode(),)], "value string").coalesce(1).write.mode("overwrite").text(
+            f"{kept}/_windows/{number % 2}"
+        )
 
     stream = spark.readStream.format("gateway_journal").option("columns", "shard,sequence,received")
-    writer = stream.option("startingOffsets", starting).load(journal).writeStream.foreachBatch(tell_batch)
-    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint").queryName("rates")
-    ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
-    return ready.start()
+    rows = stream.option("startingOffsets", starting).load(journal)
+    writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
+    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
+    trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
+    return writer.trigger(**trigger).start()
 
 
 def _keys(found: DataFrame) -> list[str]:
@@ -271,9 +280,13 @@ def _keys(found: DataFrame) -> list[str]:
     return [one for one in KEYS if one in found.columns]
 
 
-def _written(spark: SparkSession, to: str) -> str:
-    """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
-    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
+def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
+    """A folder, as Spark's own writers want it. `kept`: the folder with the position by which it is written.
+    Raises PipelineError: nobody answers there, or it is written by another position."""
+    hadoop = hadoop_of(spark)
+    if kept is not None:
+        belong(place_of(to, hadoop), place_of(kept, hadoop))
+    return spark_writes(spark, place_of(to, hadoop))
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:
@@ -308,6 +321,35 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
         ) from error
     assert row is not None
     return Windows.decode(row[0])
+
+
+def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
+    """Up to when the rows before `ends` are complete, by shard. `silent`: those that nobody waits for any
+    more, as it was the last time; it is brought up to now."""
+    shards = reader.shards()
+    now = silent_of(reader, shards)
+    if now - silent:
+        tell(f"rates: nothing is written by {', '.join(sorted(now))}, which no window waits for")
+    silent.clear()
+    silent |= now
+    return {shard: reader.low_water(shard, ends.get(shard)) for shard in shards if shard not in silent}
+
+
+def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
+    """Shards whose gateways are gone while others live: one that lives writes at least a mark each minute. In
+    a store all files are old."""
+    folder: object = reader.folder
+    if not isinstance(folder, Path):
+        return set()
+    now = time.time() if now is None else now
+    silent, alive = set(), False
+    for shard in shards:
+        changed = [one.path.stat().st_mtime for one in reader.segments(shard)[-1:]]
+        if changed and now - changed[0] > SILENT_SECS:
+            silent.add(shard)
+        else:
+            alive = True
+    return silent if alive else set()
 
 
 def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

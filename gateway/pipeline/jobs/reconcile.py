@@ -1,6 +1,9 @@
 """`reconcile`: what was accepted against what was delivered, is dead, or still waits; every message that is
 missing or there twice is named.
 
+Of a span of time only messages that were accepted in it are judged; what became of them is looked for up to
+the end of the rows, for a message may leave an outbox long after it was stored.
+
 Two questions, either or both. What became of what an *outbox* accepted: each message has a row when it was
 stored and another when it left, and what has only the first one waits, or is lost. And whether a *consumer*
 got what was accepted: its own record is compared, message by message. A message is known by its id, else by
@@ -9,8 +12,9 @@ its body; so many alike are counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql import functions as F
@@ -30,6 +34,7 @@ REPEATED: Final = "repeated"
 WAITING: Final = "waiting"
 UNKNOWN: Final = "unknown"
 FAULTS: Final = (LOST, REPEATED, UNKNOWN)
+BY_ID: Final = "id "  # begins what a message is known by that has an id
 NAMED_MAX: Final = 100_000  # names that a report holds; more are counted
 
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
@@ -97,19 +102,26 @@ def reconcile(
     *,
     waiting: Mapping[str, int] | None = None,
     still: int = 0,
+    until: datetime | None = None,
+    asked: datetime | None = None,
+    earlier: Callable[[], DataFrame] | None = None,
 ) -> Account:
     """Of `rows` (the journal's columns). `received`: a consumer's record of what these rows accepted, with
     `message_id` or `body`; `still`: messages that wait for that consumer. `waiting`: messages that each
-    route's outbox holds now; what is missing beyond them is lost; None: it only waits."""
+    route's outbox held when it was `asked` (None: now); what is missing beyond them is lost; None: it only
+    waits. `until`: what was accepted then or later is not judged. `earlier`: the rows before these, which are
+    looked at only where messages have left that are like others, and may have been among those."""
     known = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
         account = Account()
-        for row in known.groupBy("route", "phase").count().collect():
+        within = known if until is None else known.where(F.col("received") < F.lit(until))
+        for row in within.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
         if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
-            _outboxes(known, account, waiting)
+            _outboxes(known, account, waiting, until, asked)
+            _repeated(known, account, until, earlier)
         if received is not None:
-            _consumer(known, received, account, still)
+            _consumer(known, received, account, still, until)
         return account
     finally:
         known.unpersist()
@@ -131,50 +143,85 @@ def _phase() -> Column:
 def _key() -> Column:
     """By what a message is known again."""
     return F.coalesce(
-        F.concat(F.lit("id "), F.col("message_id")),
+        F.concat(F.lit(BY_ID), F.col("message_id")),
         F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
         F.concat(F.lit("size "), F.col("body_size").cast("string")),
     )
 
 
-def _outboxes(known: DataFrame, account: Account, waiting: Mapping[str, int] | None) -> None:
-    way = ("route", "target_endpoint", "target_address", "key")
+WAY: Final = ("route", "target_endpoint", "target_address", "key")
+OF_OUTBOXES: Final = (WAS_STORED, WAS_DELIVERED, WAS_BURIED, WAS_DROPPED)
+
+
+def _boxes(rows: DataFrame, *more: Column) -> DataFrame:
     is_stored = F.col("phase") == WAS_STORED
-    boxes = (
-        known.where(F.col("phase").isin(WAS_STORED, WAS_DELIVERED, WAS_BURIED, WAS_DROPPED))
-        .groupBy(*way)
+    return (
+        rows.where(F.col("phase").isin(*OF_OUTBOXES))
+        .groupBy(*WAY)
         .agg(
             F.count(F.when(is_stored, 1)).alias("stored"),
             F.count(F.when(~is_stored, 1)).alias("left"),
+            *more,
         )
     )
+
+
+def _outboxes(
+    known: DataFrame,
+    account: Account,
+    waiting: Mapping[str, int] | None,
+    until: datetime | None,
+    asked: datetime | None,
+) -> None:
+    boxes = _boxes(known)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
     # Of messages alike the newest are still there: an outbox delivers in order.
-    order = Window.partitionBy(*way).orderBy(F.desc("received"), F.desc("sequence"))
+    order = Window.partitionBy(*WAY).orderBy(F.desc("received"), F.desc("sequence"))
     open_ = (
-        known.where(is_stored)
-        .join(short.select(*way, "missing"), [*way])
+        known.where(F.col("phase") == WAS_STORED)
+        .join(short.select(*WAY, "missing"), [*WAY])
         .withColumn("place", F.row_number().over(order))
         .where("place <= missing")
         .orderBy(F.desc("received"), F.desc("sequence"))
-        .select("route", "target_address", "shard", "sequence", "message_id")
+        .select("received", "route", "target_address", "shard", "sequence", "message_id")
     )
+    if asked is not None:
+        open_ = open_.where(F.col("received") < F.lit(asked))  # what came since was not counted
+    judged = F.lit(True) if until is None else F.col("received") < F.lit(until)
     may_wait = None if waiting is None else dict(waiting)
-    for row in open_.toLocalIterator():
+    for row in open_.withColumn("judged", judged).toLocalIterator():
         what = WAITING
         if may_wait is not None:
             left = may_wait.get(row["route"], 0)
             may_wait[row["route"]] = left - 1
             what = WAITING if left > 0 else LOST
-        _name(account, what, row, 1)
+        if row["judged"]:
+            _name(account, what, row, 1)
+
+
+def _repeated(
+    known: DataFrame, account: Account, until: datetime | None, earlier: Callable[[], DataFrame] | None
+) -> None:
+    first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
+    boxes = _boxes(known, first)
+    if until is not None:
+        boxes = boxes.where(F.col("first") < F.lit(until))
     again = (
         known.where(F.col("phase") == WAS_DELIVERED)
-        .groupBy(*way)
+        .groupBy(*WAY)
         .agg(*_sample(), F.count("*").alias("delivered"))
-        .join(boxes.select(*way, "stored"), [*way])
+        .join(boxes.select(*WAY, "stored"), [*WAY])
         .where("delivered > stored and stored > 0")
         .withColumn("times", F.col("delivered") - F.col("stored"))
     )
+    alike = again.where(~F.col("key").startswith(BY_ID))
+    if earlier is not None and not alike.isEmpty():
+        # They may have been stored before, together with others of the same body.
+        rows = earlier().select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()})
+        waited = F.greatest(F.col("stored") - F.col("left"), F.lit(0)).alias("waited")
+        before = _boxes(rows.join(F.broadcast(alike.select(*WAY)), [*WAY], "left_semi")).select(*WAY, waited)
+        times = F.col("times") - F.coalesce(F.col("waited"), F.lit(0))
+        again = again.join(before, [*WAY], "left").withColumn("times", times).where("times > 0")
     for row in again.toLocalIterator():
         _name(account, REPEATED, row, row["times"])
 
@@ -187,11 +234,16 @@ def _sample() -> list[Column]:
     ]
 
 
-def _consumer(known: DataFrame, received: DataFrame, account: Account, still: int) -> None:
+def _consumer(
+    known: DataFrame, received: DataFrame, account: Account, still: int, until: datetime | None
+) -> None:
     accepted = known.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
     expected = each.groupBy("key").agg(
         F.count("*").alias("accepted"),
+        F.count(F.when(F.lit(False) if until is None else F.col("received") >= F.lit(until), 1)).alias(
+            "later"
+        ),
         *(F.first(name).alias(name) for name in ("route", "target_address", "message_id")),
         F.max("shard").alias("shard"),
         F.max("sequence").alias("sequence"),
@@ -205,7 +257,7 @@ def _consumer(known: DataFrame, received: DataFrame, account: Account, still: in
     got = received.withColumn("key", _key()).groupBy("key").agg(F.count("*").alias("got"))
     both = (
         expected.join(got, "key", "full_outer")
-        .fillna(0, ["accepted", "got"])
+        .fillna(0, ["accepted", "got", "later"])
         .where("accepted <> got")
         .orderBy(F.desc("sequence"))
     )
@@ -217,6 +269,7 @@ def _consumer(known: DataFrame, received: DataFrame, account: Account, still: in
             if len(account.named) < NAMED_MAX:
                 account.named.append(Named(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
         elif missing > 0:
+            missing = max(0, missing - row["later"])  # the newest, which are not judged
             waits = min(left, missing)
             left -= waits
             if waits:

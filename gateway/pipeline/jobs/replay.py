@@ -152,11 +152,13 @@ class Replay:
         first: int | None = None
         run: list[Message] = []
         last: Position | None = None
+        whole: Position | None = None  # of which all targets are in the run, or were before
         for number, row in enumerate(self._messages(rows)):
             first = row["received_us"] if first is None else first
+            whole = whole if _position(row) == last else last
             due = begun + self._pace.due(number, (row["received_us"] - first) / SECOND)
             if due > self._clock() or len(run) >= RUN_MAX:
-                self._flush(run, last)
+                self._flush(run, whole)
                 run = []
                 self._idle(due)
             message = self._message(row)

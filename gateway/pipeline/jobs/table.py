@@ -30,6 +30,7 @@ from gateway.pipeline.archive.tables import (
     utc_date,
 )
 from gateway.pipeline.jobs.archive import PARQUET
+from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.jobs.bodies import (
     ADDED,
     CORRUPT,
@@ -43,7 +44,7 @@ from gateway.pipeline.jobs.bodies import (
 )
 from gateway.pipeline.jobs.schema import NAME, route_of
 from gateway.pipeline.progress import Tell
-from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import LEFT
 
@@ -96,6 +97,9 @@ def follow(
     targets = [one if is_table_name(one) else _reached(spark, one) for one in (to, rejected)]
     good, bad = _Target(spark, targets[0], format_), _Target(spark, targets[1], format_)
     kept = targets[0] if checkpoint is None else _reached(spark, checkpoint)
+    if format_ == PARQUET:
+        for one in targets:
+            belong(place_of(one, hadoop_of(spark)), place_of(kept, hadoop_of(spark)))
     captures = route_of(candidate, name).pattern.names
     kind = schema.kind
     there = good.there()
@@ -138,7 +142,7 @@ def follow(
 
 def _reached(spark: SparkSession, to: str) -> str:
     """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
-    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
+    return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
 def _fed(spark: SparkSession, journal: str) -> StructType:

@@ -109,7 +109,7 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
     if name == "sequence":
         return pa.array(np.arange(header.base, header.next, dtype=np.int64))
     if name == "low_water":
-        return pa.repeat(pa.scalar(header.low_us or None, wanted), header.rows)
+        return _low_water(block, wanted)
     column = block.columns.get("properties" if name == "headers" else name)
     if column is None:
         return pa.nulls(header.rows, wanted)
@@ -117,6 +117,19 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
     if key not in made:
         made[key] = _mapped(block, column, wanted)
     return made[key]
+
+
+def _low_water(block: Block, wanted: Arrow) -> Arrow:
+    """The block's mark is of what comes behind it, so it is that of its last row. Behind another row are
+    those of the block, too, some of which may have been received long before."""
+    header = block.header
+    if not header.low_us:
+        return pa.nulls(header.rows, wanted)
+    marks = np.full(header.rows, header.low_us, dtype=np.int64)
+    received = np.frombuffer(block.buffers("received")[1], np.int64)
+    earliest = np.minimum.accumulate(received[:0:-1])[::-1]
+    marks[:-1] = np.minimum(earliest, header.low_us)
+    return pa.array(marks).cast(wanted)
 
 
 def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:

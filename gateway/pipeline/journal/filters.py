@@ -96,7 +96,7 @@ def wanted_of(options: Options) -> Wanted:
         only["route"] = options.routes
     if options.protocols is not None:
         only["source_protocol"] = options.protocols
-    return Wanted(only=only)
+    return Wanted(shards=options.shards, only=only)
 
 
 def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:

@@ -5,6 +5,7 @@
 | `path` | | the journal's folder, as every worker sees it, or a URI |
 | `columns` | all | names with commas between them; Spark does not tell a source which columns it needs |
 | `routes`, `protocols` | all | only rows of these routes ("": none) and source protocols |
+| `shards` | all | only these, and none that appears later; names with commas, or JSON |
 | `startingOffsets` | `earliest`; of a stream `latest` | or JSON: `{"0": 123}`; -2: earliest, -1: latest |
 | `startingTimestamp` | | milliseconds since 1970 or ISO 8601: from the first row received then or later |
 | `endingOffsets`, `endingTimestamp` | `latest` | the row before which a batch ends |
@@ -36,6 +37,7 @@ NAMES: Final = (
     "columns",
     "routes",
     "protocols",
+    "shards",
     "startingOffsets",
     "startingTimestamp",
     "endingOffsets",
@@ -68,6 +70,7 @@ class Options:
     folder: Place
     routes: frozenset[str] | None
     protocols: frozenset[str] | None
+    shards: frozenset[str] | None
     start: Bound
     end: Bound
     rows_max: int | None
@@ -96,6 +99,7 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
         folder=place_of(path, hadoop),
         routes=_set(stated.get("routes")),
         protocols=_set(stated.get("protocols")),
+        shards=_shards(stated.get("shards")),
         start=_bound(stated, "starting", LATEST if stream else EARLIEST),
         end=_bound(stated, "ending", LATEST),
         rows_max=_number(stated, "maxOffsetsPerTrigger", None),
@@ -117,6 +121,19 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _set(text: str | None) -> frozenset[str] | None:
     return None if text is None else frozenset(name.strip() for name in text.split(","))
+
+
+def _shards(text: str | None) -> frozenset[str] | None:
+    if text is None or not text.startswith("["):
+        return _set(text)
+    wrong = f'shards is names with commas, or JSON as in ["host-1/0"], not {text!r}'
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise PipelineError(wrong) from error
+    if not all(isinstance(name, str) for name in names):
+        raise PipelineError(wrong)
+    return frozenset(names)
 
 
 def _number(stated: Mapping[str, str], name: str, otherwise: int | None) -> int | None:

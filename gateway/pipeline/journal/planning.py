@@ -10,7 +10,9 @@ meanwhile, the rows are found by their numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
@@ -21,7 +23,9 @@ from gateway.pipeline.journal.arrow import batch_of, expand_runs
 from gateway.pipeline.journal.filters import ANY, Range
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, Options
 from gateway.store.journal.reader import Block, Gap, JournalReader, Place
+from gateway.store.journal.segments import Segment
 
+KNOWN_AT_A_TIME: Final = 16  # files of a store whose ends are read
 SPAN_OCTETS: Final = 1_048_576
 TIME: Final = "received"
 
@@ -118,6 +122,22 @@ class Shard:
 def reader_of(options: Options) -> JournalReader:
     """The journal that the options name."""
     return JournalReader(options.folder.path(), skip=not options.fail, expand=expand_runs)
+
+
+def know(reader: JournalReader, begins: Mapping[str, int]) -> None:
+    """Read what files say of themselves that have rows of these shards from these numbers on; of a store many
+    at a time, for each takes longer than it is long."""
+    folder: object = reader.folder
+    if isinstance(folder, Path):
+        return
+    wanted: list[Segment] = []
+    for shard, first in begins.items():
+        segments = reader.segments(shard)
+        later = next((place for place, one in enumerate(segments) if one.first > first), len(segments))
+        wanted += segments[max(0, later - 1) :]
+    with ThreadPoolExecutor(KNOWN_AT_A_TIME) as pool:
+        for _ in pool.map(reader.summary, wanted):
+            pass
 
 
 def first_of(reader: JournalReader, shard: str) -> int:

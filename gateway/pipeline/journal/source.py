@@ -32,6 +32,7 @@ from gateway.pipeline.journal.planning import (
     Shard,
     bounded,
     first_of,
+    know,
     next_of,
     parts_of,
     reader_of,
@@ -39,7 +40,7 @@ from gateway.pipeline.journal.planning import (
 )
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
-from gateway.store.journal.reader import Block, Gap, NoFolderError
+from gateway.store.journal.reader import Block, Gap, JournalReader, NoFolderError
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -188,10 +189,15 @@ class JournalTable(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Parts of all shards. Raises GoneError, DamageError, PipelineError."""
+        reader = reader_of(self._options)
+        with reader.at_a_glance():
+            return self._planned(reader)
+
+    def _planned(self, reader: JournalReader) -> list[InputPartition]:
         options, wanted = self._options, self._wanted
-        reader = reader_of(options)
         shards = reader.shards()
         start = bounded(reader, options.start, shards)
+        know(reader, start)
         end = bounded(reader, options.end, shards)
         found: dict[str, Shard] = {}
         ranges: dict[str, tuple[int, int]] = {}
@@ -237,7 +243,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """Where a new query begins."""
-        return bounded(self._reader, self._options.start, self._reader.shards())
+        with self._reader.at_a_glance():
+            return bounded(self._reader, self._options.start, self._there())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxOffsetsPerTrigger`."""
@@ -246,19 +253,36 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """The end of the query is the end of the journal now."""
-        self._target = {name: next_of(self._reader, name) for name in self._reader.shards()}
+        with self._reader.at_a_glance():
+            self._target = {name: next_of(self._reader, name) for name in self._there()}
+
+    def _there(self) -> list[str]:
+        """The shards that there are, and are wanted."""
+        only = self._wanted.shards
+        return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """The end of the next micro-batch."""
+        """The end of the next micro-batch. A shard whose files have all gone ends where it was read to."""
+        with self._reader.at_a_glance():
+            return self._ends(start, limit)
+
+    def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
         ends = dict(start)
-        for name in self._reader.shards() if self._target is None else self._target:
-            first = first_of(self._reader, name)
-            shard = self._shard(name, start.get(name, first))
-            shard.forget(start.get(name, first))
+        begins = {name: self._begin(start, name) for name in self._there()}
+        know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
+        for name in self._shards.keys() - begins.keys():
+            known = self._shards.pop(name).next
+            if known > start.get(name, 0) and self._options.fail:
+                raise self._lost(name, start.get(name, 0), known)
+        for name, first in begins.items():
+            if self._target is not None and name not in self._target:
+                continue
+            shard = self._shard(name, first)
+            shard.forget(first)
             until = shard.look()
             if self._target is not None:
                 until = min(until, self._target[name])
-            if until > start.get(name, first):
+            if until > first:
                 ends[name] = until
         if isinstance(limit, ReadMaxRows):
             waiting = {name: until - self._begin(start, name) for name, until in ends.items()}
@@ -272,10 +296,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Parts of a micro-batch; the first of a query may be one that a killed query had planned."""
-        ranges = {name: (self._begin(start, name), until) for name, until in end.items()}
-        for name, (first, until) in ranges.items():
-            if self._shard(name, first).next < until:
-                self._shards[name].look()
+        ranges: dict[str, tuple[int, int]] = {}
+        with self._reader.at_a_glance():
+            for name, until in end.items():
+                first = self._begin(start, name)
+                if first >= until:  # nothing is asked of it; it may be gone
+                    continue
+                shard = self._shard(name, first)
+                if shard.next < until and shard.look() < until and self._options.fail:
+                    raise self._lost(name, shard.next, until)
+                ranges[name] = first, until
         return [*parts_of(self._shards, ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
@@ -286,6 +316,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = start.get(name)
         return first_of(self._reader, name) if found is None else found
 
+    def _known_to(self, name: str) -> int:
+        return self._shards[name].next if name in self._shards else 0
+
+    def _lost(self, name: str, end: int, wanted: int) -> PipelineError:
+        return PipelineError(
+            f"shard {name} of the journal in {self._options.folder.uri} ends before row {end}, and row"
+            f" {wanted} is wanted next: its end is lost, or it is another journal; with a new checkpoint, or"
+            " failOnDataLoss=false, the query goes on"
+        )
+
     def _shard(self, name: str, first: int) -> Shard:
         """What is known of a shard; looked at from row `first` on when it is new.
 
@@ -295,11 +335,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if shard is None:
             end = next_of(self._reader, name)
             if end < first and self._options.fail:
-                raise PipelineError(
-                    f"shard {name} of the journal in {self._options.folder.uri} ends before row {end},"
-                    f" and row {first} is wanted next: its end is lost, or it is another journal; with a new"
-                    " checkpoint, or failOnDataLoss=false, the query goes on"
-                )
+                raise self._lost(name, end, first)
             shard = self._shards[name] = Shard(
                 self._reader, name, first, routes=self._wanted.only.get("route")
             )

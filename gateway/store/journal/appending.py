@@ -293,6 +293,7 @@ class Appender:
             merge_segments(segments, level=self._level)
         except (OSError, DamageError):
             self._merging_failed.update(segment.path for segment in segments)
+            self._periods_known.update(dict.fromkeys([(one.path, one.inode) for one in segments], -1))
             return False
         return True
 

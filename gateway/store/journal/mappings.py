@@ -7,7 +7,7 @@ have gone: an archive has those rows still.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,6 +39,11 @@ def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
     newest = sorted(kept(journal), key=lambda one: one.path.stat().st_mtime, reverse=True)
     for one in newest[KEPT_MAX:]:
         one.path.unlink(missing_ok=True)
+
+
+def folders_of(journal: Path, shards: Iterable[str]) -> list[Path]:
+    """The folders that may have mapping files: the journal's, and those below it in which its shards lie."""
+    return [journal, *(journal / head for head in sorted({one.rpartition("/")[0] for one in shards}) if head)]
 
 
 def kept(journal: Path) -> list[Kept]:

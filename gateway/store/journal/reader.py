@@ -18,7 +18,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -41,7 +41,17 @@ from gateway.store.journal.format import (
     decode_columns,
     decode_runs,
 )
-from gateway.store.journal.segments import At, Hole, Segment, block_at, content_of, segments_in, size_of, walk
+from gateway.store.journal.segments import (
+    At,
+    Hole,
+    Segment,
+    block_at,
+    content_of,
+    segments_below,
+    segments_in,
+    size_of,
+    walk,
+)
 from gateway.store.journal.summary import Span, Summary, is_small, summary_of, wider
 
 Only = Mapping[str, Collection[str]]
@@ -258,16 +268,43 @@ class JournalReader:
         self.skip = skip
         self.expand = expand
         self._summaries: dict[Path, tuple[Segment, Summary | None]] = {}
+        self._listing: dict[str, list[Segment]] | None = None  # by shard; None: look each time
 
     def segments(self, shard: str | None = None) -> list[Segment]:
         """The files as they are now, in order of shard and sequence. Raises NoFolderError."""
+        listing = self._listing
+        if listing is None and shard is not None:
+            head = shard.rpartition("/")[0]
+            folder = self.folder / head if head else self.folder
+            if folder.is_dir():
+                found = segments_in(folder, f"{head}/" if head else "")
+                return [one for one in found if one.shard == shard]
+        if listing is None:
+            listing = self._listed()
+        if shard is not None:
+            return listing.get(shard, [])
+        return [one for name in sorted(listing) for one in listing[name]]
+
+    def _listed(self) -> dict[str, list[Segment]]:
         if not self.folder.is_dir():
             raise NoFolderError(f"there is no journal in {self.folder}: no such folder")
-        found = segments_in(self.folder)
-        for below in sorted(self.folder.iterdir()):
-            if below.is_dir():
-                found += segments_in(below, f"{below.name}/")
-        return [one for one in found if shard is None or one.shard == shard]
+        found: dict[str, list[Segment]] = {}
+        for one in segments_below(self.folder):
+            found.setdefault(one.shard, []).append(one)
+        return found
+
+    @contextmanager
+    def at_a_glance(self) -> Iterator[None]:
+        """Meanwhile the files are listed once, and again only when one is gone. Raises NoFolderError."""
+        self._listing = self._listed()
+        try:
+            yield
+        finally:
+            self._listing = None
+
+    def _look_again(self) -> None:
+        if self._listing is not None:
+            self._listing = self._listed()
 
     def is_there(self) -> bool:
         """Whether the folder is there, and has segments."""
@@ -313,11 +350,35 @@ class JournalReader:
             unindexed=unindexed,
         )
 
+    def missing(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
+        """Rows that are missing between those that were received from `from_us` to before `to_us`
+        (microseconds UTC): what is around a gap says about when that was."""
+        segments = self.segments(shard)
+        total, behind, last_us = 0, segments[0].first if segments else 0, None
+        wanted = _Wanted(from_us, to_us)
+        for first, next_, times in self._around(shard):
+            if first > behind:
+                around = sorted((times[0], times[0] if last_us is None else last_us))
+                total += 0 if wanted.misses(around, None) else first - behind
+            if next_ > behind:
+                behind, last_us = next_, times[1]
+        if (end := self.end(shard)) > behind:  # it ends with a gap
+            total += 0 if to_us is not None and last_us is not None and last_us >= to_us else end - behind
+        return total
+
+    def _around(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
+        """Rows that are there, those that follow each other together; and between when they came."""
+        segments = self.segments(shard)
+        for segment in segments:
+            summary, _ = self._described(segment, last=segment is segments[-1])
+            for span in summary.spans:
+                yield span.first, span.next, (span.first_us, span.last_us)
+
     def end(self, shard: str) -> int:
         """The number behind the newest row."""
         segments = self.segments(shard)
         behind = segments[-1].first if segments else 0
-        summary = self._summary(segments[-1]) if segments else None
+        summary = self.summary(segments[-1]) if segments else None
         if summary is not None:
             return summary.next
         for item in self.index(shard, behind):
@@ -330,7 +391,7 @@ class JournalReader:
         segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
         found = 0
         for segment in segments:
-            summary = self._summary(segment)
+            summary = self.summary(segment)
             if summary is not None and (before is None or summary.next <= before):
                 found = max(found, summary.low_us)
                 continue
@@ -341,7 +402,7 @@ class JournalReader:
                         found = max(found, item.header.low_us)
         return found or None
 
-    def _summary(self, segment: Segment) -> Summary | None:
+    def summary(self, segment: Segment) -> Summary | None:
         """What the end of a file says is in it; None: it is in use, or old."""
         known = self._summaries.get(segment.path)
         if known is not None and known[0] == segment:
@@ -360,7 +421,7 @@ class JournalReader:
 
     def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
         """What is in a file; and whether its end says so."""
-        summary = self._summary(segment)
+        summary = self.summary(segment)
         if summary is not None:
             return summary, True
         made = Summary(segment.first, segment.first)
@@ -425,6 +486,7 @@ class JournalReader:
                     file = segment.path.open("rb", buffering=0)
                 except FileNotFoundError:
                     if again:
+                        self._look_again()
                         break
                     continue  # whatever comes next shows what is missing
                 with file:
@@ -461,6 +523,7 @@ class JournalReader:
                 return
 
     def _changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
+        self._look_again()
         return [(one.path, one.inode) for one in self.segments(shard)] != listed
 
     def _within(

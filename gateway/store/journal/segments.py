@@ -24,13 +24,14 @@ except ImportError:  # a reader without the gateway's own dependencies
     from zlib import crc32
 
 NAME: Final = re.compile(r"(\d{1,10})-(\d{20})\.gwj")
+LEVELS: Final = 2  # of folders below that of a journal: a replica's, and a worker's in it
 SEARCH_OCTETS: Final = 1_048_576  # read at a time when looking for the next block
 
 
 class Segment(NamedTuple):
-    """A file of a journal. `shard` is its number, after the folder's name and a slash when the file lies in a
-    folder of its own; `first` is the sequence number of its first row; `octets` its size when it was seen,
-    `inode` which file that was."""
+    """A file of a journal. `shard` is its number, behind the names of the folders in which it lies below the
+    journal's, each with a slash; `first` is the sequence number of its first row; `octets` its size when it
+    was seen, `inode` which file that was."""
 
     path: Path
     shard: str
@@ -78,6 +79,15 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
             continue
         found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), stat.st_size, stat.st_ino))
     return sorted(found, key=lambda segment: (segment.shard, segment.first))
+
+
+def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:
+    """The same of a folder and those below it, whose names come before that of a shard."""
+    found = segments_in(folder, prefix)
+    for below in sorted(folder.iterdir()) if levels else ():
+        if NAME.fullmatch(below.name) is None and below.is_dir():
+            found += segments_below(below, levels - 1, f"{prefix}{below.name}/")
+    return found
 
 
 def size_of(file: BinaryIO) -> int:

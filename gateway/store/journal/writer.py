@@ -141,7 +141,7 @@ class JournalWriter:
         self._accounted = 0  # of the dropped rows
         self._queued = 0  # octets of blocks, ever
         self._low_us = 0  # of all that was received before it, nothing is open and all is recorded
-        self._low_told_us = 0
+        self._stands: tuple[int, Monotonic] | None = None  # which row is the next one, since when
         # The thread's.
         self._blocks: deque[_Block] = deque()  # others append
         self._laid: list[Laid] = []  # the first of `_blocks`, ready to write
@@ -242,7 +242,11 @@ class JournalWriter:
         with self._lock:
             self._low_us = self._low(now)
             quiet = not (self._gathering.rows or self.backlog or self.failure)
-            if quiet and self._next and self._low_us - self._low_told_us >= MARK_SECS * SECOND:
+            if self._stands is None or self._stands[0] != self._next:
+                self._stands = self._next, now
+            # Also when it says nothing new, for it says that the gateway lives.
+            if quiet and self._next and now - self._stands[1] >= MARK_SECS:
+                self._stands = self._next, now
                 self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
 
     def _low(self, now: Monotonic) -> int:
@@ -293,7 +297,6 @@ class JournalWriter:
 
     def _queue(self, draft: Draft, memory: memoryview | None = None) -> None:
         self._next = draft.header.next
-        self._low_told_us = self._low_us
         draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
             block = _Block(draft, sum(map(len, draft.buffers)), memory)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from gateway.cli.pipeline import reconcile as command
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, Account, reconcile
 from gateway.pipeline.traffic.loading import Span, traffic
 from gateway.store.journal.columns import WAS_DELIVERED
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.pipeline.jobs.conftest import HOT, READINGS, ROWS, STORED, WAITING, Recorded, reading
-from tests.pipeline.journals import UP, Journal, message
+from tests.pipeline.journals import START, UP, Journal, message, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +101,105 @@ def test_what_left_an_outbox_in_another_way(spark: SparkSession, tmp_path: Path)
         "confirmed": 1,
     }
     assert made.totals == {"repeated": 1, "waiting": 1}
+
+
+def stored_and_delivered(folder: Path, bodies: list[tuple[bytes, float, float | None]]) -> None:
+    """Messages without an id that were stored, and delivered, at these seconds after START."""
+    journal = Journal(folder)
+    events = [(at, STORED_SO, body) for body, at, _ in bodies]
+    events += [(at, DELIVERED_SO, body) for body, _, at in bodies if at is not None]
+    for at, outcome, body in sorted(events, key=lambda event: event[0]):
+        journal.clock.now = START + at
+        journal.writer.record(UP, [nameless(body)], outcome, START + at)
+    journal.close()
+
+
+def nameless(body: bytes) -> Message:
+    made = message(0)
+    return Message(made.address, body, assurance=1, durable=True, sender=made.sender)
+
+
+STORED_SO: Final = Outcome(Verdict.ACCEPTED, text="stored")
+DELIVERED_SO: Final = Outcome(Verdict.ACCEPTED, text="delivered")
+
+
+def judged(
+    spark: SparkSession, folder: Path, begin: float | None, until: float | None, waiting: int | None = None
+) -> dict[str, int]:
+    """What is wrong with what was accepted between these seconds after START."""
+
+    def at(second: float | None) -> str | None:
+        return None if second is None else datetime.fromtimestamp(START + second, UTC).isoformat()
+
+    made = reconcile(
+        traffic(spark, str(folder), COLUMNS, Span(at(begin))),
+        waiting=None if waiting is None else {"up": waiting},
+        until=None if until is None else datetime.fromtimestamp(START + until, UTC),
+        earlier=lambda: traffic(spark, str(folder), COLUMNS, Span(None, at(begin))),
+    )
+    return made.totals
+
+
+def test_what_left_after_the_span_has_left(spark: SparkSession, tmp_path: Path) -> None:
+    """And what waits now is what came last, which may not be judged at all."""
+    stored_and_delivered(
+        tmp_path, [(b"a", 1, 20), (b"b", 2, 3), (b"b", 2.5, 14), (b"c", 4, None), (b"d", 12, None)]
+    )
+    assert judged(spark, tmp_path, None, 10) == {"waiting": 1}
+    assert judged(spark, tmp_path, None, 10, waiting=2) == {"waiting": 1}
+    assert judged(spark, tmp_path, None, 10, waiting=1) == {"lost": 1}  # d waits
+    assert judged(spark, tmp_path, None, None, waiting=1) == {"waiting": 1, "lost": 1}
+
+
+def test_what_was_stored_before_the_span_may_leave_in_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Of messages that are alike, and have no id, those of before are looked for."""
+    stored_and_delivered(tmp_path, [(b"on", 1, 12), (b"on", 2, 13), (b"on", 11, 14)])
+    assert judged(spark, tmp_path, 10, None) == {}
+    journal = Journal(tmp_path, start=START + 15)
+    journal.writer.record(UP, [nameless(b"on")], DELIVERED_SO, START + 15)
+    journal.close()
+    assert judged(spark, tmp_path, 10, None) == {"repeated": 1}
+
+
+def test_a_consumer_has_what_came_after_the_span(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for at, body in ((1, b"a"), (2, b"b"), (3, b"b"), (12, b"b"), (13, b"c")):
+        journal.writer.record(UP, [nameless(body)], ACCEPTED, START + at)
+    journal.close()
+    rows = traffic(spark, str(tmp_path), COLUMNS, Span())
+    until = datetime.fromtimestamp(START + 10, UTC)
+    for got, totals in (
+        ([b"a", b"b", b"b", b"b", b"c"], {}),
+        ([b"b", b"b"], {"lost": 1}),
+        ([b"a", b"b", b"x"], {"lost": 1, "unknown": 1}),
+    ):
+        received = spark.createDataFrame([(body,) for body in got], "body binary")
+        assert reconcile(rows, received, until=until).totals == totals
+
+
+def test_an_archive_is_what_its_manifest_names(spark: SparkSession, tmp_path: Path) -> None:
+    """What was merged stays for a while, and does not count twice."""
+    folder, to = tmp_path / "j", str(tmp_path / "a")
+    for first in range(0, 80, 10):
+        written(folder, 10, first=first)
+        archive.run(spark, str(folder), to, file_octets=1)
+    assert archive.run(spark, str(folder), to).merged == 16
+    assert command._received(spark, to).count() == 80
+
+
+def test_outboxes_of_several_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own; a shared one is counted once, with what each has been handed."""
+    told = {
+        "http://one": [("own", 2, 1, False), ("shared", 7, 3, True)],
+        "http://two": [("own", 5, 0, False), ("shared", 6, 1, True)],
+    }
+
+    def ask(url: str, token_file: object, path: str) -> dict[str, Any]:
+        names = ("route", "messages", "in_flight", "shared")
+        return {"outboxes": [dict(zip(names, one, strict=True)) for one in told[url]]}
+
+    monkeypatch.setattr(command, "ask", ask)
+    assert command._waiting(told, None) == {"own": 7, "shared": 11}
 
 
 def test_the_command(spark: SparkSession, recorded: Recorded, run: Run, tmp_path: Path) -> None:

@@ -86,6 +86,44 @@ def rows_of(
     return selected(rows, after=progress.read() if progress else None).collect()
 
 
+def test_it_is_cut_between_two_targets_of_a_message() -> None:
+    """What was not sent yet is sent then; its message counts when all of it has been."""
+    common = {"received_us": 1, "shard": "0", "source_endpoint": "mqtt", "source_protocol": "mqtt"}
+    common |= {"source_scope": None, "source_name": "t", "client": "", "user": "", "body": b"x"}
+    common |= {"target_protocol": "amqp091", "target_scope": "amq.topic", "assurance": 1, "durable": True}
+    common |= {"retain": False, "expires_us": None, "properties": "{}", "body_size": 1}
+    rows = [
+        Row(common | {"slot": slot, "sequence": 2 * slot + at, "target_name": name, "target_address": name})
+        for slot in (0, 1)
+        for at, name in enumerate("ab")
+    ]
+
+    class Noted(Progress):
+        at: Position | None = None
+
+        def write(self, position: Position) -> None:
+            self.at = position
+
+    for sent, place in ((1, None), (2, 0), (3, 0), (4, 1)):
+        broker, noted = Broker(Clock(), breaks_after=sent), Noted(None)
+        clock = broker.clock
+        made = Replay(broker, Pace(rate=1.0), noted, at_target=True, clock=clock, sleep=clock.sleep)
+        if sent < 4:
+            with pytest.raises(LinkError):
+                made.send(rows)
+        else:
+            made.send(rows)
+        assert len(broker.got) == sent
+        assert (None if noted.at is None else noted.at.slot) == place
+
+
+class Row(dict[str, Any]):
+    """As Spark's."""
+
+    def asDict(self) -> dict[str, Any]:
+        return self
+
+
 PACES = [
     (Pace(), [0.0, 0.0, 0.0]),
     (Pace(speed=1.0), [0.0, 0.001, 0.002]),

@@ -184,9 +184,10 @@ def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     """With the schema that the route names, a tolerance, and a file for schedulers."""
     traffic.write(*FITTING, FAULTY[0][0])
     summary, to = tmp_path / "table.prom", str(tmp_path / "out")
-    command = ("pipeline", "table", "up", "--mapping", str(tmp_path / "mapping.yaml"), "--to", to)
+    command = ("pipeline", "table", "up", "--mapping", str(tmp_path / "mapping.yaml"), "--to", f"{to}/")
     done = run(*command, "--journal", str(traffic.folder), "--tolerance", "1", "--summary", str(summary))
     assert (done.code, done.out) == (0, "3 messages in the table, 1 do not fit\n"), done.err
+    assert Path(f"{to}_rejected").is_dir()
     told = summary.read_text()
     for line in ("ok", "rejected"):
         assert f'gateway_pipeline_{line}{{command="table"}} 1.0' in told
@@ -199,6 +200,18 @@ def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     assert {"command": "table", "ok": False, "rows": 0, "rejected": 1}.items() <= json.loads(
         summary.read_text()
     ).items()
+
+
+@needed("Spark")
+def test_another_position_writes_nothing_over(
+    traffic: Traffic, bring: Callable[..., tuple[int, int]], tmp_path: Path
+) -> None:
+    """Each has micro-batches of its own, from 0 on."""
+    traffic.write(*FITTING)
+    assert bring("parquet") == (len(FITTING), 0)
+    with pytest.raises(PipelineError, match="whose position is not in"):
+        bring("parquet", checkpoint=str(tmp_path / "other"))
+    assert bring("parquet") == (0, 0)
 
 
 def test_by_which_mapping_rows_were_made(

@@ -5,6 +5,7 @@ What the planner decides is tested without Spark; Spark itself runs one query af
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,16 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from gateway.errors import PipelineError
+from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import SPAN_OCTETS, Part
-from gateway.pipeline.journal.source import JournalStream
+from gateway.pipeline.journal.source import JournalStream, JournalTable
+from gateway.store.journal import reader, segments
 from gateway.store.journal.merging import merge_segments
 from gateway.store.journal.reader import JournalReader
-from tests.pipeline.journals import written
+from gateway.store.journal.segments import Segment, segments_in
+from gateway.store.journal.writer import Options
+from tests.pipeline.journals import HOME, START, Journal, message, written
 from tests.pipeline.streams import finished
 from tests.store.journal.samples import block
 
@@ -129,6 +134,81 @@ def test_a_journal_that_ends_too_early(tmp_path: Path) -> None:
         stream(tmp_path).latestOffset({"0": 30}, ALL)
     found = stream(tmp_path, failOnDataLoss="false")
     assert found.latestOffset({"0": 30}, ALL) == {"0": 30}
+
+
+def test_a_replica_that_is_gone(tmp_path: Path) -> None:
+    """With all that it has written read the others go on, also with a new process; what was not is lost."""
+    for replica, count in (("one", 20), ("two", 30)):
+        written(tmp_path / replica, count)
+    found = stream(tmp_path)
+    start = found.latestOffset({}, ALL)
+    assert len(rows(found, {}, start)) == 50
+    shutil.rmtree(tmp_path / "two")
+    written(tmp_path / "one", 5, first=20)
+    for one in (found, stream(tmp_path)):
+        end = one.latestOffset(start, ALL)
+        assert end == {"one/0": 25, "two/0": 30}
+        assert rows(one, start, end) == [("one/0", number) for number in range(20, 25)]
+    behind = {"one/0": 20, "two/0": 20}
+    with pytest.raises(PipelineError, match="shard two/0 .* ends before row 0, and row 20 is wanted"):
+        stream(tmp_path).partitions(behind, end)
+    assert len(rows(stream(tmp_path, failOnDataLoss="false"), behind, end)) == 5
+    found = stream(tmp_path)
+    written(tmp_path / "three", 10)
+    end = found.latestOffset(start, ReadMaxRows(10))
+    shutil.rmtree(tmp_path / "three")
+    with pytest.raises(PipelineError, match="shard three/0 "):
+        found.latestOffset(end, ALL)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_the_files_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """However many replicas there are, for each folder is a request to a store; and new files are seen."""
+    for replica in range(count):
+        written(tmp_path / str(replica), 60, block_rows=20, segment_bytes=6_000)
+    listed: list[Path] = []
+
+    def noted(folder: Path, prefix: str = "") -> list[Segment]:
+        listed.append(folder)
+        return segments_in(folder, prefix)
+
+    for module in (reader, segments):
+        monkeypatch.setattr(module, "segments_in", noted)
+    found = stream(tmp_path)
+    for plan in (
+        JournalTable(options_of({"path": str(tmp_path)}, stream=False), ("sequence",)).partitions,
+        found.initialOffset,
+        lambda: found.latestOffset({}, ALL),
+    ):
+        listed.clear()
+        plan()
+        assert len(listed) == count + 1
+    written(tmp_path / "new", 5)
+    assert found.latestOffset({}, ALL)["new/0"] == 5
+
+
+def test_only_some_shards(tmp_path: Path) -> None:
+    for replica in ("one", "two", "three"):
+        written(tmp_path / replica, 5)
+    end = stream(tmp_path, shards="one/0,three/0").latestOffset({}, ALL)
+    assert end == {"one/0": 5, "three/0": 5}
+
+
+def test_the_mark_is_of_what_comes_behind_a_row(tmp_path: Path) -> None:
+    """A micro-batch may end in a block, and what is behind it there has been received long before."""
+    journal = Journal(tmp_path, options=Options(flush_interval_secs=60))
+    journal.clock.now = START + 100
+    for second in (99, 10, 50, 98):
+        journal.writer.record(HOME, [message(0)], ACCEPTED, START + second)
+    journal.close()
+    given = {"path": str(tmp_path), "startingOffsets": "earliest"}
+    found = JournalStream(options_of(given, stream=True), ("sequence", "low_water"))
+    marks = []
+    for start in range(4):
+        (part,) = found.partitions({"0": start}, {"0": start + 1})
+        (batch,) = found.read(part)
+        marks += [row["low_water"].timestamp() - START for row in batch.to_pylist()]
+    assert marks == [10, 50, 98, 100]
 
 
 def test_retention_that_was_faster(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException, PythonException
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.pipeline.archive.tables import between
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
@@ -195,6 +196,26 @@ def test_segments_and_replicas(spark: SparkSession, tmp_path: Path) -> None:
         written(tmp_path / replica, 400, block_rows=20, segment_bytes=20_000, compress=1)
     assert len([*(tmp_path / "a").glob("*.gwj")]) > 2
     assert numbers(table(spark, tmp_path)) == [(f"{r}/0", n) for r in "ab" for n in range(400)]
+
+
+def test_workers_of_replicas(tmp_path: Path) -> None:
+    """Two folders deep: what lies deeper is nobody's, and a journal's own folders have no rows."""
+    for below in ("a/worker-0", "a/worker-1", "b"):
+        written(tmp_path / below, 5)
+    written(tmp_path / "a" / "worker-0" / "old", 5)
+    (tmp_path / "a" / "mappings").mkdir()
+    shards = ("a/worker-0/0", "a/worker-1/0", "b/0")
+    assert JournalReader(tmp_path).shards() == [*shards]
+    assert sorted(read(tmp_path, "shard", "sequence")) == [(one, at) for one in shards for at in range(5)]
+
+
+def test_a_shard_that_appears_meanwhile(tmp_path: Path) -> None:
+    """Between what an archive has and where the journal ended: it is for the next run."""
+    written(tmp_path / "one", 10)
+    given = between({"one/0": 4}, {"one/0": 10})
+    written(tmp_path / "two", 5)
+    assert read(tmp_path, "shard", "sequence", **given) == [("one/0", number) for number in range(4, 10)]
+    assert read(tmp_path, "shard", **between({}, {})) == []
 
 
 def test_a_torn_end_is_not_there_and_an_empty_journal_is_empty(spark: SparkSession, tmp_path: Path) -> None:

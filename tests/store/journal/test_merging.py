@@ -213,6 +213,42 @@ def test_a_quiet_gateway_writes_large_blocks_in_the_end(tmp_path: Path) -> None:
     assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(made.number)]
 
 
+def test_what_cannot_be_merged_is_left_alone(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not tried again with each file that is complete."""
+    tried: list[object] = []
+
+    def fails(segments: object, level: int = 0) -> None:
+        tried.append(segments)
+        raise DamageError("x")
+
+    monkeypatch.setattr(appending, "merge_segments", fails)
+    folder = shutil.copytree(written, tmp_path / "quiet")
+    given: dict[str, Any] = {"segment_bytes": 64 << 20, "segment_secs": 3_600.0, "retention_bytes": 0}
+    given |= {"retention_secs": 0, "sync_interval_secs": 0}
+    one = Appender(folder, 0, utc=lambda: START + 1e6, **given)
+    for _ in range(5):
+        one._to_merge = True
+        one._put_together(START + 1e6)
+    one.close()
+    assert len(tried) == 1
+
+
+def test_gaps_are_missing_from_about_their_time(tmp_path: Path) -> None:
+    made = Quiet(tmp_path)
+    made.write(3)
+    made.writer.dropped += 7
+    made.write(3)
+    found = {}
+    for begin, end in ((None, None), (2.9, 3.1), (3.1, None), (None, 2.9), (None, 3.1), (2.9, None)):
+        times = [None if second is None else round((START + second) * 1e6) for second in (begin, end)]
+        found[begin, end] = JournalReader(tmp_path).missing("0", *times)
+    made.writer.close()
+    assert {span for span, missing in found.items() if missing == 0} == {(3.1, None), (None, 2.9)}
+    assert set(found.values()) == {0, 7}
+
+
 def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Quiet(quiet)
     made.writer.dropped += 7
@@ -357,6 +393,21 @@ def test_the_low_water_mark_is_of_what_is_open(tmp_path: Path) -> None:
     seconds = [None if mark is None else round(mark / 1e6 - START) for mark in marks]
     assert seconds == [0, 0, 0, 3]
     assert [JournalReader(tmp_path).low_water("0", before) for before in (0, 1, 2)] == [None, None, marks[0]]
+
+
+def test_a_gateway_that_waits_says_that_it_lives(tmp_path: Path) -> None:
+    made = Quiet(tmp_path, oldest=lambda: 99.0)
+    made.write(1)
+    (path,) = tmp_path.glob("*.gwj")
+    before = path.stat().st_size
+    for _ in range(3):
+        made.now += 50.0
+        made.writer.tick()
+        made.writer._wake.set()
+        until(lambda: not made.writer.backlog_octets)
+    made.writer.close()
+    assert path.stat().st_size > before
+    assert JournalReader(tmp_path).low_water("0") == (99 - 100 + START) * 1e6
 
 
 def test_a_quiet_hour_has_marks_too(tmp_path: Path) -> None:

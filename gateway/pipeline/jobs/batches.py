@@ -1,0 +1,27 @@
+"""Folders of Parquet with a folder for each micro-batch, `batch=N`, which is written over when Spark repeats
+one: so they belong to one position, which counts the micro-batches. With another, as with a new checkpoint,
+the first ones would be written over.
+"""
+
+from __future__ import annotations
+
+from pyarrow import fs
+
+from gateway.errors import PipelineError
+from gateway.pipeline.stores import Place
+
+
+def belong(to: Place, kept: Place) -> None:
+    """Raises PipelineError: the folder `to` has micro-batches, and `kept`, the folder with the position, has
+    none."""
+    if _has(to, "batch=") and not _has(Place(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
+        raise PipelineError(
+            f"{to.uri} has what a stream has written whose position is not in {kept.uri}, and it would be"
+            " written over: say the --checkpoint of before, or another folder"
+        )
+
+
+def _has(place: Place, prefix: str) -> bool:
+    system, path = place.kept()
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return any(info.base_name.startswith(prefix) for info in found)
