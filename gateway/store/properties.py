@@ -47,7 +47,6 @@ TEXTS: Final = (
 NOTHING: Final = Properties()
 PLAIN: Final = bytes(set(range(0x20, 0x7F)) - set(b'"\\'))
 """Letters that stand in a string of JSON as they are."""
-QUOTES: Final = b'"' * 4
 
 
 def encode_properties(properties: Properties) -> bytes:
@@ -66,17 +65,17 @@ def encode_properties(properties: Properties) -> bytes:
     return json.dumps(given, separators=(",", ":")).encode()
 
 
-def encode_texts(texts: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """`encode_properties` of headers with these names and texts, and nothing else; None: a letter among them
-    has to be escaped.
+def encode_texts(texts: Sequence[bytes]) -> bytes | None:
+    """`encode_properties` of headers with these texts, as ReadTexts returns them; None: a letter among them
+    has to be escaped, or there are none.
 
     Traffic in which each message says something new is written so, from octet to octet: without objects.
     """
-    if not texts:  # AMQP may write a table that is empty
-        return b""
-    pairs = [b'","string","'.join(pair) for pair in texts]
-    if b"".join(pairs).translate(None, PLAIN) != QUOTES * len(pairs):
+    names = [name[1:] for name in texts[1::4]]
+    values = [value[2:] for value in texts[3::4]]
+    if not names or b"".join(names).translate(None, PLAIN) or b"".join(values).translate(None, PLAIN):
         return None
+    pairs = [b'%b","string","%b' % pair for pair in zip(names, values, strict=True)]
     return b'{"headers":[["%b"]]}' % b'"],["'.join(pairs)
 
 

@@ -62,7 +62,7 @@ from gateway.protocols.mqtt.packets import (
 )
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
-from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_essentials
+from gateway.protocols.mqtt.translate import NOTHING_SAID, REASON_CODES, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
@@ -511,6 +511,7 @@ class MqttConnection(AdmittedGuest):
             if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
                 self._publish_burst(shared, burst)
                 one_by_one = iter(())
+        known = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
@@ -525,7 +526,8 @@ class MqttConnection(AdmittedGuest):
                     break
             qos = flags >> 1 & 3
             if raw:
-                property_set, interval, hops = publish_essentials(raw)
+                known = publish_essentials(raw)
+                property_set, interval, hops = known.property_set, known.expiry, known.hops
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
@@ -542,7 +544,7 @@ class MqttConnection(AdmittedGuest):
                 receipt = None
             if len(body) > body_max:
                 self._decline(message, receipt, TOO_LARGE)
-            elif raw and UTF8 in raw and not is_what_it_says(message):
+            elif raw and not known.texts and UTF8 in raw and not is_what_it_says(message):
                 self._decline(message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
@@ -572,8 +574,11 @@ class MqttConnection(AdmittedGuest):
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
         """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
         flags, raw, packet_ids, bodies = burst
-        property_set, interval, hops = publish_essentials(raw) if raw else (NO_PROPERTIES, None, 0)
-        expires = NEVER if interval is None else time.time() + interval
+        property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+        if raw:
+            known = publish_essentials(raw)
+            property_set, hops = known.property_set, known.hops
+            expires = NEVER if known.expiry is None else time.time() + known.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = qos > 0
         messages = [
