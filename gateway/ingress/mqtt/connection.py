@@ -300,7 +300,8 @@ class MqttConnection(AdmittedGuest):
         raw = b""
         octets = 0
         given = []
-        for message, grant, qos, packet_id, dup in rows:
+        for row in rows:
+            message, grant = row.message, row.grant
             if five:
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
@@ -309,7 +310,9 @@ class MqttConnection(AdmittedGuest):
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + len(raw) + 32
-            given.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
+            given.append(
+                (row.dup << 3 | row.qos << 1 | retain, message.address.wire, row.packet_id, raw, body)
+            )
         if self.machine.alias_max:
             given = self.machine.aliased(given)
         too_large = [rows[at] for at in self.machine.publish_many(given)]
