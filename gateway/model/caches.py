@@ -6,8 +6,8 @@ could be measured.
 
 Where each message says something new, nothing that is kept comes again: what goes to make room for it, and
 the memory that all of it takes, which has left the processor's caches when it is given back, cost several
-times what working it out does. So what has come once waits among a few others that are new, all of which go
-when there are too many, and only what comes again meanwhile is kept.
+times what working it out does. So of what is not known only every eighth is kept, and the others go
+when a few more have come.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 PART: Final = 16  # of what is remembered; a sixteenth goes at once
-NEW_MAX: Final = 512  # octets that came once: about as many as one turn brings
+NEW_MAX: Final = 128  # octets that are not kept: as many as one turn brings
+KEPT_OF: Final = 8
 
 
 def make_room(cache: dict[K, V], most: int) -> None:
@@ -29,44 +30,47 @@ def make_room(cache: dict[K, V], most: int) -> None:
 
 
 class Recurring(Generic[V]):
-    """What has been worked out of octets: of up to `most` that have come twice, and of a few that are new.
+    """What has been worked out of octets: of `most` at the most, and of those that came last.
 
-    That something has come is known by a mark, an octet out of its hash, until something else takes the
-    place. One of 256 that is new finds its own mark there, and is kept for nothing.
+    What comes again and again is soon among the ones that are kept, for it is put in each time.
     """
 
-    __slots__ = ("_known", "_marks", "_mask", "_most", "_new")
+    __slots__ = ("_before", "_count", "_known", "_most", "_new")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: dict[bytes, V] = {}
         self._new: dict[bytes, V] = {}
-        self._mask = (2 << most.bit_length()) - 1
-        self._marks = bytearray(self._mask + 1)
+        self._before: dict[bytes, V] = {}  # those that were new, until as many had come behind them
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._known) + len(self._new)
+        return len(self._known) + len(self._new) + len(self._before)
 
     def get(self, octets: bytes) -> V | None:
         """What was worked out of these octets; None: it has to be, perhaps again."""
         found = self._known.get(octets)
-        return self._new.get(octets) if found is None else found
+        if found is None:
+            found = self._new.get(octets)
+            if found is None:
+                found = self._before.get(octets)
+        return found
 
     def put(self, octets: bytes, found: V) -> None:
-        """This was worked out. It stays for at least as long as nothing else is."""
-        number = hash(octets)
-        place, mark = number & self._mask, number >> 40 & 0xFF or 1
-        if self._marks[place] == mark:
+        """This was worked out. It stays for at least as long as NEW_MAX others are not."""
+        self._count = (self._count + 1) % KEPT_OF
+        if not self._count:
             if len(self._known) >= self._most:
                 make_room(self._known, self._most)
             self._known[octets] = found
             return
-        self._marks[place] = mark
         if len(self._new) >= NEW_MAX:
-            self._new.clear()
+            self._before = self._new
+            self._new = {}
         self._new[octets] = found
 
     def clear(self) -> None:
         """Nothing is known any more."""
         self._known.clear()
         self._new.clear()
+        self._before.clear()

@@ -141,17 +141,18 @@ class Properties:
 
 
 ReadTexts = Callable[[bytes, bytes, bytes], list[bytes]]
-"""Called with octets, and what is to stand before a name and before its value: returns for each header that,
-the name behind its length in one octet, that, and the value behind its length in two. So much two protocols
-have in common that write headers so that one's are made of the other's by cutting and joining. Nothing is
-returned where a length has no room, or for no headers.
+"""Called with octets, and what is to stand before a name and before its value: returns for each header that
+(if it is not empty), the name behind its length in one octet, that, and the value behind its length in two.
+So much two protocols have in common that write headers so that one's are made of the other's by cutting and
+joining. Nothing is returned where a length has no room, or for no headers.
 """
 
 
 class PropertySet:
     """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
 
-    `forms` is for translators: what they made of this set, under a key of their own. `known` is for the
+    `forms` is for translators: what they made of this set, under a key of their own; `form` has what the last
+    one of AMQP 0-9-1 made, with its key in front, for most sets that come once go one way. `known` is for the
     protocol that wrote it: what it has found out when the octets came, None: nothing yet. `asks` is False
     when it is known that there is no reply address in here, so that nobody has to decode it for that.
     `read_texts` cuts all that there is out of `raw`, if that is headers with texts of ASCII for values; see
@@ -163,6 +164,7 @@ class PropertySet:
         "_forms",
         "_properties",
         "asks",
+        "form",
         "known",
         "octets",
         "protocol",
@@ -182,6 +184,7 @@ class PropertySet:
         self.octets = len(raw)
         self.asks = properties is None or bool(properties.reply_to)
         self.known: Any = None
+        self.form: Any = None
         self.read_texts: ReadTexts | None = None
         self._forms: dict[object, Any] | None = None  # of most sets that come only once nothing is made
         self._decode = decode

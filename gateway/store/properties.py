@@ -71,8 +71,8 @@ def encode_texts(texts: Sequence[bytes]) -> bytes | None:
 
     Traffic in which each message says something new is written so, from octet to octet: without objects.
     """
-    names = [name[1:] for name in texts[1::4]]
-    values = [value[2:] for value in texts[3::4]]
+    names = [name[1:] for name in texts[::2]]
+    values = [value[2:] for value in texts[1::2]]
     if not names or b"".join(names).translate(None, PLAIN) or b"".join(values).translate(None, PLAIN):
         return None
     pairs = [b'%b","string","%b' % pair for pair in zip(names, values, strict=True)]

@@ -247,9 +247,14 @@ class NamedFile:
 @example([("a", "\x7f")])
 def test_texts_are_written_as_their_meaning_is(pairs: list[tuple[str, str]]) -> None:
     headers = tuple((name, string(value)) for name, value in pairs)
-    straight = encode_texts([(name.encode(), value.encode()) for name, value in pairs])
+    texts = [
+        len(text.encode()).to_bytes(size, "big") + text.encode()
+        for pair in pairs
+        for size, text in enumerate(pair, 1)
+    ]
+    straight = encode_texts(texts)
     letters = "".join(chain.from_iterable(pairs))
-    if all(" " <= one <= "~" and one not in '"\\' for one in letters):
+    if pairs and all(" " <= one <= "~" and one not in '"\\' for one in letters):
         assert straight == encode_properties(Properties(headers=headers))
     else:
         assert straight is None

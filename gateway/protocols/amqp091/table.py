@@ -131,9 +131,11 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes) -> list[bytes]
         if data[tag_at + 1] or data[tag_at + 2]:
             return []
         stop = tag_at + 5 + (data[tag_at + 3] << 8 | data[tag_at + 4])
-        found.append(before)
+        if before:
+            found.append(before)
         found.append(data[at:tag_at])
-        found.append(between)
+        if between:
+            found.append(between)
         found.append(data[tag_at + 3 : stop])
         at = stop
     return found

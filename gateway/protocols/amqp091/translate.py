@@ -123,6 +123,8 @@ EXPIRATION_MS_MAX: Final = 0xFFFF_FFFF  # RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 OCTETS: Final = tuple([bytes((octet,)) for octet in range(SHORT_STRING_MAX + 1)])
+OWN_FIRST: Final = ord("x")  # how all of them begin
+PAIRS_MAX: Final = 16  # each is compared with all others
 STRING_HEAD: Final = b"S\0\0"  # tag and the upper half of the length
 TABLE_HEAD: Final = Struct(">HI").pack  # flags, size of the table
 
@@ -140,8 +142,8 @@ class Essentials(NamedTuple):
     special: bool = False
 
 
-Form = tuple[bytes, bytes, tuple[str, ...]]
-"""Encoded properties in two parts, between which an expiration may stand, and their losses."""
+Form = tuple[int, bytes, bytes, tuple[str, ...]]
+"""A key, encoded properties in two parts, between which an expiration may stand, and their losses."""
 
 
 # The forms of one set: without expiration, with room for a relative one between head and tail, with its own.
@@ -399,10 +401,10 @@ def encode_properties(message: Message, utc: float) -> bytes:
                     return property_set.raw
                 if not crossed:
                     return _with_hops(property_set, message.hops)
-            return _form(message, KEPT)[0]
+            return _form(message, KEPT)[1]
     if expires == NEVER:
-        return _form(message, NONE)[0]
-    head, tail, _ = _form(message, RELATIVE)
+        return _form(message, NONE)[1]
+    _, head, tail, _ = _form(message, RELATIVE)
     text = b"%d" % min(max(0, ceil((expires - utc) * 1000)), EXPIRATION_MS_MAX)
     return head + OCTETS[len(text)] + text + tail
 
@@ -454,27 +456,34 @@ def losses(message: Message) -> tuple[str, ...]:
     made here is what `encode_properties` will need."""
     if message.property_set.protocol == PROTOCOL:
         return ()
-    lost = _form(message, NONE if message.expires == NEVER else RELATIVE)[2]
+    lost = _form(message, NONE if message.expires == NEVER else RELATIVE)[3]
     return tuple([name for name in lost if name in LOSING]) if lost else ()
 
 
 def _form(message: Message, expiry: int) -> Form:
     """The encoding of a message's properties; `expiry` is NONE, RELATIVE or KEPT."""
-    forms = message.property_set.forms
+    property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
+    last: Form | None = property_set.form
+    if last is not None and last[0] == key:
+        return last
+    forms = property_set.forms
     found: Form | None = forms.get(key)
     if found is None:
         if len(forms) >= FORMS_MAX:
             forms.clear()
-        found = forms[key] = _make_form(message, expiry)
+        found = _make_form(message, expiry, key)
+        if last is not None:
+            forms[last[0]] = last
+    property_set.form = found
     return found
 
 
-def _make_form(message: Message, expiry: int) -> Form:
+def _make_form(message: Message, expiry: int, key: int) -> Form:
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
         texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD)
-        straight = _of_texts(texts, message, expiry)
+        straight = _of_texts(texts, message, expiry, key)
         if straight is not None:
             return straight
     lost: set[str] = set()
@@ -497,19 +506,26 @@ def _make_form(message: Message, expiry: int) -> Form:
         native.expiration = None
     raw = encode_basic_properties(native)
     if expiry != RELATIVE:
-        return raw, b"", tuple(sorted(lost))
+        return key, raw, b"", tuple(sorted(lost))
     at = len(encode_basic_properties(_until_expiration(native)))
     flags = U16.unpack_from(raw)[0] | FLAG_EXPIRATION
-    return U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost))
+    return key, U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost))
 
 
-def _of_texts(texts: list[bytes], message: Message, expiry: int) -> Form | None:
+def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
     """The form of a set that says nothing but these headers, which are written as they are. None: one of them
     cannot be.
     """
-    names = set(texts[1::4])
-    if not names or 4 * len(names) != len(texts) or not OWN_NAMES.isdisjoint(names):
+    end = len(texts)
+    if not end or end > 3 * PAIRS_MAX:
         return None
+    for at in range(0, end, 3):
+        name = texts[at]
+        if len(name) > 1 and name[1] == OWN_FIRST and name in OWN_NAMES:
+            return None
+        for before in range(0, at, 3):
+            if texts[before] == name:
+                return None
     if message.retain:
         texts.append(RETAIN_PAIR)
     if message.hops:
@@ -517,7 +533,7 @@ def _of_texts(texts: list[bytes], message: Message, expiry: int) -> Form | None:
     table = b"".join(texts)
     flags = FLAG_HEADERS | FLAG_DELIVERY_MODE | (FLAG_EXPIRATION if expiry == RELATIVE else 0)
     mode = PERSISTENT if message.durable else TRANSIENT
-    return TABLE_HEAD(flags, len(table)) + table + OCTETS[mode], b"", ()
+    return key, TABLE_HEAD(flags, len(table)) + table + OCTETS[mode], b"", ()
 
 
 def _hops_pair(hops: int) -> bytes:

@@ -150,9 +150,11 @@ def texts_of(raw: bytes, before: bytes, between: bytes) -> list[bytes]:
             return []
         value_size_at = at + 3 + raw[at + 2]
         stop = value_size_at + 2 + (raw[value_size_at] << 8 | raw[value_size_at + 1])
-        found.append(before)
+        if before:
+            found.append(before)
         found.append(raw[at + 2 : value_size_at])
-        found.append(between)
+        if between:
+            found.append(between)
         found.append(raw[value_size_at:stop])
         at = stop
     return found
@@ -162,8 +164,8 @@ def write_texts(texts: list[bytes]) -> bytes:
     """User properties of texts that were cut out with USER_HEAD before them; b"": they cannot be said as they
     are.
     """
-    for at in range(1, len(texts), 4):
-        name, value = texts[at], texts[at + 2]
+    for at in range(1, len(texts), 3):
+        name, value = texts[at], texts[at + 1]
         if name.startswith(OWN, 1) or name.find(0, 1) > 0 or value.find(0, 2) > 0:
             return b""
     return b"".join(texts)
