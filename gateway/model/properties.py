@@ -140,11 +140,12 @@ class Properties:
     headers: Headers = field(default=())
 
 
-ReadTexts = Callable[[bytes, bytes, bytes], list[bytes]]
+ReadTexts = Callable[[bytes, bytes, bytes, bool], list[bytes]]
 """Called with octets, and what is to stand before a name and before its value: returns for each header that
-(if it is not empty), the name behind its length in one octet, that, and the value behind its length in two.
-So much two protocols have in common that write headers so that one's are made of the other's by cutting and
-joining. Nothing is returned where a length has no room, or for no headers.
+(if it is not empty), the name behind its length in one octet, that, and the value behind its length in two;
+at last is said whether they are wanted bare, without lengths. So much two protocols have in common that write
+headers so that one's are made of the other's by cutting and joining. Nothing is returned where a length has
+no room, or for no headers.
 """
 
 

@@ -121,7 +121,7 @@ def survey(data: bytes, at: int) -> int:
     return found if at == end else UNKNOWN
 
 
-def texts_of(data: bytes, at: int, before: bytes, between: bytes) -> list[bytes]:
+def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
     """What ReadTexts (model/properties.py) says, of a table that is TEXTS."""
     found: list[bytes] = []
     at += 4
@@ -133,10 +133,10 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes) -> list[bytes]
         stop = tag_at + 5 + (data[tag_at + 3] << 8 | data[tag_at + 4])
         if before:
             found.append(before)
-        found.append(data[at:tag_at])
+        found.append(data[at + 1 if bare else at : tag_at])
         if between:
             found.append(between)
-        found.append(data[tag_at + 3 : stop])
+        found.append(data[tag_at + 5 if bare else tag_at + 3 : stop])
         at = stop
     return found
 

@@ -312,8 +312,8 @@ def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
     return Essentials(durable, limit, retained, crossed, special)
 
 
-def _read_texts(raw: bytes, before: bytes, between: bytes) -> list[bytes]:
-    return texts_of(raw, 2, before, between)  # the table is the first property
+def _read_texts(raw: bytes, before: bytes, between: bytes, bare: bool) -> list[bytes]:
+    return texts_of(raw, 2, before, between, bare)  # the table is the first property
 
 
 def priority_of(message: Message) -> int:
@@ -482,7 +482,7 @@ def _form(message: Message, expiry: int) -> Form:
 def _make_form(message: Message, expiry: int, key: int) -> Form:
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
-        texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD)
+        texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD, False)
         straight = _of_texts(texts, message, expiry, key)
         if straight is not None:
             return straight

@@ -139,7 +139,7 @@ def _told(raw: bytes, total: int, others: list[tuple[int, int, int]]) -> Scan:
     return made
 
 
-def texts_of(raw: bytes, before: bytes, between: bytes) -> list[bytes]:
+def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
     """What ReadTexts (model/properties.py) says, of a list that a scan has found to have nothing but user
     properties.
     """
@@ -152,10 +152,10 @@ def texts_of(raw: bytes, before: bytes, between: bytes) -> list[bytes]:
         stop = value_size_at + 2 + (raw[value_size_at] << 8 | raw[value_size_at + 1])
         if before:
             found.append(before)
-        found.append(raw[at + 2 : value_size_at])
+        found.append(raw[at + 3 if bare else at + 2 : value_size_at])
         if between:
             found.append(between)
-        found.append(raw[value_size_at:stop])
+        found.append(raw[value_size_at + 2 if bare else value_size_at : stop])
         at = stop
     return found
 

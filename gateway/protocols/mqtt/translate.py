@@ -261,7 +261,7 @@ def _form(property_set: PropertySet) -> Form:
     found: Form | None = property_set.forms.get(FORM)
     if found is None:
         if property_set.read_texts is not None and (
-            straight := write_texts(property_set.read_texts(property_set.raw, USER_HEAD, b""))
+            straight := write_texts(property_set.read_texts(property_set.raw, USER_HEAD, b"", False))
         ):
             found = Form(straight, ())
         else:

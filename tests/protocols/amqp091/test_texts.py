@@ -88,6 +88,7 @@ def test_nor_with_octets_changed_by_chance(seed: int) -> None:
         if holds == TEXTS:
             taken += 1
             told = [one for name, value in decoded for one in (name, value.value)]
+            assert told == [one.decode() for one in texts_of(raw, 0, b"", b"", bare=True)]
             cut = texts_of(raw, 0, b"", b"")
             assert told[::2] == [one[1:].decode() for one in cut[::2]]
             assert told[1::2] == [one[2:].decode() for one in cut[1::2]]

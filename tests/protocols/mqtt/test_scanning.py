@@ -68,6 +68,8 @@ def agrees(raw: bytes, most: int = 1_000) -> bool:
             for name, value in said
             for part in (b"<", name, b">", len(value).to_bytes(2, "big") + value.encode())
         ]
+        bare = [one.decode() for one in texts_of(raw, b"", b"", bare=True)]
+        assert bare == [] if long else bare == [text for one in told for text in one.value]
         read = tuple(one.value for one in told)
         assert read == tuple((name, value.value) for name, value in decode_properties(raw).headers)
     return True
