@@ -178,10 +178,12 @@ class MqttClient:
 
     def _arrival(self, flags: int, topic: bytes, packet_id: int, raw: bytes, body: bytes) -> Arrival:
         qos = flags >> 1 & 3
-        properties, expiry, hops = publish_essentials(raw)
-        expires = NEVER if expiry is None else time.time() + expiry
+        known = publish_essentials(raw)
+        expires = NEVER if known.expiry is None else time.time() + known.expiry
         address = topic_address(decode_topic(topic), topic)
-        message = Message(address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops)
+        message = Message(
+            address, body, known.property_set, qos, qos > 0, flags & 1 == 1, expires, known.hops
+        )
         self._tokens.append((packet_id, qos))
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 

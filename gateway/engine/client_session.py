@@ -373,7 +373,7 @@ class ClientSession(Session):
                 gone += message.octets
             if qos == 2 and self.lasting:
                 self._reserve(packet_id, None if delivery is None else delivery.number)
-                unsaid.append(row._replace(dup=False))
+                unsaid.append(row.said(before=False))
             else:
                 rows.append(row)
         if unsaid:
@@ -470,6 +470,7 @@ class ClientSession(Session):
 
     def discarded(self) -> None:
         """As Session; what the log says of it ends by a record of its own."""
+        self._grant = None
 
 
 class LoggedReceivedIds(ReceivedIds):

@@ -348,10 +348,7 @@ class Route:
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
         """Count what so many messages with the properties of this one, which has crossed, lose; its names."""
         dialect = self.target.dialect
-        forms, key = message.property_set.forms, f"lost in {dialect.name}"
-        names: tuple[str, ...] | None = forms.get(key)
-        if names is None:
-            names = forms[key] = dialect.losses(message)
+        names = dialect.losses(message)
         for name in names:
             self.lost[name] = self.lost.get(name, 0) + count
         return names

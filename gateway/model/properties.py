@@ -140,16 +140,38 @@ class Properties:
     headers: Headers = field(default=())
 
 
+ReadTexts = Callable[[bytes, bytes, bytes, bool], list[bytes]]
+"""Called with octets, and what is to stand before a name and before its value: returns for each header that
+(if it is not empty), the name behind its length in one octet, that, and the value behind its length in two;
+at last is said whether they are wanted bare, without lengths. So much two protocols have in common that write
+headers so that one's are made of the other's by cutting and joining. Nothing is returned where a length has
+no room, or for no headers.
+"""
+
+
 class PropertySet:
     """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
 
-    `forms` is for translators: what they made of this set, under a key of their own. `asks` is False when it
-    is known that there is no reply address in here, so that nobody has to decode it for that. `read_texts`
-    reads all that there is out of `raw`, if that is headers with texts for values, as names and values in
-    UTF-8; None: there may be more.
+    `forms` is for translators: what they made of this set, under a key of their own; `form` has what the last
+    one of AMQP 0-9-1 made, with its key in front, for most sets that come once go one way. `known` is for the
+    protocol that wrote it: what it has found out when the octets came, None: nothing yet. `asks` is False
+    when it is known that there is no reply address in here, so that nobody has to decode it for that.
+    `read_texts` cuts all that there is out of `raw`, if that is headers with texts of ASCII for values; see
+    ReadTexts. None: there may be more.
     """
 
-    __slots__ = ("_decode", "_properties", "asks", "forms", "octets", "protocol", "raw", "read_texts")
+    __slots__ = (
+        "_decode",
+        "_forms",
+        "_properties",
+        "asks",
+        "form",
+        "known",
+        "octets",
+        "protocol",
+        "raw",
+        "read_texts",
+    )
 
     def __init__(
         self,
@@ -162,10 +184,20 @@ class PropertySet:
         self.raw = raw
         self.octets = len(raw)
         self.asks = properties is None or bool(properties.reply_to)
-        self.forms: dict[object, Any] = {}
-        self.read_texts: Callable[[bytes], tuple[tuple[bytes, bytes], ...]] | None = None
+        self.known: Any = None
+        self.form: Any = None
+        self.read_texts: ReadTexts | None = None
+        self._forms: dict[object, Any] | None = None  # of most sets that come only once nothing is made
         self._decode = decode
         self._properties = properties
+
+    @property
+    def forms(self) -> dict[object, Any]:
+        """What translators made of it."""
+        found = self._forms
+        if found is None:
+            found = self._forms = {}
+        return found
 
     @property
     def properties(self) -> Properties:

@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
 from decimal import Decimal
 from math import isfinite
 from typing import Any, Final
 
-from gateway.model.properties import Headers, Properties, Value, ValueType
+from gateway.model.properties import Headers, Properties, ReadTexts, Value, ValueType
 
 TEXTS: Final = (
     "content_type",
@@ -47,7 +46,9 @@ TEXTS: Final = (
 NOTHING: Final = Properties()
 PLAIN: Final = bytes(set(range(0x20, 0x7F)) - set(b'"\\'))
 """Letters that stand in a string of JSON as they are."""
-QUOTES: Final = b'"' * 4
+BEFORE_NAME: Final = b'"],["'
+BEFORE_VALUE: Final = b'","string","'
+QUOTES: Final = b'"' * (BEFORE_NAME + BEFORE_VALUE).count(b'"')
 
 
 def encode_properties(properties: Properties) -> bytes:
@@ -66,18 +67,17 @@ def encode_properties(properties: Properties) -> bytes:
     return json.dumps(given, separators=(",", ":")).encode()
 
 
-def encode_texts(texts: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """`encode_properties` of headers with these names and texts, and nothing else; None: a letter among them
-    has to be escaped.
+def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
+    """`encode_properties` of headers with the texts in `raw`, and nothing else; None: a letter among them
+    has to be escaped, or there are none.
 
     Traffic in which each message says something new is written so, from octet to octet: without objects.
     """
-    if not texts:  # AMQP may write a table that is empty
-        return b""
-    pairs = [b'","string","'.join(pair) for pair in texts]
-    if b"".join(pairs).translate(None, PLAIN) != QUOTES * len(pairs):
+    pieces = read(raw, BEFORE_NAME, BEFORE_VALUE, True)
+    joined = b"".join(pieces)
+    if not pieces or joined.translate(None, PLAIN) != QUOTES * (len(pieces) // 4):
         return None
-    return b'{"headers":[["%b"]]}' % b'"],["'.join(pairs)
+    return b'{"headers":[["%b"]]}' % joined[len(BEFORE_NAME) :]
 
 
 def decode_properties(octets: bytes) -> Properties:

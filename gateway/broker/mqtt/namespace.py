@@ -253,6 +253,11 @@ class MqttNamespace:
         matching = self._trie.match(levels, hidden=levels[0].startswith("$"))
         if not matching:
             return ()
+        if len(matching) == 1:
+            subscriber = next(iter(matching))
+            return (
+                subscriber if isinstance(subscriber, SharedGroup) else subscriber[0].granted(subscriber[1]),
+            )
         merged: dict[Session, list[SubscriptionOptions]] = {}
         groups: list[SharedGroup] = []
         for subscriber in matching:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, Protocol
 
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
@@ -46,7 +46,16 @@ class SubscriptionOptions:
 class Grant:
     """What one session gets of a topic: its matching subscriptions, merged. It is a sink."""
 
-    __slots__ = ("identifiers", "no_local", "qos", "retain_as_published", "retained", "session", "shared")
+    __slots__ = (
+        "_hash",
+        "identifiers",
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "retained",
+        "session",
+        "shared",
+    )
 
     def __init__(
         self,
@@ -59,10 +68,21 @@ class Grant:
         self.session = session
         self.shared = shared  # the filter of the shared subscription that it is a part of; "": of none
         self.retained = retained  # a retained message for a new subscription: it says so (§3.3.1.3)
-        self.qos = max(option.qos for option in options)
+        self.qos = max([option.qos for option in options])
         self.no_local = all(option.no_local for option in options)
         self.retain_as_published = any(option.retain_as_published for option in options)
         self.identifiers = tuple(sorted({option.identifier for option in options if option.identifier}))
+        self._hash = hash(self._key())
+
+    def is_of(self, options: SubscriptionOptions) -> bool:
+        """Whether it is what one subscription with these options alone gives."""
+        identifier = options.identifier
+        return (
+            self.qos == options.qos
+            and self.no_local == options.no_local
+            and self.retain_as_published == options.retain_as_published
+            and self.identifiers == ((identifier,) if identifier else ())
+        )
 
     def _key(self) -> tuple[object, ...]:
         options = (self.qos, self.no_local, self.retain_as_published, self.identifiers)
@@ -70,10 +90,12 @@ class Grant:
 
     def __eq__(self, other: object) -> bool:
         """Grants of one session with equal options are one recipient, whatever their topics."""
+        if other is self:
+            return True
         return isinstance(other, Grant) and other.session is self.session and other._key() == self._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
 
     def publish(self, part: SubBatch) -> None:
         """The session owes the messages; it settles the part."""
@@ -139,14 +161,21 @@ ROWS_OCTETS_MAX: Final = 1_048_576
 PACED_MIN: Final = 2 * ROWS_MAX  # messages that wait: fewer are no delay
 
 
-class Row(NamedTuple):
-    """One PUBLISH to be written."""
+class Row:
+    """One PUBLISH to be written. Not changed once it has been made."""
 
-    message: Message
-    grant: Grant
-    qos: int
-    packet_id: int
-    dup: bool
+    __slots__ = ("dup", "grant", "message", "packet_id", "qos")
+
+    def __init__(self, message: Message, grant: Grant, qos: int, packet_id: int, dup: bool) -> None:
+        self.message = message
+        self.grant = grant
+        self.qos = qos
+        self.packet_id = packet_id
+        self.dup = dup
+
+    def said(self, *, before: bool) -> Row:
+        """The same, which has been said before, or not."""
+        return Row(self.message, self.grant, self.qos, self.packet_id, before)
 
 
 class Outlet(Protocol):
@@ -206,6 +235,7 @@ class Session:
     __slots__ = (
         "_again",
         "_allowed",
+        "_grant",
         "_last_id",
         "_octets",
         "_pace",
@@ -260,6 +290,7 @@ class Session:
         self._tight = False  # sources are held, or it has stalled
         self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
         self._last_id = 0
+        self._grant: Grant | None = None  # the last one of a single subscription: most have all the same
         self._allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
 
     def __len__(self) -> int:
@@ -299,6 +330,13 @@ class Session:
         if self.outlet is None or self.outlet.congested:
             return 0
         return max(self.credit - len(self), 0)
+
+    def granted(self, options: SubscriptionOptions) -> Grant:
+        """What one of its subscriptions gets of a topic that no other of them matches."""
+        grant = self._grant
+        if grant is None or not grant.is_of(options):
+            grant = self._grant = Grant(self, [options])
+        return grant
 
     def take(self, part: SubBatch, grant: Grant) -> None:
         """Owe the messages of the part, which is what acceptance means here."""
@@ -482,7 +520,7 @@ class Session:
             row = self._again.pop()
             self.credit -= 1
             octets += row.message.octets
-            rows.append(row._replace(dup=True))
+            rows.append(row.said(before=True))
         return rows
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
@@ -538,6 +576,7 @@ class Session:
 
     def discarded(self) -> None:
         """The session has ended; nothing of it stays."""
+        self._grant = None  # which knows the session
         self.received_ids.drop()
 
     def awaits(self, kind: PacketType, packet_id: int) -> bool:

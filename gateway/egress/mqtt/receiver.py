@@ -149,15 +149,15 @@ class MqttLinkReceiver:
                 if raw:
                     if len(raw) > raw_max:
                         raise too_much(f"{len(raw)} octets of properties")
-                    properties, interval, hops = publish_essentials(raw, properties_max)
+                    known = publish_essentials(raw, properties_max)
+                    properties, hops = known.property_set, known.hops
+                    if known.expiry is not None:
+                        expires = time.time() + known.expiry
+                elif echoes is not None:
+                    hops = echoes.hops(topic, body, sender, now)
             except RemoteProtocolError as error:
                 self._bury(peer, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error)))
                 continue
-            if raw:
-                if interval is not None:
-                    expires = time.time() + interval
-            elif echoes is not None:
-                hops = echoes.hops(topic, body, sender, now)
             message = Message(
                 entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
             )

@@ -62,7 +62,7 @@ from gateway.protocols.mqtt.packets import (
 )
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
-from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_essentials
+from gateway.protocols.mqtt.translate import NOTHING_SAID, REASON_CODES, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
@@ -300,7 +300,8 @@ class MqttConnection(AdmittedGuest):
         raw = b""
         octets = 0
         given = []
-        for message, grant, qos, packet_id, dup in rows:
+        for row in rows:
+            message, grant = row.message, row.grant
             if five:
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
@@ -309,7 +310,9 @@ class MqttConnection(AdmittedGuest):
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + len(raw) + 32
-            given.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
+            given.append(
+                (row.dup << 3 | row.qos << 1 | retain, message.address.wire, row.packet_id, raw, body)
+            )
         if self.machine.alias_max:
             given = self.machine.aliased(given)
         too_large = [rows[at] for at in self.machine.publish_many(given)]
@@ -511,6 +514,7 @@ class MqttConnection(AdmittedGuest):
             if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
                 self._publish_burst(shared, burst)
                 one_by_one = iter(())
+        known = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
@@ -525,7 +529,8 @@ class MqttConnection(AdmittedGuest):
                     break
             qos = flags >> 1 & 3
             if raw:
-                property_set, interval, hops = publish_essentials(raw)
+                known = publish_essentials(raw)
+                property_set, interval, hops = known.property_set, known.expiry, known.hops
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
@@ -542,7 +547,7 @@ class MqttConnection(AdmittedGuest):
                 receipt = None
             if len(body) > body_max:
                 self._decline(message, receipt, TOO_LARGE)
-            elif raw and UTF8 in raw and not is_what_it_says(message):
+            elif raw and not known.texts and UTF8 in raw and not is_what_it_says(message):
                 self._decline(message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
@@ -572,8 +577,11 @@ class MqttConnection(AdmittedGuest):
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
         """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
         flags, raw, packet_ids, bodies = burst
-        property_set, interval, hops = publish_essentials(raw) if raw else (NO_PROPERTIES, None, 0)
-        expires = NEVER if interval is None else time.time() + interval
+        property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+        if raw:
+            known = publish_essentials(raw)
+            property_set, hops = known.property_set, known.hops
+            expires = NEVER if known.expiry is None else time.time() + known.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = qos > 0
         messages = [

@@ -357,12 +357,12 @@ class MqttIngress(ListenerSource):
         kept: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
-        properties, interval, _ = publish_essentials(encode_list(kept, PacketType.PUBLISH))
-        expires = NEVER if interval is None else time.time() + interval
+        said = publish_essentials(encode_list(kept, PacketType.PUBLISH))
+        expires = NEVER if said.expiry is None else time.time() + said.expiry
         message = Message(
             topic_address(will.topic),
             will.body,
-            properties,
+            said.property_set,
             will.qos,
             will.qos > 0,
             will.retain,

@@ -14,7 +14,6 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.caches import make_room
 from gateway.model.spooled import Body, Piece, Spooled
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
@@ -36,8 +35,6 @@ TAG_SIZE: Final = 9
 BITS_SIZE: Final = 1
 START: Final = Struct(">BH").pack  # frame type, channel
 BODY: Final = Struct(">BBHI").pack  # end of the frame before; type, channel, size
-PREPARED_OCTETS_MAX: Final = 4096  # larger properties hardly repeat; remembering them would cost memory
-PREPARED_MAX: Final = 4096  # pairs of properties and size that one consumer or publisher remembers
 
 DeliverRow = tuple[bool, bytes, bytes, Body]
 PublishRow = tuple[bytes, bytes, Body]
@@ -59,7 +56,6 @@ class ContentWriter(ABC):
         self._arguments = arguments
         self._end = end + START(FRAME_HEADER, channel)
         self._heads: dict[int, bytes] = {}
-        self._middles: dict[tuple[bytes, int], tuple[bytes, bool]] = {}
         self._properties = b""
         self._size = -1
         self._middle = b""
@@ -76,20 +72,15 @@ class ContentWriter(ABC):
 
     def _prepare(self, properties: bytes, size: int) -> bool:
         """Encode what goes between address and body; False when the properties do not fit a frame."""
-        known = self._middles.get((properties, size))
-        if known is None:
-            length = len(properties) + HEADER_SIZE
-            if length > self._payload_max:
-                return False
-            whole = 0 < size <= self._payload_max
-            middle = self._end + HEADER(length, BASIC_WEIGHT, size) + properties
-            middle += BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if whole else END
-            known = (middle, whole)
-            if len(properties) <= PREPARED_OCTETS_MAX:
-                if len(self._middles) >= PREPARED_MAX:
-                    make_room(self._middles, PREPARED_MAX)
-                self._middles[properties, size] = known
-        self._middle, self._whole = known
+        length = len(properties) + HEADER_SIZE
+        if length > self._payload_max:
+            return False
+        head = self._end + HEADER(length, BASIC_WEIGHT, size)
+        self._whole = 0 < size <= self._payload_max
+        if self._whole:
+            self._middle = head + properties + BODY(FRAME_END, FRAME_BODY, self._channel.number, size)
+        else:
+            self._middle = head + properties + END
         self._properties, self._size = properties, size
         return True
 

@@ -10,6 +10,7 @@ read by `_read_publishes`, which hands them on undecoded: what a client repeats 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
@@ -18,10 +19,10 @@ from gateway.model.spooled import Body, BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
 from gateway.protocols.amqp091.connection import (
+    CONTENT_HEAD_SIZE,
     MESSAGE_BYTES_MAX,
     SETTLE,
     SETTLE_SIZE,
-    STEP_OCTETS,
     STEPS_MAX,
     Connection,
 )
@@ -39,6 +40,8 @@ from gateway.protocols.amqp091.events import (
 from gateway.protocols.amqp091.spec import (
     BASIC_ACK,
     BASIC_PUBLISH,
+    BASIC_WEIGHT,
+    FRAME_BODY,
     FRAME_END,
     FRAME_METHOD,
     FRAME_MIN,
@@ -51,10 +54,29 @@ from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal
 from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN, FIELDS_UNBOUNDED
 
 READ_SETTLE: Final = SETTLE.unpack_from
-Lead = tuple[bytes, int, int, int, bytes, bytes]
 LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
-# Octets before the body and their number, body size, channel, arguments of the method, properties.
-NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
+PROPERTIES_STEP_OCTETS: Final = 64  # of properties that were not those of the message before
+TAIL: Final = Struct(">BBHI").pack  # end of the header frame; type, channel and size of the body frame
+SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
+    4
+)  # class, weight, upper half of the body size
+
+
+class Lead:
+    """What the last message of a channel began with: `octets`, so many as `size`, before its body."""
+
+    __slots__ = ("body_size", "channel", "head", "method", "number", "octets", "properties", "size", "tail")
+
+    def __init__(self, channel: bytes) -> None:
+        self.channel = channel
+        self.number = 0
+        self.octets = b""
+        self.size = 1  # one octet is never equal to none
+        self.body_size = 0
+        self.method = b""  # its arguments
+        self.properties = b""
+        self.head = b""  # the method's frame, and type and channel of the header's
+        self.tail = b""  # what stands between properties and body
 
 
 class ServerConnection(Connection):
@@ -96,8 +118,8 @@ class ServerConnection(Connection):
         self._offer = m.ConnectionTune(channel_max, frame_max, heartbeat)
         self._server_properties = server_properties
         self._mechanisms = mechanisms
-        self._lead = NO_LEAD
-        self._leads: dict[bytes, Lead] = {}  # the last one of each channel, by its number's octets
+        self._lead = Lead(b"")
+        self._leads: dict[bytes, Lead] = {}  # by the octets of their channels' numbers
         self._runs = {
             BASIC_PUBLISH.to_bytes(4, "big"): self._read_publishes,
             BASIC_ACK.to_bytes(4, "big"): self._read_acks,
@@ -207,7 +229,7 @@ class ServerConnection(Connection):
     # --- messages
 
     def _forget_lead(self, number: int) -> None:
-        self._lead = NO_LEAD
+        self._lead = Lead(b"")
         self._leads.pop(number.to_bytes(2, "big"), None)
 
     def _content(
@@ -233,21 +255,18 @@ class ServerConnection(Connection):
         """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
-        lead, lead_size, size, number, method, properties = self._lead
+        lead = self._lead
+        octets, lead_size, size = lead.octets, lead.size, lead.body_size
+        number, method, properties = lead.number, lead.method, lead.properties
         empty = 0
         while True:
             body_at = at + lead_size
-            if data[at:body_at] != lead:
-                channel = data[at + 1 : at + 3]
-                found = self._leads.get(channel)
-                if found is None or data[at : at + found[1]] != found[0]:
-                    found = self._lead_at(data, at, end) if self._steps < STEPS_MAX else None
-                    if found is None:
-                        break
-                    self._steps += len(found[5]) // STEP_OCTETS
-                    if found[1] <= LEAD_OCTETS_MAX:
-                        self._leads[channel] = found
-                lead, lead_size, size, number, method, properties = self._lead = found
+            if data[at:body_at] != octets:
+                found = self._lead_at(data, at, end)
+                if found is None:
+                    break
+                octets, lead_size, size = found.octets, found.size, found.body_size
+                number, method, properties = found.number, found.method, found.properties
                 body_at = at + lead_size
             after = body_at + size
             if after >= end or data[after] != FRAME_END:
@@ -269,22 +288,98 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` begins with; None when it is not plainly right, or not here yet."""
+        """What the message at `at` begins with, which is not what the last one did; None when it is not
+        plainly right, or not here yet, or this call has done enough.
+        """
+        before = self._lead
+        channel = data[at + 1 : at + 3]
+        lead: Lead | None = before
+        if channel != before.channel:
+            lead = self._leads.get(channel)
+            if lead is None:
+                lead = Lead(channel)
+            elif data[at : at + lead.size] == lead.octets:
+                self._lead = lead
+                return lead
+        assert lead is not None
+        if self._steps >= STEPS_MAX or not (
+            self._read_lead(lead, data, at, end) or self._read_first(lead, data, at, end)
+        ):
+            return None
+        self._steps += len(lead.properties) // PROPERTIES_STEP_OCTETS
+        # What is equal on several channels is one object, so that it need not be looked up for each.
+        if lead is not before:
+            if lead.method == before.method:
+                lead.method = before.method
+            if lead.properties == before.properties:
+                lead.properties = before.properties
+        if lead.size <= LEAD_OCTETS_MAX:
+            self._leads[channel] = lead
+        else:
+            self._leads.pop(channel, None)
+        self._lead = lead
+        return lead
+
+    def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
+        """Read what the message at `at` begins with, if its method is that of the last one on its channel."""
+        head = lead.head
+        header_at = at + len(head) - 3
+        if (
+            not head
+            or header_at + 22 > end
+            or data[at : header_at + 3] != head
+            or data[header_at + 7 : header_at + 15] != SMALL_CONTENT
+        ):
+            return False
+        header_size = (
+            data[header_at + 3] << 24
+            | data[header_at + 4] << 16
+            | data[header_at + 5] << 8
+            | data[header_at + 6]
+        )
+        size = (
+            data[header_at + 15] << 24
+            | data[header_at + 16] << 16
+            | data[header_at + 17] << 8
+            | data[header_at + 18]
+        )
+        tail = lead.tail
+        if size != lead.body_size or not tail:
+            tail = TAIL(FRAME_END, FRAME_BODY, lead.number, size) if size else b""
+        last = header_at + header_size + 7
+        body_at = last + len(tail)
+        if (
+            not size
+            or not CONTENT_HEADER_MIN <= header_size <= self._plain_max
+            or data[last:body_at] != tail
+            or body_at + size - at > self._whole_max
+        ):
+            return False
+        properties = data[header_at + CONTENT_HEAD_SIZE : last]
+        if properties != lead.properties:
+            lead.properties = properties
+        lead.octets = data[at:body_at]
+        lead.size = body_at - at
+        lead.body_size = size
+        lead.tail = tail
+        return True
+
+    def _read_first(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
+        """The same, whatever its method is."""
         plain = self._plain_at(data, at, end, BASIC_PUBLISH)
         if plain is None:
-            return None
-        number, header_at, properties, size, body_at = plain
+            return False
+        lead.number, header_at, properties, lead.body_size, body_at = plain
         method = data[at + 11 : header_at - 1]
-        before = self._lead
-        # What is equal on several channels is one object, so that it need not be looked up for each.
-        return (
-            data[at:body_at],
-            body_at - at,
-            size,
-            number,
-            before[4] if method == before[4] else method,
-            before[5] if properties == before[5] else properties,
-        )
+        if method != lead.method:
+            lead.method = method
+        if properties != lead.properties:
+            lead.properties = properties
+        lead.octets = data[at:body_at]
+        lead.size = body_at - at
+        lead.head = data[at : header_at + 3]
+        lead.tail = b""
+        return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Take the basic.ack from `at` on; returns where they end."""

@@ -36,12 +36,32 @@ FIELD_OCTETS_MIN: Final = 1  # of an array; so no fewer octets can hold more fie
 DECIMAL_SCALE_MAX: Final = 255
 DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
 
-MEANING: Final = frozenset(b"xBC")  # `x-`, BCC and CC: how the names begin that mean something here
 READ_FIXED: Final = {
     ord(tag): (kind, Struct(form), Struct(form).size)
     for tag, kind, form in (*FIXED_FIELDS, *FIXED_FIELDS_READ_ONLY)
 }
 WRITE_FIXED: Final = {kind: (tag.encode(), Struct(form)) for tag, kind, form in FIXED_FIELDS}
+UNKNOWN: Final = 0
+ANYTHING: Final = 1
+TEXTS: Final = 2  # nothing but strings of ASCII
+HAS_LENGTH: Final = 252  # a string: four octets of length, and as many as these say
+HAS_OCTETS: Final = 253  # the same of what is no text
+NESTS: Final = 254  # or is not known
+
+
+def _sizes() -> bytes:
+    """By the tag of a field, how many octets follow, or one of the above."""
+    sizes = bytearray([NESTS] * 256)
+    for tag, (_, _, size) in READ_FIXED.items():
+        sizes[tag] = size
+    sizes[FIELD_STRING], sizes[FIELD_BYTES] = HAS_LENGTH, HAS_OCTETS
+    sizes[FIELD_VOID], sizes[FIELD_DECIMAL] = 0, DECIMAL.size
+    return bytes(sizes)
+
+
+SIZES: Final = _sizes()
+MEANS: Final = bytes([chr(octet) in "xBC" for octet in range(256)])
+"""Whether names that mean something here begin so: with `x-`, BCC or CC."""
 
 
 def syntax_error(text: str) -> RemoteProtocolError:
@@ -61,37 +81,64 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
         raise syntax_error("a field table is cut short") from None
 
 
-def is_texts(data: bytes, at: int) -> bool:
-    """Whether the table at `at` has nothing but strings, all octets in it are ASCII, and no name begins as
-    those do that mean something: what is in there need not be decoded to be passed on.
+def survey(data: bytes, at: int) -> int:
+    """What the table at `at` holds: UNKNOWN, ANYTHING or TEXTS. What is known need not be decoded to be
+    passed on: it is well-formed, not nested, and its names are of ASCII, and none that mean something here.
     """
-    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
     at += 4
-    if not data[at:end].isascii():
-        return False
+    if at > len(data):
+        return UNKNOWN
+    end = at + (data[at - 4] << 24 | data[at - 3] << 16 | data[at - 2] << 8 | data[at - 1])
+    if end > len(data):
+        return UNKNOWN
+    ascii_ = data[at:end].isascii()
+    found = TEXTS if ascii_ else ANYTHING
+    sizes = SIZES
     try:
         while at < end:
             size = data[at]
             tag_at = at + 1 + size
-            if data[tag_at] != FIELD_STRING or not size or data[at + 1] in MEANING:
-                return False
-            at = tag_at + 5 + int.from_bytes(data[tag_at + 1 : tag_at + 5], "big")
-    except IndexError:
-        return False
-    return at == end <= len(data)
+            if not size or MEANS[data[at + 1]]:
+                return UNKNOWN
+            if not ascii_ and not data[at + 1 : tag_at].isascii():
+                return UNKNOWN
+            size = sizes[data[tag_at]]
+            if size == HAS_LENGTH:
+                size = (
+                    data[tag_at + 1] << 24 | data[tag_at + 2] << 16 | data[tag_at + 3] << 8 | data[tag_at + 4]
+                )
+                at = tag_at + 5 + size
+            elif size == HAS_OCTETS:
+                found = ANYTHING
+                at = tag_at + 5 + U32.unpack_from(data, tag_at + 1)[0]
+            elif size == NESTS:
+                return UNKNOWN
+            else:
+                found = ANYTHING
+                at = tag_at + 1 + size
+    except (IndexError, StructError):
+        return UNKNOWN
+    return found if at == end else UNKNOWN
 
 
-def texts_of(data: bytes, at: int) -> tuple[tuple[bytes, bytes], ...]:
-    """Names and values of a table that `is_texts`."""
-    found: list[tuple[bytes, bytes]] = []
-    end = at + 4 + U32.unpack_from(data, at)[0]
+def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
+    """What ReadTexts (model/properties.py) says, of a table that is TEXTS."""
+    found: list[bytes] = []
     at += 4
+    end = at + (data[at - 4] << 24 | data[at - 3] << 16 | data[at - 2] << 8 | data[at - 1])
     while at < end:
         tag_at = at + 1 + data[at]
-        stop = tag_at + 5 + int.from_bytes(data[tag_at + 1 : tag_at + 5], "big")
-        found.append((data[at + 1 : tag_at], data[tag_at + 5 : stop]))
+        if data[tag_at + 1] or data[tag_at + 2]:
+            return []
+        stop = tag_at + 5 + (data[tag_at + 3] << 8 | data[tag_at + 4])
+        if before:
+            found.append(before)
+        found.append(data[at + 1 if bare else at : tag_at])
+        if between:
+            found.append(between)
+        found.append(data[tag_at + 5 if bare else tag_at + 3 : stop])
         at = stop
-    return tuple(found)
+    return found
 
 
 def encode_table(headers: Headers) -> bytes:

@@ -17,11 +17,12 @@ from binascii import Error as Base64Error
 from contextlib import suppress
 from functools import lru_cache
 from math import ceil
+from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.caches import make_room
+from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import (
@@ -53,7 +54,15 @@ from gateway.protocols.amqp091.spec import (
     SHORT_STRING_MAX,
     ReplyCode,
 )
-from gateway.protocols.amqp091.table import decode_table, encode_value, is_texts, syntax_error, texts_of
+from gateway.protocols.amqp091.table import (
+    TEXTS,
+    UNKNOWN,
+    decode_table,
+    encode_value,
+    survey,
+    syntax_error,
+    texts_of,
+)
 
 PROTOCOL: Final = "amqp091"
 SETS_MAX: Final = 4096  # property sets that are remembered, and
@@ -100,15 +109,24 @@ OWN_HEADERS: Final = frozenset(
     }
 )
 BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].index("expiration")]
-BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
+FLAG_CONTENT_TYPE: Final = 0x8000
+FLAG_CONTENT_ENCODING: Final = 0x4000
+BEFORE_HEADERS: Final = FLAG_CONTENT_TYPE | FLAG_CONTENT_ENCODING  # the two short strings before the table
+FLAGS_BEHIND_MODE: Final = 0x0FFC
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
 FLAGS_BESIDE_TEXTS: Final = FLAG_HEADERS | FLAG_DELIVERY_MODE | FLAG_EXPIRATION  # which say no property
 HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
+HOPS_PAIRS: Final = tuple([HOPS_PAIR + U32.pack(hops) for hops in range(16)])  # few cross more routes
 RETAIN_PAIR: Final = encode_short_string(RETAIN_HEADER) + b"t\1"
-OWN_NAMES: Final = frozenset(name.encode() for name in OWN_HEADERS)
+OWN_NAMES: Final = frozenset(encode_short_string(name) for name in OWN_HEADERS)
 EXPIRATION_MS_MAX: Final = 0xFFFF_FFFF  # RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
+OCTETS: Final = tuple([bytes((octet,)) for octet in range(SHORT_STRING_MAX + 1)])
+OWN_FIRST: Final = ord("x")  # how all of them begin
+PAIRS_MAX: Final = 16  # each is compared with all others
+STRING_HEAD: Final = b"S\0\0"  # tag and the upper half of the length
+TABLE_HEAD: Final = Struct(">HI").pack  # flags, size of the table
 
 
 class Essentials(NamedTuple):
@@ -124,28 +142,24 @@ class Essentials(NamedTuple):
     special: bool = False
 
 
-class Form(NamedTuple):
-    """Encoded properties in two parts, between which an expiration may stand, and their losses."""
-
-    head: bytes
-    tail: bytes
-    losses: tuple[str, ...]
+Form = tuple[int, bytes, bytes, tuple[str, ...]]
+"""A key, encoded properties in two parts, between which an expiration may stand, and their losses."""
 
 
-ESSENTIALS: Final = "amqp091 essentials"
 # The forms of one set: without expiration, with room for a relative one between head and tail, with its own.
-NONE: Final = "amqp091 none"
-RELATIVE: Final = "amqp091 relative"
-KEPT: Final = "amqp091 kept"
+NONE: Final = 0
+RELATIVE: Final = 1
+KEPT: Final = 2
 CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
 NO_ESSENTIALS: Final = Essentials(False, None, False, 0, False)
+USUAL: Final = tuple([Essentials(durable, None, False, 0) for durable in (False, True)])
 PRIORITY: Final = "amqp091 priority"
 COPIES: Final = ("CC", "BCC")
 _OBEYED: Final = tuple(encode_short_string(name) for name in COPIES)
 DIRECT_REPLY_PREFIX: Final = b"amq.rabbitmq.reply-to."
 DIRECT_REPLY_TO: Final = encode_short_string("amq.rabbitmq.reply-to")
 
-_sets: dict[bytes, PropertySet] = {}
+_sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 # --- from the wire
@@ -160,9 +174,7 @@ def content_properties(raw: bytes) -> PropertySet:
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:
-            if len(_sets) >= SETS_MAX:
-                make_room(_sets, SETS_MAX)
-            _sets[raw] = found
+            _sets.put(raw, found)
     return found
 
 
@@ -180,34 +192,46 @@ def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
     """
     headers = mode = expiration = reply = user = 0
     try:
-        flags = U16.unpack_from(raw)[0]
+        flags = raw[0] << 8 | raw[1]
         if flags & FLAGS_UNUSED:
             decode_properties(raw)  # which knows what such flags mean
         at = 2 if not flags & FLAG_CONTINUED else _behind_flags(raw)
-        for flag, domain in _present(flags):
-            if flag == FLAG_HEADERS:
-                headers = at
-            elif flag == FLAG_DELIVERY_MODE:
-                mode = at
-            elif flag == FLAG_EXPIRATION:
-                expiration = at
-            elif flag == FLAG_REPLY_TO:
-                reply = at
-            elif flag == FLAG_USER_ID:
-                user = at
-            if domain == "o":
-                at += 1
-            elif domain == "T":
-                at += U32.unpack_from(raw, at)[0] + 4
-            elif domain == "ll":
-                at += 8
-            else:
-                at += raw[at] + 1
+        if flags & FLAG_CONTENT_TYPE:
+            at += raw[at] + 1
+        if flags & FLAG_CONTENT_ENCODING:
+            at += raw[at] + 1
+        if flags & FLAG_HEADERS:
+            headers = at
+            at += (raw[at] << 24 | raw[at + 1] << 16 | raw[at + 2] << 8 | raw[at + 3]) + 4
+        if flags & FLAG_DELIVERY_MODE:
+            mode = at
+            at += 1
+        if flags & FLAGS_BEHIND_MODE:
+            expiration, reply, user, at = _behind_mode(raw, flags, at)
     except (IndexError, StructError):
         raise syntax_error("the properties are cut short") from None
     if at != len(raw):
         raise syntax_error("the properties do not end where they should")
     return headers, mode, expiration, reply, user
+
+
+def _behind_mode(raw: bytes, flags: int, at: int) -> tuple[int, int, int, int]:
+    """The same of what stands behind the delivery-mode, at `at`, and the position behind all."""
+    expiration = reply = user = 0
+    for flag, domain in _present(flags & FLAGS_BEHIND_MODE):
+        if flag == FLAG_EXPIRATION:
+            expiration = at
+        elif flag == FLAG_REPLY_TO:
+            reply = at
+        elif flag == FLAG_USER_ID:
+            user = at
+        if domain == "o":
+            at += 1
+        elif domain == "ll":
+            at += 8
+        else:
+            at += raw[at] + 1
+    return expiration, reply, user, at
 
 
 def _behind_flags(raw: bytes) -> int:
@@ -255,36 +279,41 @@ def essentials(property_set: PropertySet) -> Essentials:
 
     Raises RemoteProtocolError (502, 406) for octets that cannot be read.
     """
-    found: Essentials | None = property_set.forms.get(ESSENTIALS)
+    if property_set.protocol != PROTOCOL:
+        return NO_ESSENTIALS
+    found: Essentials | None = property_set.known
     if found is None:
-        if property_set.protocol != PROTOCOL:
-            return NO_ESSENTIALS
-        raw = property_set.raw
-        headers, mode, expiration, reply, user = _positions(raw)
-        durable = bool(mode) and raw[mode] == PERSISTENT
-        limit = _read_expiration(raw, expiration) if expiration else None
-        retained, crossed, asks = False, 0, bool(reply)
-        special = bool(user) or (bool(reply) and raw.startswith(DIRECT_REPLY_TO, reply))
-        if headers and is_texts(raw, headers):
-            if not U16.unpack_from(raw)[0] & ~FLAGS_BESIDE_TEXTS:
-                property_set.read_texts = _read_texts
-        elif headers:
-            for name, value in decode_table(raw, headers)[0]:
-                if name == RETAIN_HEADER:
-                    retained = value.value is True
-                elif name == HOPS_HEADER and type(value.value) is int:
-                    crossed = min(max(crossed, value.value), HOPS_MAX)
-                elif name in COPIES:
-                    special = True
-                elif name == LONG_TEXTS["reply_to"]:
-                    asks = True
-        property_set.asks = asks
-        found = property_set.forms[ESSENTIALS] = Essentials(durable, limit, retained, crossed, special)
+        found = property_set.known = _read_essentials(property_set, property_set.raw)
     return found
 
 
-def _read_texts(raw: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    return texts_of(raw, _positions(raw)[0])
+def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
+    headers, mode, expiration, reply, user = _positions(raw)
+    durable = mode != 0 and raw[mode] == PERSISTENT
+    limit = _read_expiration(raw, expiration) if expiration else None
+    retained, crossed, asks = False, 0, reply != 0
+    special = user != 0 or (asks and raw.startswith(DIRECT_REPLY_TO, reply))
+    holds = survey(raw, headers) if headers else TEXTS
+    if holds == UNKNOWN:
+        for name, value in decode_table(raw, headers)[0]:
+            if name == RETAIN_HEADER:
+                retained = value.value is True
+            elif name == HOPS_HEADER and type(value.value) is int:
+                crossed = min(max(crossed, value.value), HOPS_MAX)
+            elif name in COPIES:
+                special = True
+            elif name == LONG_TEXTS["reply_to"]:
+                asks = True
+    elif holds == TEXTS and headers and not (raw[0] << 8 | raw[1]) & ~FLAGS_BESIDE_TEXTS:
+        property_set.read_texts = _read_texts
+    property_set.asks = asks
+    if limit is None and not (retained or crossed or special):
+        return USUAL[durable]
+    return Essentials(durable, limit, retained, crossed, special)
+
+
+def _read_texts(raw: bytes, before: bytes, between: bytes, bare: bool) -> list[bytes]:
+    return texts_of(raw, 2, before, between, bare)  # the table is the first property
 
 
 def priority_of(message: Message) -> int:
@@ -365,19 +394,19 @@ def encode_properties(message: Message, utc: float) -> bytes:
     property_set = message.property_set
     expires = message.expires
     if property_set.protocol == PROTOCOL:
-        known = essentials(property_set)
-        limited = expires != NEVER
-        if limited == (known.expiration_ms is not None):
-            if (message.durable, message.retain, message.hops) == (known.durable, known.retain, known.hops):
-                return property_set.raw
-            if not known.hops and (message.durable, message.retain) == (known.durable, known.retain):
-                return _with_hops(property_set, message.hops)
-            return _form(message, KEPT).head
+        durable, limit, retained, crossed, _ = essentials(property_set)
+        if (expires != NEVER) == (limit is not None):
+            if message.durable == durable and message.retain == retained:
+                if message.hops == crossed:
+                    return property_set.raw
+                if not crossed:
+                    return _with_hops(property_set, message.hops)
+            return _form(message, KEPT)[1]
     if expires == NEVER:
-        return _form(message, NONE).head
-    form = _form(message, RELATIVE)
+        return _form(message, NONE)[1]
+    _, head, tail, _ = _form(message, RELATIVE)
     text = b"%d" % min(max(0, ceil((expires - utc) * 1000)), EXPIRATION_MS_MAX)
-    return form.head + bytes((len(text),)) + text + form.tail
+    return head + OCTETS[len(text)] + text + tail
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
@@ -385,7 +414,7 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
         return found[1]
-    octets = with_pair(property_set.raw, HOPS_PAIR + U32.pack(crossed))
+    octets = with_pair(property_set.raw, _hops_pair(crossed))
     property_set.forms[CROSSED] = (crossed, octets)
     return octets
 
@@ -427,29 +456,34 @@ def losses(message: Message) -> tuple[str, ...]:
     made here is what `encode_properties` will need."""
     if message.property_set.protocol == PROTOCOL:
         return ()
-    lost = _form(message, NONE if message.expires == NEVER else RELATIVE).losses
-    return tuple(name for name in lost if name in LOSING)
+    lost = _form(message, NONE if message.expires == NEVER else RELATIVE)[3]
+    return tuple([name for name in lost if name in LOSING]) if lost else ()
 
 
-def _form(message: Message, expiry: str) -> Form:
+def _form(message: Message, expiry: int) -> Form:
     """The encoding of a message's properties; `expiry` is NONE, RELATIVE or KEPT."""
-    memory = message.property_set.forms
-    forms: dict[object, Form] | None = memory.get(expiry)
-    if forms is None:
-        forms = memory[expiry] = {}
-    key = (message.durable, message.retain, message.hops)
-    found = forms.get(key)
+    property_set = message.property_set
+    key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
+    last: Form | None = property_set.form
+    if last is not None and last[0] == key:
+        return last
+    forms = property_set.forms
+    found: Form | None = forms.get(key)
     if found is None:
         if len(forms) >= FORMS_MAX:
             forms.clear()
-        found = forms[key] = _make_form(message, expiry)
+        found = _make_form(message, expiry, key)
+        if last is not None:
+            forms[last[0]] = last
+    property_set.form = found
     return found
 
 
-def _make_form(message: Message, expiry: str) -> Form:
+def _make_form(message: Message, expiry: int, key: int) -> Form:
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
-        straight = _of_texts(property_set.read_texts(property_set.raw), message, expiry)
+        texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD, False)
+        straight = _of_texts(texts, message, expiry, key)
         if straight is not None:
             return straight
     lost: set[str] = set()
@@ -472,36 +506,38 @@ def _make_form(message: Message, expiry: str) -> Form:
         native.expiration = None
     raw = encode_basic_properties(native)
     if expiry != RELATIVE:
-        return Form(raw, b"", tuple(sorted(lost)))
+        return key, raw, b"", tuple(sorted(lost))
     at = len(encode_basic_properties(_until_expiration(native)))
     flags = U16.unpack_from(raw)[0] | FLAG_EXPIRATION
-    return Form(U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost)))
+    return key, U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost))
 
 
-def _of_texts(texts: tuple[tuple[bytes, bytes], ...], message: Message, expiry: str) -> Form | None:
+def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
     """The form of a set that says nothing but these headers, which are written as they are. None: one of them
     cannot be.
     """
-    pack = U32.pack
-    entries = [lead + pack(len(value)) + value for name, value in texts if (lead := _lead(name))]
-    if len(entries) != len(texts) or len(dict(texts)) != len(texts):
+    end = len(texts)
+    if not end or end > 3 * PAIRS_MAX:
         return None
+    for at in range(0, end, 3):
+        name = texts[at]
+        if len(name) > 1 and name[1] == OWN_FIRST and name in OWN_NAMES:
+            return None
+        for before in range(0, at, 3):
+            if texts[before] == name:
+                return None
     if message.retain:
-        entries.append(RETAIN_PAIR)
+        texts.append(RETAIN_PAIR)
     if message.hops:
-        entries.append(HOPS_PAIR + U32.pack(message.hops))
-    table = b"".join(entries)
+        texts.append(_hops_pair(message.hops))
+    table = b"".join(texts)
     flags = FLAG_HEADERS | FLAG_DELIVERY_MODE | (FLAG_EXPIRATION if expiry == RELATIVE else 0)
     mode = PERSISTENT if message.durable else TRANSIENT
-    return Form(U16.pack(flags) + U32.pack(len(table)) + table + bytes((mode,)), b"", ())
+    return key, TABLE_HEAD(flags, len(table)) + table + OCTETS[mode], b"", ()
 
 
-@lru_cache(maxsize=1024)
-def _lead(name: bytes) -> bytes:
-    """What stands before the length of a text of this name in a table; b"": nothing can be said under it."""
-    if len(name) > SHORT_STRING_MAX or name in OWN_NAMES:
-        return b""
-    return bytes((len(name),)) + name + b"S"
+def _hops_pair(hops: int) -> bytes:
+    return HOPS_PAIRS[hops] if hops < len(HOPS_PAIRS) else HOPS_PAIR + U32.pack(hops)
 
 
 def _until_expiration(native: BasicProperties) -> BasicProperties:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from gateway.model.caches import make_room
+from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
@@ -145,11 +145,10 @@ class Essentials(NamedTuple):
     hops: int
 
 
-ESSENTIALS: Final = "amqpfast essentials"
 FORMS: Final = "amqpfast forms"
 NO_ESSENTIALS: Final = Essentials(False, 0, NEVER, False, 0)
 
-_sets: dict[bytes, PropertySet] = {}
+_sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 # --- from the wire
@@ -164,9 +163,7 @@ def head_properties(raw: bytes) -> PropertySet:
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:
-            if len(_sets) >= SETS_MAX:
-                make_room(_sets, SETS_MAX)
-            _sets[raw] = found
+            _sets.put(raw, found)
     return found
 
 
@@ -176,10 +173,10 @@ def essentials(property_set: PropertySet) -> Essentials:
     Looks at every octet, so that what passes through undecoded cannot upset the peer that it is sent to.
     Raises RemoteProtocolError 542 for octets that are no head.
     """
-    found: Essentials | None = property_set.forms.get(ESSENTIALS)
+    if property_set.protocol != PROTOCOL:
+        return NO_ESSENTIALS
+    found: Essentials | None = property_set.known
     if found is None:
-        if property_set.protocol != PROTOCOL:
-            return NO_ESSENTIALS
         head = decode_head_properties(property_set.raw)
         retained, crossed, asks = False, 0, False
         for name, (_, value) in head.headers:
@@ -191,7 +188,7 @@ def essentials(property_set: PropertySet) -> Essentials:
                 asks = True
         property_set.asks = asks
         found = Essentials(head.persistent, head.priority, float(head.expiration), retained, crossed)
-        property_set.forms[ESSENTIALS] = found
+        property_set.known = found
     return found
 
 
@@ -262,7 +259,8 @@ def losses(message: Message) -> tuple[str, ...]:
     what `encode_properties` will need."""
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
-    return tuple(name for name in _form(message)[1] if name in LOSING)
+    lost = _form(message)[1]
+    return tuple([name for name in lost if name in LOSING]) if lost else ()
 
 
 Form = tuple[bytes, tuple[str, ...]]

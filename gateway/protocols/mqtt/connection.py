@@ -37,7 +37,7 @@ from gateway.protocols.mqtt.octets import (
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, PublishRow
-from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among, without_alias
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among, scanned
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,
@@ -390,18 +390,23 @@ class Connection:
         size = data[at]
         start = at + 1
         if size > 127:
-            found = decode_length(data, at)
-            if found is None:
+            if start < stop and (high := data[start]) < 128:
+                size += (high << 7) - 128
+                start += 1
+            elif (found := decode_length(data, at)) is None:
                 raise malformed("a PUBLISH ends inside its property length")
-            size, start = found
+            else:
+                size, start = found
         body_at = start + size
         if body_at > stop:
             raise malformed("a PUBLISH ends inside its properties")
-        self._steps += size >> 5
+        self._steps += size >> 8
         try:
             if size > self._bounds.properties_bytes_max:
                 raise too_much(f"{size} octets of properties")
-            alias, properties, identified = without_alias(data[start:body_at], self._bounds.properties_max)
+            listed = scanned(data[start:body_at], self._bounds.properties_max)
+            alias, properties, identified = listed.alias, listed.bare, listed.identified
+            self._steps += 1 + (listed.total >> 3)
         except RemoteProtocolError as error:
             if self.serves or error.reason != ReasonCode.QUOTA_EXCEEDED:
                 raise

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.caches import make_room
+from gateway.model.caches import Recurring
 from gateway.protocols.mqtt.octets import (
     Reader,
     encode_binary,
@@ -41,7 +41,7 @@ LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPE
 
 _SCANS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
 _SCANNED_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_scans: dict[bytes, Scan] = {}
+_scans: Final[Recurring[Scan]] = Recurring(_SCANS_MAX)
 
 
 class Span(NamedTuple):
@@ -196,36 +196,24 @@ def alias_among(raw: bytes, most: int) -> int:
     return 0
 
 
-def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes, bool]:
-    """The topic alias of a PUBLISH's property list (0: none), the list without it, and whether it names
-    subscriptions; validates the list.
-
-    Raises 0x97 for more than `most` properties.
-    """
-    known = scanned(raw, most)
-    if known.total > most:  # remembered from a connection that takes more
-        raise too_much(f"more than {most} properties")
-    return known.alias, known.bare, known.identified
-
-
 def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
-    """What the property list of a PUBLISH says; validates it."""
+    """What the property list of a PUBLISH says; validates it. Raises 0x97 for more than `most` properties."""
     known = _scans.get(raw)
     if known is None:
         known = scan(raw, most) or _look_closely(raw, most)
         if len(raw) <= _SCANNED_OCTETS_MAX:
-            if len(_scans) >= _SCANS_MAX:
-                make_room(_scans, _SCANS_MAX)
-            _scans[raw] = known
+            _scans.put(raw, known)
+    elif known.total > most:  # remembered from a connection that takes more
+        raise too_much(f"more than {most} properties")
     return known
 
 
 def _look_closely(raw: bytes, most: int) -> Scan:
-    alias, bare, identified, count = 0, raw, False, 0
+    found = Scan(raw, 0)
     for span in spans(raw, PacketType.PUBLISH, most):
-        count += 1
+        found.total += 1
         if span.id is Property.TOPIC_ALIAS:
-            alias, bare = span.value, raw[: span.start] + raw[span.stop :]
+            found.alias, found.bare = span.value, raw[: span.start] + raw[span.stop :]
         elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
-            identified = True
-    return Scan(alias, bare, identified, count)
+            found.identified = True
+    return found

@@ -10,9 +10,10 @@ properties.py, which knows all rules, and says what is wrong. No octets mean one
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
-from gateway.protocols.mqtt.spec import STRING_OCTETS_MAX, Property
+from gateway.model.properties import PropertySet
+from gateway.protocols.mqtt.spec import Property
 
 USER_PROPERTY: Final = int(Property.USER_PROPERTY)
 PAYLOAD_FORMAT: Final = int(Property.PAYLOAD_FORMAT_INDICATOR)
@@ -24,24 +25,47 @@ TEXTS: Final = frozenset((CONTENT_TYPE, RESPONSE_TOPIC))
 NUMBERS: Final = {PAYLOAD_FORMAT: 2, ALIAS: 3, EXPIRY: 5}  # and how many octets they have, the first included
 ASCII: Final = bytes(range(0x80))
 OWN: Final = (b"gateway-", b"amqp-")  # the names that mean something to the gateway begin so
-OWN_FIRST: Final = frozenset(name[0] for name in OWN)
-Texts = tuple[tuple[bytes, bytes], ...]
+OWN_FIRST: Final = bytes([octet in {name[0] for name in OWN} for octet in range(256)])
+USER_HEAD: Final = b"\x26\0"  # of a user property, and the upper half of its name's length
 
 
-class Scan(NamedTuple):
+UNASKED: Final = PropertySet("mqtt", b"")  # stands for one that has not been made
+
+
+class Scan:
     """What a list of `total` properties says. `bare`: without the alias (0: there is none). `identified`: it
-    names subscriptions. `forwarded`: without what belongs to one transmission; None: not known. `texts`:
-    there is nothing but user properties.
+    names subscriptions. `expiry`: in seconds from arrival. `forwarded`: without what belongs to one
+    transmission; None: not known. `texts`: there is nothing but user properties.
+
+    `property_set`, and `hops`, the routes that the message has crossed: once somebody has asked for them.
     """
 
-    alias: int
-    bare: bytes
-    identified: bool
-    total: int
-    expiry: int | None = None
-    asks: bool = False
-    forwarded: bytes | None = None
-    texts: bool = False
+    __slots__ = (
+        "alias",
+        "asks",
+        "bare",
+        "expiry",
+        "forwarded",
+        "hops",
+        "identified",
+        "property_set",
+        "texts",
+        "total",
+    )
+
+    def __init__(
+        self, bare: bytes, total: int, *, texts: bool = False, forwarded: bytes | None = None
+    ) -> None:
+        self.bare = bare
+        self.total = total
+        self.texts = texts
+        self.forwarded = forwarded
+        self.alias = 0
+        self.identified = False
+        self.expiry: int | None = None
+        self.asks = False
+        self.hops = 0
+        self.property_set = UNASKED
 
 
 def scan(raw: bytes, most: int) -> Scan | None:
@@ -58,7 +82,7 @@ def scan(raw: bytes, most: int) -> Scan | None:
                 value_size = raw[value_at] << 8 | raw[value_at + 1]
                 nuls += (size < 256) + (value_size < 256) + (not size & 255) + (not value_size & 255)
                 highs += (size >> 7 & 1) + (value_size >> 7 & 1) + (size >> 15) + (value_size >> 15)
-                if size and raw[at + 3] in OWN_FIRST and raw.startswith(OWN, at + 3, value_at):
+                if size and OWN_FIRST[raw[at + 3]] and raw.startswith(OWN, at + 3, value_at):
                     return None
                 at = value_at + 2 + value_size
             else:
@@ -78,7 +102,7 @@ def scan(raw: bytes, most: int) -> Scan | None:
         return None
     if highs != (0 if raw.isascii() else len(raw.translate(None, ASCII))):
         return None
-    return _told(raw, total, others) if others else Scan(0, raw, False, total, forwarded=raw, texts=True)
+    return _told(raw, total, others) if others else Scan(raw, total, texts=True, forwarded=raw)
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
@@ -99,41 +123,49 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 def _told(raw: bytes, total: int, others: list[tuple[int, int, int]]) -> Scan:
     """The scan of a list in which these stand beside user properties."""
-    alias, expiry, asks = 0, None, False
     bare = forwarded = raw
+    made = Scan(raw, total)
     for kind, start, stop in reversed(others):
         if kind == RESPONSE_TOPIC:
-            asks = True
+            made.asks = True
         elif kind in (EXPIRY, ALIAS):  # belong to one transmission
             number = int.from_bytes(raw[start + 1 : stop], "big")
             forwarded = forwarded[:start] + forwarded[stop:]
             if kind == EXPIRY:
-                expiry = number
+                made.expiry = number
             else:
-                alias, bare = number, raw[:start] + raw[stop:]
-    return Scan(alias, bare, False, total, expiry, asks, forwarded)
+                made.alias, bare = number, raw[:start] + raw[stop:]
+    made.bare, made.forwarded = bare, forwarded
+    return made
 
 
-def texts_of(raw: bytes) -> Texts:
-    """Names and values of a list that a scan has found to have nothing but user properties."""
-    found: list[tuple[bytes, bytes]] = []
+def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
+    """What ReadTexts (model/properties.py) says, of a list that a scan has found to have nothing but user
+    properties.
+    """
+    found: list[bytes] = []
     at, end = 0, len(raw)
     while at < end:
-        name_at = at + 3
-        value_size_at = name_at + (raw[at + 1] << 8 | raw[at + 2])
-        value_at = value_size_at + 2
-        at = value_at + (raw[value_size_at] << 8 | raw[value_size_at + 1])
-        found.append((raw[name_at:value_size_at], raw[value_at:at]))
-    return tuple(found)
+        if raw[at + 1]:
+            return []
+        value_size_at = at + 3 + raw[at + 2]
+        stop = value_size_at + 2 + (raw[value_size_at] << 8 | raw[value_size_at + 1])
+        if before:
+            found.append(before)
+        found.append(raw[at + 3 if bare else at + 2 : value_size_at])
+        if between:
+            found.append(between)
+        found.append(raw[value_size_at + 2 if bare else value_size_at : stop])
+        at = stop
+    return found
 
 
-def write_texts(texts: Texts) -> bytes:
-    """User properties with these names and values, which are ASCII; b"": they cannot be said as they are."""
-    parts: list[bytes] = []
-    for name, value in texts:
-        if len(name) > STRING_OCTETS_MAX or len(value) > STRING_OCTETS_MAX or name.startswith(OWN):
+def write_texts(texts: list[bytes]) -> bytes:
+    """User properties of texts that were cut out with USER_HEAD before them; b"": they cannot be said as they
+    are.
+    """
+    for at in range(1, len(texts), 3):
+        name, value = texts[at], texts[at + 1]
+        if name.startswith(OWN, 1) or name.find(0, 1) > 0 or value.find(0, 2) > 0:
             return b""
-        if 0 in name or 0 in value:
-            return b""
-        parts += (b"\x26", len(name).to_bytes(2, "big"), name, len(value).to_bytes(2, "big"), value)
-    return b"".join(parts)
+    return b"".join(texts)

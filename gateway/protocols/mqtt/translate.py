@@ -1,8 +1,8 @@
 """Properties of a PUBLISH <-> properties of the model.
 
-Into the model: a property list is decoded once per distinct list (`publish_essentials`, a bounded cache), and
-its meaning only when something asks. Out of the model: `encode_properties` writes a set once and remembers it
-in `PropertySet.forms`; only what differs from message to message (expiry, hops, subscription ids) is added
+Into the model: a property list is looked at once (`publish_essentials`), and its meaning decoded only when
+something asks. Out of the model: `encode_properties` writes a set once and remembers it
+in the set; only what differs from message to message (expiry, hops, subscription ids) is added
 each time. A set that came from MQTT goes out as it came, in its order, less what is not to be forwarded.
 
 MQTT 5 has no place for some of what AMQP says. That travels in user properties with the names of FIELDS, and
@@ -17,13 +17,12 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from gateway.model.caches import make_room
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.properties import encode_property, scanned, spans
-from gateway.protocols.mqtt.scanning import texts_of, write_texts
+from gateway.protocols.mqtt.scanning import UNASKED, USER_HEAD, Scan, texts_of, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_OCTETS_MAX,
@@ -56,7 +55,7 @@ _FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items()} | {REPLY
 _RESERVED: Final = frozenset((HOPS, TYPES, *_FIELD_BY_NAME))
 
 FORM: Final = "mqtt5"
-"""The key of what `encode_properties` remembers in PropertySet.forms."""
+"""The key of what `encode_properties` remembers in PropertySet.forms, of sets that came from elsewhere."""
 
 LOSSES: Final = (
     Loss("header_name", "headers", "a name over 65 535 octets, no UTF-8, or with U+0000", "drop"),
@@ -105,62 +104,43 @@ def refusal(code: int) -> Reason:
     return REFUSALS.get(code, Reason.TARGET_REFUSED)
 
 
-class Essentials(NamedTuple):
-    """What a property list says that every message needs: its set, expiry in seconds from arrival, hops."""
-
-    property_set: PropertySet
-    expiry: int | None
-    hops: int
+NOTHING_SAID: Final = Scan(b"", 0)
+NOTHING_SAID.property_set = PropertySet("mqtt", b"", properties=Properties())
 
 
-_ESSENTIALS_MAX: Final = 4_096
-_FACTS_OCTETS_MAX: Final = 1_024  # a longer list hardly repeats
-_essentials: dict[bytes, Essentials] = {}
-_NOTHING: Final = Essentials(PropertySet("mqtt", b"", properties=Properties()), None, 0)
-
-
-def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
-    """What the property list `raw` of a PUBLISH says; raises RemoteProtocolError when it is malformed, or has
-    more than `most` properties.
+def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Scan:
+    """What the property list `raw` of a PUBLISH says, with its property set; raises RemoteProtocolError when
+    it is malformed, or has more than `most` properties.
     """
     if not raw:
-        return _NOTHING
-    found = _essentials.get(raw)
-    if found is None:
-        found = _find(raw, most)
-        if len(raw) <= _FACTS_OCTETS_MAX:
-            if len(_essentials) >= _ESSENTIALS_MAX:
-                make_room(_essentials, _ESSENTIALS_MAX)
-            _essentials[raw] = found
-    return found
-
-
-def _find(raw: bytes, most: int) -> Essentials:
+        return NOTHING_SAID
     known = scanned(raw, most)
-    if known.forwarded is not None and known.total <= most:
-        found = PropertySet("mqtt", raw, decode_properties)
-        found.asks = known.asks
-        found.forms[FORM] = Form(known.forwarded, ())
+    if known.property_set is UNASKED:
+        _look_into(known, raw, most)
+    return known
+
+
+def _look_into(known: Scan, raw: bytes, most: int) -> None:
+    """Make the property set of a list that has been scanned."""
+    found = PropertySet("mqtt", raw, decode_properties)
+    if known.forwarded is not None:
+        found.known = known.forwarded
         if known.texts:
             found.read_texts = texts_of
-        return Essentials(found, known.expiry, 0)
-    expiry = None
-    hops = 0
-    asks = False
-    for span in spans(raw, PacketType.PUBLISH, most):
-        if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
-            expiry = span.value
-        elif span.id is Property.RESPONSE_TOPIC:
-            asks = True
-        elif span.id is Property.USER_PROPERTY:
-            name, text = span.value
-            if name == HOPS:
-                hops = max(hops, _number(text, HOPS_MAX) or 0)
-            elif name == REPLY_TO:
-                asks = True
-    found = PropertySet("mqtt", raw, decode_properties)
-    found.asks = asks
-    return Essentials(found, expiry, hops)
+    else:
+        for span in spans(raw, PacketType.PUBLISH, most):
+            if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
+                known.expiry = span.value
+            elif span.id is Property.RESPONSE_TOPIC:
+                known.asks = True
+            elif span.id is Property.USER_PROPERTY:
+                name, text = span.value
+                if name == HOPS:
+                    known.hops = max(known.hops, _number(text, HOPS_MAX) or 0)
+                elif name == REPLY_TO:
+                    known.asks = True
+    found.asks = known.asks
+    known.property_set = found
 
 
 def publish_properties(raw: bytes) -> PropertySet:
@@ -231,12 +211,13 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     A message that has expired is not to be sent; here it gets the least interval, 1 s.
     """
     property_set = message.property_set
-    octets = _form(property_set).octets
+    octets = _listed(property_set)
     if message.expires:
         left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
         octets += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
-    if message.hops:
-        octets += encode_property(Property.USER_PROPERTY, (HOPS, str(message.hops)))
+    hops = message.hops
+    if hops:
+        octets += _HOPS[hops] if hops < len(_HOPS) else _hops(hops)
     for one in subscription_ids:
         octets += encode_property(Property.SUBSCRIPTION_IDENTIFIER, one)
     return octets
@@ -245,7 +226,28 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 def losses(message: Message) -> tuple[str, ...]:
     """The names of the LOSSES that `message` suffers in MQTT 5, without those that are encoded. What is made
     here is what `encode_properties` will need."""
-    return tuple(name for name in _form(message.property_set).losses if name in LOSING)
+    property_set = message.property_set
+    if property_set.protocol == "mqtt":
+        return ()
+    lost = _form(property_set).losses
+    return tuple([name for name in lost if name in LOSING]) if lost else ()
+
+
+def _hops(count: int) -> bytes:
+    return encode_property(Property.USER_PROPERTY, (HOPS, str(count)))
+
+
+_HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cross more routes
+
+
+def _listed(property_set: PropertySet) -> bytes:
+    """The list without what differs from message to message."""
+    if property_set.protocol != "mqtt":
+        return _form(property_set).octets
+    octets: bytes | None = property_set.known
+    if octets is None:
+        octets = property_set.known = _forwarded(property_set)
+    return octets
 
 
 class Form(NamedTuple):
@@ -258,10 +260,8 @@ class Form(NamedTuple):
 def _form(property_set: PropertySet) -> Form:
     found: Form | None = property_set.forms.get(FORM)
     if found is None:
-        if property_set.protocol == "mqtt":
-            found = Form(_forwarded(property_set), ())
-        elif property_set.read_texts is not None and (
-            straight := write_texts(property_set.read_texts(property_set.raw))
+        if property_set.read_texts is not None and (
+            straight := write_texts(property_set.read_texts(property_set.raw, USER_HEAD, b"", False))
         ):
             found = Form(straight, ())
         else:

@@ -262,7 +262,7 @@ def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
 def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
     name = made = None
     if found.read_texts is not None:
-        made = encode_texts(found.read_texts(found.raw))
+        made = encode_texts(found.read_texts, found.raw)
     if made is None:
         try:
             properties = found.properties

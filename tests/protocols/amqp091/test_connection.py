@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -396,7 +397,7 @@ def test_channels_that_take_turns_share_what_is_equal_and_one_that_is_closed_tak
     (publishes,) = wire.server.receive_data(turns * 2, 0)
     assert isinstance(publishes, e.Publishes)
     assert [row[0] for row in publishes.contents] == [2, 2]
-    assert not [lead for lead in wire.server._leads.values() if lead[3] == 1]
+    assert not [lead for lead in wire.server._leads.values() if lead.number == 1]
 
 
 def test_large_properties_are_not_remembered_for_each_channel() -> None:
@@ -501,3 +502,51 @@ def test_hard_faults_of_a_server(octets: bytes, code: int, split: Callable[[byte
     wire.move()
     assert wire.client.closed
     assert wire.server.closed
+
+
+def told(octets: bytes, sizes: list[int], *, runs: bool) -> tuple[list[Any], list[Any]]:
+    """The messages that a server reads out of `octets`, cut into pieces of these sizes, and what else."""
+    server = open_wire(3).server
+    if not runs:
+        server._runs = {}
+    contents: list[Any] = []
+    others: list[Any] = []
+    at = 0
+    for size in (*sizes, len(octets)):
+        events = server.receive_data(octets[at : at + size], 0)
+        while events or server.unread:
+            for event in events:
+                if isinstance(event, e.Publishes):
+                    contents += event.contents
+                else:
+                    others.append(event)
+            events = server.receive_data(b"", 0) if server.unread else []
+        at += size
+    return contents, others
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_that_all_differ_are_read_as_they_are_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    wrong = seed % 2
+    for _ in range(60):
+        parts = []
+        for _ in range(chance.randrange(1, 12)):
+            headers = tuple(
+                ("n" * chance.randrange(1, 130), string("v" * chance.choice((0, 1, 7, 127, 128, 255, 256))))
+                for _ in range(chance.randrange(3))
+            )
+            raw = encode_basic_properties(
+                BasicProperties(
+                    headers=headers or None,
+                    delivery_mode=chance.choice((None, 1, 2)),
+                    correlation_id=chance.choice((None, b"\xff" * 16, chance.randbytes(8))),
+                )
+            )
+            body = chance.randbytes(chance.choice((0, 0, 1, 127, 128, 300)))
+            parts.append(publish_octets(chance.randrange(1, 3), chance.choice((KEY, OTHER)), body, raw))
+        octets = bytearray(b"".join(parts))
+        for _ in range(wrong):
+            octets[chance.randrange(len(octets))] = chance.choice((0, 1, 2, 3, 60, 0xCE, 0xFF))
+        sizes = [chance.randrange(1, 400) for _ in range(chance.randrange(4))]
+        assert told(bytes(octets), sizes, runs=True) == told(bytes(octets), sizes, runs=False)

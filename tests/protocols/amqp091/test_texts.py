@@ -16,7 +16,7 @@ from gateway.model.properties import PropertySet, Value, ValueType, string
 from gateway.protocols.amqp091 import translate
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.table import decode_table, encode_table, is_texts, texts_of
+from gateway.protocols.amqp091.table import TEXTS, UNKNOWN, decode_table, encode_table, survey, texts_of
 from gateway.protocols.mqtt import translate as mqtt
 
 texts = st.text(max_size=200)
@@ -64,7 +64,7 @@ def test_it_makes_no_difference(
         BasicProperties(kind, headers=tuple(said), delivery_mode=mode, expiration=expiration)
     )
     quick = outcome(raw)
-    with patch.object(translate, "is_texts", lambda data, at: False):
+    with patch.object(translate, "survey", lambda data, at: UNKNOWN):
         assert outcome(raw) == quick
 
 
@@ -83,8 +83,62 @@ def test_nor_with_octets_changed_by_chance(seed: int) -> None:
         for _ in range(chance.randrange(3)):
             octets[chance.randrange(len(octets))] = chance.choice((0, 1, 0x53, 0x49, 0x7F, 0xFF))
         raw = bytes(octets)
-        if is_texts(raw, 0):
+        holds = survey(raw, 0)
+        decoded = decode_table(raw, 0)[0] if holds else ()
+        if holds == TEXTS:
             taken += 1
-            decoded = tuple((name, value.value) for name, value in decode_table(raw, 0)[0])
-            assert decoded == tuple((name.decode(), value.decode()) for name, value in texts_of(raw, 0))
+            told = [one for name, value in decoded for one in (name, value.value)]
+            assert told == [one.decode() for one in texts_of(raw, 0, b"", b"", bare=True)]
+            cut = texts_of(raw, 0, b"", b"")
+            assert told[::2] == [one[1:].decode() for one in cut[::2]]
+            assert told[1::2] == [one[2:].decode() for one in cut[1::2]]
     assert taken > 300
+
+
+anything = st.recursive(
+    st.one_of(
+        st.integers(-(2**31), 2**31 - 1).map(lambda one: Value(ValueType.INT32, one)),
+        st.booleans().map(lambda one: Value(ValueType.BOOL, one)),
+        st.just(Value(ValueType.VOID, None)),
+        st.floats(allow_nan=False).map(lambda one: Value(ValueType.DOUBLE, one)),
+        st.binary(max_size=130).map(lambda one: Value(ValueType.BYTES, one)),
+        st.binary(max_size=130).map(lambda one: Value(ValueType.STRING, one)),
+        st.integers(0, 2**64 - 1).map(lambda one: Value(ValueType.TIMESTAMP, one)),
+        st.decimals(-999, 999, places=2).map(lambda one: Value(ValueType.DECIMAL, one)),
+        texts.map(string),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda ones: Value(ValueType.ARRAY, tuple(ones))),
+        st.lists(st.tuples(names, inner), max_size=3).map(lambda ones: Value(ValueType.TABLE, tuple(ones))),
+    ),
+    max_leaves=5,
+)
+tables = st.lists(st.tuples(names, anything), max_size=5).map(tuple)
+
+
+@given(tables, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2))
+def test_a_table_of_anything_is_known_only_if_it_is_well_formed(
+    said: tuple[tuple[str, Value], ...], changed: list[tuple[int, int]]
+) -> None:
+    octets = bytearray(encode_table(said))
+    for at, octet in changed:
+        octets[at % len(octets)] = octet
+    raw = bytes(octets)
+    holds = survey(raw, 0)
+    if holds == UNKNOWN:
+        return
+    decoded, end = decode_table(raw, 0)
+    assert end == 4 + int.from_bytes(raw[:4], "big")
+    assert all(name.isascii() and name[:1] not in ("x", "B", "C") for name, _ in decoded)
+    if holds == TEXTS:
+        assert all(type(value.value) is str and value.value.isascii() for _, value in decoded)
+
+
+@given(tables, st.sampled_from((None, 1, 2)), st.sampled_from((None, "60")))
+def test_nor_does_it_with_values_of_any_type(
+    said: tuple[tuple[str, Value], ...], mode: int | None, expiration: str | None
+) -> None:
+    raw = encode_basic_properties(BasicProperties(headers=said, delivery_mode=mode, expiration=expiration))
+    quick = outcome(raw)
+    with patch.object(translate, "survey", lambda data, at: UNKNOWN):
+        assert outcome(raw) == quick

@@ -22,7 +22,7 @@ from gateway.protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from gateway.protocols.mqtt.properties import without_alias
+from gateway.protocols.mqtt.properties import scanned
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.spec import Property as P
@@ -169,9 +169,9 @@ def test_more_properties_than_we_take_are_refused(kind: str) -> None:
 
 def test_a_list_that_another_connection_may_send_is_refused_all_the_same() -> None:
     raw = b"\x26\0\1n\0\1v" * 6
-    without_alias(raw)  # remembered
+    scanned(raw)  # remembered
     with pytest.raises(RemoteProtocolError):
-        without_alias(raw, 5)
+        scanned(raw, 5)
 
 
 @pytest.mark.parametrize("version", [V5, V311])

@@ -58,8 +58,19 @@ def agrees(raw: bytes, most: int = 1_000) -> bool:
     assert found.forwarded == b"".join(raw[one.start : one.stop] for one in told if one.id not in OF_THE_WAY)
     assert found.texts == all(one.id is Property.USER_PROPERTY for one in told)
     if found.texts:
-        read = tuple((name.decode(), value.decode()) for name, value in texts_of(raw))
-        assert read == tuple(one.value for one in told)
+        long = any(len(one.value[0]) > 255 for one in told)
+        cut = texts_of(raw, b"<", b">")
+        said = [
+            (bytes((len(one.value[0]),)) + one.value[0].encode(), one.value[1]) for one in told if not long
+        ]
+        assert cut == [
+            part
+            for name, value in said
+            for part in (b"<", name, b">", len(value).to_bytes(2, "big") + value.encode())
+        ]
+        bare = [one.decode() for one in texts_of(raw, b"", b"", bare=True)]
+        assert bare == [] if long else bare == [text for one in told for text in one.value]
+        read = tuple(one.value for one in told)
         assert read == tuple((name, value.value) for name, value in decode_properties(raw).headers)
     return True
 
