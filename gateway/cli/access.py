@@ -29,8 +29,9 @@ def explain(
     address: Annotated[
         str,
         typer.Argument(
-            help="Topic or filter; exchange:key; the name of a queue or exchange; service:destination. To"
-            " connect: the client identifier, or the virtual host."
+            help="Topic or filter; exchange:key; the name of a queue or exchange; service:destination. Within"
+            " the name of an exchange or queue a colon is %3A, a percent sign %25. To connect: the client"
+            " identifier, or the virtual host."
         ),
     ],
     client_id: Annotated[str, typer.Option(help="Client identifier, for rules that name it.")] = "",

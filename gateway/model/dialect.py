@@ -176,12 +176,18 @@ class Dialect(ABC):
 
     def parse(self, text: str) -> Address:
         """The address that `show` wrote; without a scope it is in the default one. Raises NameRefused."""
+        scope, name = self.split(text)
+        return self.address(self.scope_default if scope is None else scope, name)
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Scope and name as a text has them, whether or not there is such an address; None: it says no
+        scope."""
         if self.scope_word is None:
-            return self.address("", text)
+            return "", text
         scope, colon, name = text.partition(":")
         if colon and (not self.scopes or scope in self.scopes):
-            return self.address(scope.replace("%3A", ":").replace("%25", "%"), name)
-        return self.address(self.scope_default, text)
+            return scope.replace("%3A", ":").replace("%25", "%"), name
+        return None, text
 
     def show(self, address: Address) -> str:
         """An address as text: the inverse of `parse`."""

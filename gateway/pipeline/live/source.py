@@ -160,8 +160,7 @@ class FastSource(LiveSource):
         if not self.chosen.listed("destinations"):
             self.chosen.needed("destinations", "queue:orders,topic:plant.")
         for one in self.chosen.listed("destinations"):
-            service = one.partition(":")[0]
-            if service not in SERVICES or ":" not in one:
+            if AMQPFAST.split(one)[0] is None:
                 raise PipelineError(
                     f"option destinations: {one!r} is not service:name with one of {', '.join(SERVICES)}"
                 )
@@ -175,7 +174,8 @@ class FastSource(LiveSource):
         destinations = given.listed("destinations")
         prefetch = min(max(1, self.window // len(destinations)), 65_535)
         for at, one in enumerate(destinations):
-            service, _, name = one.partition(":")
+            service, name = AMQPFAST.split(one)
+            assert service is not None  # `check` has seen to it
             subscription = given.text("subscription") or ""
             durable = f"{subscription}.{at}" if subscription and service == "topic" else ""
             peer.consume(service, name, identifier=durable, prefetch=prefetch)
