@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
+from typing import Final
 
 import pika
 import pytest
 
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports, program
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 WAIT_SECS = "20"
 
 
@@ -66,6 +70,22 @@ def _octets(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # the process ended while we looked
         return b""
+
+
+def test_two_processes_have_ports_of_their_own() -> None:
+    """However often each has been given some."""
+    told = "from tests.interop.servers import free_ports; print(*free_ports(500), flush=True); input()"
+    others = [
+        subprocess.Popen((sys.executable, "-c", told), stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT)
+        for _ in range(2)
+    ]
+    try:
+        given = [set(map(int, other.stdout.readline().split())) for other in others if other.stdout]
+        assert [len(ports) for ports in given] == [500, 500]
+        assert given[0].isdisjoint(given[1])
+    finally:
+        for other in others:
+            other.communicate("\n")
 
 
 @pytest.mark.parametrize("count", [1, 4])
