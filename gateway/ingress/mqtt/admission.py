@@ -102,6 +102,11 @@ class AdmittedGuest(MqttGuest):
         self.authentication: Authentication | TokenShown | None = None
         self._ingress = ingress
 
+    @property
+    def leaves_a_will(self) -> bool:
+        """Whether something is published when it goes."""
+        return self.will is not None
+
     @abstractmethod
     def current_rights(self) -> Rights:
         """As the rules are now."""
