@@ -1,8 +1,8 @@
 """Messages that are traced take their way in a dispatcher of its own kind; nothing of this is there when
 tracing is off.
 
-Of one that is traced the entry is made anew, with crossings that tell its trace what they do. All others go
-as they do without tracing, after one look at their properties and one count.
+Of one that is traced the entry is made anew, with resolved routes that tell its trace what they do. All
+others go as they do without tracing, after one look at their properties and one count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
 
 
 class TracedRoute(ResolvedRoute):
-    """Another crossing, for one message, which tells its trace what became of it here."""
+    """A resolved route, for one message, which tells its trace what became of it here."""
 
     __slots__ = ("_inner", "_trace")
 
@@ -104,14 +104,16 @@ def _publish_traced(
     receipt: Receipt,
 ) -> bool:
     plan = entry.plan
-    ways = tuple(
+    resolved_routes = tuple(
         [
-            way if branch.idle and not message.retain else TracedRoute(way, trace)
-            for way, branch in zip(entry.ways, plan.branches, strict=True)
+            resolved if branch.idle and not message.retain else TracedRoute(resolved, trace)
+            for resolved, branch in zip(entry.resolved_routes, plan.branches, strict=True)
         ]
     )
-    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)  # no way of it is plain
-    whole = RoutingEntry(entry.address, every, ways)
+    every = RoutingPlan(
+        plan.namespace, plan.recipients, plan.branches, resolved_routes
+    )  # no branch of it is plain
+    whole = RoutingEntry(entry.address, every, resolved_routes)
     slot = len(batch)
     batch.watch(slot, trace)
     taken = False

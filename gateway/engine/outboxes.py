@@ -246,7 +246,7 @@ class SharedOutboxes(AmqpLinkSession):
             return entry
         route = self._routes().get(queue)
         if route is None:  # it has just gone from the mapping
-            return RoutingEntry(address, RoutingPlan(None, (Recipient(Waiting()),)))
+            return RoutingEntry(address, RoutingPlan(None, (Recipient(RequeuingSink()),)))
         recipient = Recipient(Drain(self, route))
         entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
         return entry
@@ -325,7 +325,7 @@ class SharedOutbox:
 
     def publish(self, part: SubBatch) -> None:
         """Put messages into the queue; they are accepted when the cluster has confirmed them."""
-        batch = part.batch.onward(Entering(part))
+        batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
                 octets = encode_message(message)
@@ -337,7 +337,7 @@ class SharedOutbox:
         batch.send()
 
 
-class Entering:
+class SubBatchSource:
     """The source of what goes into an outbox of one part; receipts are positions in that."""
 
     def __init__(self, part: SubBatch) -> None:
@@ -355,7 +355,7 @@ class Entering:
         return self._part.batch.source.hold(senders)
 
 
-class Waiting:
+class RequeuingSink:
     """The sink of what no route leads out of an outbox: it stays there."""
 
     def publish(self, part: SubBatch) -> None:
@@ -405,7 +405,7 @@ class Drain:
             return
         utc = clock.utc()
         namespace = self._outboxes.namespace
-        batch = part.batch.onward(Leaving(self, part))
+        batch = part.batch.onward(DrainSource(self, part))
         for at, stored in enumerate(part.messages):
             try:
                 message = self._outboxes.reader.decode_one(bytes(stored.body))
@@ -451,7 +451,7 @@ class Drain:
         letters.add([message], self.route.name, outcome, partial(part.settle_at, (at,)), crossed=crossed)
 
 
-class Leaving:
+class DrainSource:
     """The source of what leaves an outbox, of one part. A receipt is (position in the part, message)."""
 
     def __init__(self, drain: Drain, part: SubBatch) -> None:

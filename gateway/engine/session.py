@@ -96,7 +96,7 @@ LET_GO_SECS: Final = (
     1.0  # that an owner has to free a session's queue, before others wait for it in the broker
 )
 Done = Callable[[Outcome], None]
-Entry = tuple[Address, tuple[Recipient, ...]]
+KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
 class Clients(Protocol):
@@ -197,7 +197,7 @@ class EngineSession:
         self._mark_since = 0.0
         self._look_at = 0.0
         self._look_behind = 0  # octets of the log
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the clock does not run yet
@@ -369,7 +369,7 @@ class EngineSession:
 
         for state in self.table.due(self.settings.state_secs, oldest):
             self.records["written_again"] += 1
-            self.recorder.put(state.standing(self.life, self.recorder.next_number(), self.kept.position))
+            self.recorder.put(state.snapshot(self.life, self.recorder.next_number(), self.kept.position))
             if state.queue:
                 self._peer.consumers.touch(f"{self.names.sessions}.{state.queue}")
 
@@ -423,7 +423,7 @@ class EngineSession:
             else:
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
-    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[Entry, Arrived, Body] | None:
+    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
         try:
             entry = self._entries.get(wire) or self._entry(wire)
             arrived = self._known.get(raw) or self._read(raw)
@@ -501,7 +501,7 @@ class EngineSession:
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
         self._dispatcher.dead_letters.add([message], "", outcome)
 
-    def _entry(self, wire: bytes) -> Entry:
+    def _entry(self, wire: bytes) -> KnownAddress:
         make_room(self._entries, self.limits.cache_entries_max)
         address = topic_of(decode_address(wire)[1])
         found = [self._recipient(sink) for sink in self.clients.wanting(address)]

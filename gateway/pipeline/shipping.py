@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.stores import Place
-from gateway.store.journal.mappings import FOLDER, kept
+from gateway.store.journal.mappings import FOLDER, versions
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import NAME, Segment
 from gateway.store.journal.summary import Summary, summary_of
@@ -44,7 +44,7 @@ def ship(
     """Copy what is complete and not there. `keep_days`: files whose newest row is older than that are
     deleted there; None: none are. Raises PipelineError: nobody answers, or it cannot be written;
     JournalError: no such folder."""
-    system, root = to.reached().kept()
+    system, root = to.reached().arrow()
     try:
         oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
         _ship_mappings(journal, system, root)
@@ -56,7 +56,7 @@ def ship(
 def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
     folder = f"{root}/{FOLDER}"
     there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
-    for one in kept(journal):
+    for one in versions(journal):
         if one.path.name not in there:
             _copy(one.path, system, f"{folder}/{one.path.name}")
 

@@ -51,7 +51,7 @@ JARS: Final = {
 Hadoop = Mapping[str, str]
 
 
-class Kept(NamedTuple):
+class ArrowPath(NamedTuple):
     """A file system of Arrow's, and the path on it."""
 
     system: Arrow
@@ -75,19 +75,19 @@ class Place:
         """Whether it is a path of this machine."""
         return self.scheme == "file"
 
-    def kept(self) -> Kept:
+    def arrow(self) -> ArrowPath:
         """Where it is for Arrow. Raises PipelineError: the scheme is not known, or options are missing."""
-        return _kept(self)
+        return _arrow_path(self)
 
     def path(self) -> Path:
         """It as a path, or what stands for one where the journal's reader needs one."""
         if self.is_local:
             return Path(self.uri)
-        return cast("Path", StoredPath(self, self.kept().path))
+        return cast("Path", StoredPath(self, self.arrow().path))
 
     def reached(self) -> Place:
         """Itself, when somebody answers there; such a folder need not be there. Raises PipelineError."""
-        system, path = self.kept()
+        system, path = self.arrow()
         try:
             system.get_file_info(path)
         except OSError as error:
@@ -148,9 +148,9 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
 
 
 @lru_cache(maxsize=64)
-def _kept(place: Place) -> Kept:
+def _arrow_path(place: Place) -> ArrowPath:
     if place.is_local:
-        return Kept(fs.LocalFileSystem(), place.uri)
+        return ArrowPath(fs.LocalFileSystem(), place.uri)
     parts = urlsplit(place.uri)
     below = f"{parts.netloc.rpartition('@')[0] or parts.netloc}{parts.path}".rstrip("/")
     make = _SYSTEMS.get(parts.scheme)
@@ -161,7 +161,7 @@ def _kept(place: Place) -> Kept:
     if parts.scheme == "hdfs":
         below = parts.path.rstrip("/") or "/"
     try:
-        return Kept(make(dict(place.hadoop), parts.netloc), below)
+        return ArrowPath(make(dict(place.hadoop), parts.netloc), below)
     except (OSError, ValueError) as error:
         raise PipelineError(f"{place.uri} cannot be reached: {_short(error)}") from error
 
@@ -262,7 +262,7 @@ class StoredPath:
         self._info = info
 
     def __str__(self) -> str:
-        below = self._path.removeprefix(self._place.kept().path)
+        below = self._path.removeprefix(self._place.arrow().path)
         return f"{self._place.uri}{below}"
 
     def __eq__(self, other: object) -> bool:
@@ -288,7 +288,7 @@ class StoredPath:
 
     def iterdir(self) -> Iterator[StoredPath]:
         """What lies in it."""
-        system = self._place.kept().system
+        system = self._place.arrow().system
         for info in system.get_file_info(fs.FileSelector(self._path)):
             yield StoredPath(self._place, info.path, info)
 
@@ -305,13 +305,13 @@ class StoredPath:
     def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
         """Open it for reading."""
         del mode, buffering  # as the reader says them of files on disks
-        source = self._place.kept().system.open_input_file(self._path)
+        source = self._place.arrow().system.open_input_file(self._path)
         return StoredFile(source)
 
     def _known(self) -> Arrow:
         if self._info is None:
             try:
-                self._info = self._place.kept().system.get_file_info(self._path)
+                self._info = self._place.arrow().system.get_file_info(self._path)
             except OSError as error:
                 raise PipelineError(f"{self._place.uri} cannot be reached: {_short(error)}") from error
         return self._info

@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow")
 
 from gateway.pipeline.shipping import DAY_SECS, ship
 from gateway.pipeline.stores import place_of
-from gateway.store.journal.mappings import keep, kept
+from gateway.store.journal.mappings import keep, versions
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import START, written
 
@@ -49,7 +49,7 @@ def test_the_mapping_files_go_along(journal: Path, tmp_path: Path) -> None:
     ship(journal, place)
     keep(journal, {"7f3b": ("/etc/plant.yaml", "version: 2")})
     ship(journal, place)
-    assert {one.version: one.path.read_text() for one in kept(tmp_path / "store")} == {
+    assert {one.version: one.path.read_text() for one in versions(tmp_path / "store")} == {
         "7f3a": "version: 1",
         "7f3b": "version: 2",
     }

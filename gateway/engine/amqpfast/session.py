@@ -28,7 +28,7 @@ from gateway.engine.connection import OUTLIVES_SECS
 from gateway.engine.consumers import Content
 from gateway.engine.envelope import ENGINE
 from gateway.engine.names import names_of
-from gateway.engine.outboxes import Entering
+from gateway.engine.outboxes import SubBatchSource
 from gateway.engine.shares import TOUCH_SECS
 from gateway.engine.unrouted import Unrouted
 from gateway.model.address import Address
@@ -270,7 +270,7 @@ class FastEngineSession(Unrouted):
     ) -> None:
         """Publish a part to a queue, or to the topics. What is for a queue comes back if that is not there,
         and `missing` hears of it."""
-        batch = part.batch.onward(Outgoing(part, missing))
+        batch = part.batch.onward(ClusterSource(part, missing))
         for at, message in enumerate(messages):
             try:
                 octets = self._encoded(message)
@@ -317,7 +317,7 @@ class FastEngineSession(Unrouted):
         self._dispatcher.dead_letters.add([message], "", outcome, then)
 
 
-class Outgoing(Entering):
+class ClusterSource(SubBatchSource):
     """The source of what goes to the cluster of one part. `missing` hears when it came back."""
 
     def __init__(self, part: SubBatch, missing: Callable[[], None] | None) -> None:
