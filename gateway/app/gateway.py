@@ -62,7 +62,7 @@ from gateway.app.topics import (
     watch_cluster,
 )
 from gateway.app.tracing import close as close_tracing
-from gateway.app.tracing import exemplify, tracing_of
+from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.bodies import Bodies
@@ -122,7 +122,11 @@ class Gateway:
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.writer.close)
-            self.tracing = tracing_of(settings)
+            self.tracing = tracing_of(
+                settings,
+                latency_of_route=lambda name: self.dispatcher.latencies.get(name),
+                latency_of_endpoint=lambda name: self.metrics.latency_of(name),
+            )
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
             self.common = common_of(settings)
             self.core = BrokerCore(
@@ -175,9 +179,8 @@ class Gateway:
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
-            self.metrics = Metrics(__version__, self._sources())
+            self.metrics: Metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
-            exemplify(self.tracing, self.dispatcher, self.metrics)
             undo.pop_all()
 
     async def run(
@@ -457,6 +460,7 @@ class Gateway:
             paused_links=lambda: sorted(core.pauses.links),
             traces=dict if tracing is None else lambda: tracing.counts,
             spans=dict if tracing is None else tracing.spans,
+            rates_left_out=lambda: self.history.left_out,
             gauges=self._gauges(),
         )
 

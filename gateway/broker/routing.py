@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from gateway.mapping.return_addresses import Return
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.address import Address
@@ -38,6 +40,27 @@ class Namespace(Protocol):
     @property
     def retained(self) -> Sink | None:
         """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class OneSink:
+    """A namespace all of whose addresses lead to one sink: a link, or what stands in front of the end of a
+    route. What retains messages is behind it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sinks: tuple[Sink, ...] = (sink,)
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """The one, whatever the address."""
+        return self._sinks
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return self._sinks
+
+    @property
+    def retained(self) -> None:
+        """Nothing is retained here."""
 
 
 class Branch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.journaling import RecordingDispatcher
@@ -72,18 +72,28 @@ class TracedRecorder:
                     contained("message", error)
 
 
-def _begun(tracing: Tracing, batch: Batch, message: Message) -> MessageTrace | None:
-    """The trace of a message, if it is to have one."""
+def _publish(
+    tracing: Tracing,
+    plain: Publish,
+    batch: Batch,
+    entry: RoutingEntry,
+    message: Message,
+    receipt: Receipt,
+) -> bool:
+    """Publish by `plain`, and have a trace hear of it if the message is to have one."""
     carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
     if not carried:
         tracing.until -= 1
         if tracing.until > 0:
-            return None
+            return plain(batch, entry, message, receipt)
     try:
-        return tracing.begin(message, batch.received)
+        trace = tracing.begin(message, batch.received)
     except Exception as error:  # the message goes its way without
         contained("message", error)
-        return None
+        trace = None
+    if trace is None:
+        return plain(batch, entry, message, receipt)
+    return _publish_traced(plain, trace, batch, entry, message, receipt)
 
 
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
@@ -110,9 +120,8 @@ def _publish_traced(
             for resolved, branch in zip(entry.resolved_routes, plan.branches, strict=True)
         ]
     )
-    every = RoutingPlan(
-        plan.namespace, plan.recipients, plan.branches, resolved_routes
-    )  # no branch of it is plain
+    # No branch of it is plain.
+    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, resolved_routes)
     whole = RoutingEntry(entry.address, every, resolved_routes)
     slot = len(batch)
     batch.watch(slot, trace)
@@ -127,52 +136,48 @@ def _publish_traced(
 
 
 class TracingDispatcher(Dispatcher):
-    """A dispatcher some of whose messages are traced; `tracing` is set before it is used."""
+    """A dispatcher some of whose messages are traced."""
 
-    tracing: Tracing
+    def __init__(self, *given: Any, tracing: Tracing, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._tracing = tracing
+        self._plain: Publish = partial(Dispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """As every dispatcher does, and traced if it is to be."""
-        trace = _begun(self.tracing, batch, message)
-        if trace is None:
-            return Dispatcher.publish(self, batch, entry, message, receipt)
-        plain = partial(Dispatcher.publish, self)
-        return _publish_traced(plain, trace, batch, entry, message, receipt)
+        return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
         """The same; those that somebody traces go one by one."""
-        if not _go_together(self.tracing, messages):
-            return False
-        return Dispatcher.publish_burst(self, batch, entry, messages, receipts)
+        together = _go_together(self._tracing, messages)
+        return together and Dispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
         found = Dispatcher._recorder(self, route, endpoint)
-        return found if route is None else TracedRecorder(found, self.tracing)
+        return found if route is None else TracedRecorder(found, self._tracing)
 
 
 class TracingRecordingDispatcher(RecordingDispatcher):
-    """The same with a journal."""
+    """The same with a journal. A compiled class has one base, so that its methods stand here once more."""
 
-    tracing: Tracing
+    def __init__(self, *given: Any, tracing: Tracing, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._tracing = tracing
+        self._plain: Publish = partial(RecordingDispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """See TracingDispatcher."""
-        trace = _begun(self.tracing, batch, message)
-        if trace is None:
-            return RecordingDispatcher.publish(self, batch, entry, message, receipt)
-        plain = partial(RecordingDispatcher.publish, self)
-        return _publish_traced(plain, trace, batch, entry, message, receipt)
+        return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
         """See TracingDispatcher."""
-        if not _go_together(self.tracing, messages):
-            return False
-        return RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
+        together = _go_together(self._tracing, messages)
+        return together and RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
         found = RecordingDispatcher._recorder(self, route, endpoint)
-        return found if route is None else TracedRecorder(found, self.tracing)
+        return found if route is None else TracedRecorder(found, self._tracing)

@@ -15,11 +15,9 @@ from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
-from gateway.broker.routing import RoutingEntry
+from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import LinkStatus
-from gateway.model.address import Address
-from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -55,10 +53,8 @@ ConsumerT = TypeVar("ConsumerT", bound=LinkConsumer)
 SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
-class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
+class QueueLinkSession(OneSink, ABC, Generic[PeerT, ConsumerT, SinkT]):
     """What the link `name` says to its broker, and hears."""
-
-    publisher: SinkT
 
     def __init__(
         self,
@@ -67,9 +63,12 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,
+        publisher: SinkT,
         *,
         client_id: str,
     ) -> None:
+        super().__init__(publisher)
+        self.publisher = publisher
         self.name = name
         self.settings = settings
         self.dispatcher = dispatcher
@@ -82,20 +81,6 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         self._peer: PeerT | None = None
         self._caches: dict[str, Entries] = {}
         self._generation = -1
-
-    # What the dispatcher asks: a namespace with one sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every address of the remote broker."""
-        return (self.publisher,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self.publisher,)
-
-    @property
-    def retained(self) -> None:
-        """Retaining is MQTT's: the flag travels as a header."""
 
     # What the link asks.
 

@@ -32,7 +32,7 @@ from gateway.broker.outbox.outbox import (
     OutboxState,
 )
 from gateway.broker.poison import poisoned
-from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
+from gateway.broker.routing import Namespace, OneSink, RoutingEntry, RoutingPlan
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
 from gateway.egress.link import LinkStatus
@@ -41,7 +41,6 @@ from gateway.engine.names import names_of
 from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.mapping.routes import Route
-from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
@@ -97,15 +96,9 @@ class SharedOutboxes(AmqpLinkSession):
             within,
             status,
             client_id=client_id,
+            publishing=OutboxPublisher,
         )
         self.link = link
-        self.publisher = OutboxPublisher(
-            self.stats,
-            self._missing,
-            in_flight_max=engine.in_flight_max,
-            messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
-        )
         self.reader = MessageReader()
         self.refusals: dict[bytes, int] = {}  # of messages that the link's broker has refused, by their hash
         self.waiting: dict[str, int] = {}  # messages that have not been handed out, by queue
@@ -304,24 +297,13 @@ class OutboxConnection(AmqpLinkConnection):
         super().lost(reason)
 
 
-class SharedOutbox:
+class SharedOutbox(OneSink):
     """The outbox of one route: its namespace, and the only sink of that."""
 
     def __init__(self, outboxes: SharedOutboxes, queue: str) -> None:
+        super().__init__(self)
         self._address = amqp_address("", queue)
         self._recipient = Recipient(outboxes.publisher)
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Everything goes in here."""
-        return (self,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self,)
-
-    @property
-    def retained(self) -> None:
-        """Nothing is."""
 
     def publish(self, part: SubBatch) -> None:
         """Put messages into the queue; they are accepted when the cluster has confirmed them."""

@@ -28,6 +28,7 @@ import trio
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import OneSink
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
@@ -133,7 +134,7 @@ class Clients(Protocol):
         """Once a second."""
 
 
-class EngineSession:
+class EngineSession(OneSink):
     """The link session of the engine. `life` names this life of the replica."""
 
     def __init__(
@@ -147,6 +148,15 @@ class EngineSession:
         let_go: Callable[[], None],
     ) -> None:
         """`let_go` ends the connections of all clients, for the cluster was away for too long."""
+        self.publisher = EnginePublisher(
+            status.stats,
+            names_of(settings.namespace, settings.topic_exchange),
+            in_flight_max=settings.in_flight_max,
+            messages_max=limits.queue_messages_max,
+            octets_max=limits.queue_bytes_max,
+            topics_max=limits.cache_entries_max,
+        )
+        super().__init__(self.publisher)
         self.settings = settings
         self.replica = replica
         self.limits = limits
@@ -160,14 +170,6 @@ class EngineSession:
             messages_max=limits.retained_messages_max,
             octets_max=limits.retained_bytes_max,
             store=store,
-        )
-        self.publisher = EnginePublisher(
-            self.stats,
-            self.names,
-            in_flight_max=settings.in_flight_max,
-            messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
-            topics_max=limits.cache_entries_max,
         )
         self.table = SessionTable(settings.namespace, self, store, trio.current_time)
         self.recorder = Recorder(self._wake)
@@ -236,20 +238,6 @@ class EngineSession:
         if not self._up:
             return self.status.why or AWAY
         return BEHIND if self.recorder.full else ""
-
-    # What the dispatcher asks, through the namespace.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every topic goes to the cluster."""
-        return (self.publisher,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self.publisher,)
-
-    @property
-    def retained(self) -> None:
-        """What is retained goes the same way."""
 
     # What the link asks.
 

@@ -102,6 +102,7 @@ def elections() -> Any:
 
 def destinations() -> Any:
     made = FastEngineSession(ENGINE, "one", dispatcher(), Limits(), status(), lambda: None)
+    made.serve(lambda: None, lambda now: None)
     for name in ("a", "b"):
         made.ask(m.QueueDeclare(name, durable=True))
     return made

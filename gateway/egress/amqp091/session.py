@@ -444,17 +444,19 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         status: LinkStatus,
         *,
         client_id: str,
+        publishing: type[AmqpLinkPublisher] = AmqpLinkPublisher,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
-        self.options = settings
-        self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
-        self.publisher = AmqpLinkPublisher(
-            self.stats,
+        """`publishing`: the kind of its publisher."""
+        publisher = publishing(
+            status.stats,
             self._missing,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
+        super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self.options = settings
+        self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
 
     def queue_arguments(self, queue: str) -> Headers:
         """Those of a queue that it declares."""

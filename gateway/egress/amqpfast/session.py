@@ -499,14 +499,14 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         *,
         client_id: str,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
-        self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
-        self.publisher = FastLinkPublisher(
-            self.stats,
+        publisher = FastLinkPublisher(
+            status.stats,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
+        super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
     # What the link asks.
 

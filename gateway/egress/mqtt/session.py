@@ -24,15 +24,15 @@ from typing import Any, Final
 
 from gateway.access.scram import METHOD, Proof, ScramError
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import OneSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms
 from gateway.egress.mqtt.receiver import Bringer, MqttLinkReceiver
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import Address
-from gateway.model.batch import Sink, SubBatch
-from gateway.model.message import Message, Sender
+from gateway.model.batch import SubBatch
+from gateway.model.message import Sender
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import Bounds, violation
@@ -270,7 +270,7 @@ PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
-class MqttLinkSession:
+class MqttLinkSession(OneSink):
     """One link's side of everything. Implements `LinkSession` and `Sink`."""
 
     def __init__(
@@ -283,6 +283,7 @@ class MqttLinkSession:
         *,
         client_id: str,
     ) -> None:
+        super().__init__(self)
         self.name = name
         self.status = status
         self.stats = stats = status.stats
@@ -301,7 +302,6 @@ class MqttLinkSession:
         self._shares = settings.share is not None
         self._proves = settings.authentication == "scram-sha-256"
         self._peer: MqttLinkConnection | None = None
-        self._sinks: tuple[Sink, ...] = (self,)
         self._older = False  # the broker has refused MQTT 5.0
         self._other = False  # it went away without a word: try the other version once
         self._spoke_5: set[str] = set()  # by address
@@ -374,20 +374,6 @@ class MqttLinkSession:
         self.publisher.tick(now)
         if self._peer is not None:
             self._peer.stream.mark()
-
-    # What the dispatcher asks: a namespace, and the sink of everything in it.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every topic of the broker is reached through this link."""
-        return self._sinks
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address decides; never asked."""
-        return self._sinks
-
-    @property
-    def retained(self) -> None:
-        """The broker retains what is published with the flag."""
 
     def publish(self, part: SubBatch) -> None:
         """Owe the messages to the broker."""

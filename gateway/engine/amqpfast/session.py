@@ -89,8 +89,8 @@ class FastEngineSession(Unrouted):
         )
         self.reader = MessageReader()
         self.questions: deque[Question] = deque()
-        self.when_up: Callable[[], None] = _nothing  # there is another connection
-        self.each_second: Callable[[float], None] = _nothing_then
+        self._when_up: Callable[[], None]  # from `serve` on
+        self._each_second: Callable[[float], None]
         self._flush = flush
         self._dispatcher = dispatcher
         self._recipient = Recipient(self.publisher)
@@ -100,6 +100,11 @@ class FastEngineSession(Unrouted):
         self._kept: dict[ClusterStorage, None] = {}  # that go when nobody touches them
         self._touched: dict[ClusterStorage, None] = {}
         self._touch_at = 0.0
+
+    def serve(self, when_up: Callable[[], None], each_second: Callable[[float], None]) -> None:
+        """Say to those who have the destinations that there is another connection, and what time it is.
+        Before it runs."""
+        self._when_up, self._each_second = when_up, each_second
 
     @property
     def why_not(self) -> str:
@@ -165,7 +170,7 @@ class FastEngineSession(Unrouted):
     def tick(self, now: float) -> None:
         """Once a second: what clients have and do not use is used."""
         if self._up:
-            self.each_second(now)
+            self._each_second(now)
         if self._up and self._peer is not None and now >= self._touch_at:
             self._touch_at = now + min(TOUCH_SECS, self.settings.engine_timeout_secs / 2)
             for storage in self._kept:
@@ -180,7 +185,7 @@ class FastEngineSession(Unrouted):
         self.status.came_up()
         for storage in list(self._consumed):
             storage.pump()
-        self.when_up()
+        self._when_up()
 
     def disconnected(self, peer: FastEngineConnection, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
@@ -331,14 +336,6 @@ class ClusterSource(SubBatchSource):
             outcome.reason is Reason.NO_ROUTE for outcome in (refused or {}).values()
         ):
             self._missing()
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
-
-
-def _nothing_then(now: float) -> None:
-    """Nothing is due."""
 
 
 def _log_refusal(code: int, text: str) -> None:

@@ -24,8 +24,8 @@ from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
-from gateway.ingress.guest import Guest
 from gateway.ingress.guests import Guests
+from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
@@ -90,7 +90,7 @@ class AmqpEntrance(ListenerSource):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AmqpNewcomer(Guest):
+class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     """A client's connection, as far as it gets in and may do things."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
@@ -119,11 +119,6 @@ class AmqpNewcomer(Guest):
     @abstractmethod
     def _recheck(self) -> None:
         """Channels that hold what they may not hold any more are closed. Raises Undecided."""
-
-    @property
-    def frames(self) -> ServerConnection:
-        """The protocol machine counts them."""
-        return self.machine
 
     @property
     def virtual_host(self) -> str:

@@ -118,17 +118,6 @@ class AmqpConnection(ActingGuest):
 
     # What the stream asks.
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        machine = self.machine
-        handshake = not self._ready
-        self._process(self.stream.postponed() or machine.receive_data(data, now))
-        if handshake:
-            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
-                self._process(events)
-        if machine.unread:
-            self.stream.again()
-
     def data_to_send(self) -> bytes | list[Piece]:
         """Confirms that have gathered, and whatever was encoded."""
         if self.confirming:

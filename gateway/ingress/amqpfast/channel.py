@@ -27,7 +27,7 @@ from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large, LargeDeliveries
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
-from gateway.ingress.guest import Guest
+from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
@@ -70,10 +70,9 @@ class FastSource(ListenerSource):
         super().undeliverable(message, outcome)
 
 
-class FastGuest(Guest):
+class FastGuest(HandshakingGuest[ServerConnection]):
     """A client's connection, as its channels and the source of its listener know it."""
 
-    machine: ServerConnection
     host: FastHost
     owner: str
     client_name: str

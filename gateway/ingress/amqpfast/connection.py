@@ -197,17 +197,6 @@ class FastConnection(ActingGuest):
 
     # What the stream asks.
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        machine = self.machine
-        handshake = not self._ready
-        self._process(self.stream.postponed() or machine.receive_data(data, now))
-        if handshake:
-            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
-                self._process(events)
-        if machine.unread:
-            self.stream.again()
-
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
         if self.sending:
@@ -274,11 +263,6 @@ class FastConnection(ActingGuest):
             self._ingress.partials.drop_of(self.host.name, self.owner)
 
     # What the listener asks.
-
-    @property
-    def frames(self) -> ServerConnection:
-        """The protocol machine counts them."""
-        return self.machine
 
     @property
     def virtual_host(self) -> str:
