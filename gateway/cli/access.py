@@ -8,7 +8,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.options import AsJson, ConfigFile, protocols, settings_of
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Who may do what.")
@@ -21,11 +21,17 @@ def explain(
     action: Annotated[
         str,
         typer.Argument(
-            help="connect, publish, subscribe; configure, write, read (AMQP 0-9-1); read, browse, write,"
-            " create, talk (AMQP/Fast)."
+            help="connect, publish, or a right that the protocol's rules know, as read or subscribe; a wrong"
+            " one is answered with those that there are."
         ),
     ],
-    protocol: Annotated[str, typer.Argument(help="mqtt, amqp091, amqpfast.")],
+    protocol: Annotated[
+        str,
+        typer.Argument(
+            help="By its name in the configuration; a wrong one is answered with those that there are.",
+            autocompletion=protocols,
+        ),
+    ],
     address: Annotated[
         str,
         typer.Argument(

@@ -16,7 +16,8 @@ Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="Of mqtt(s), ws(s), amqp(s) or amqpfast(s): amqp://user:password@host:port/virtual-host",
+        help="Of any broker, as amqp://user:password@host:port/virtual-host; a wrong scheme is answered with"
+        " those that there are.",
     ),
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]

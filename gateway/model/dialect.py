@@ -130,6 +130,11 @@ class Dialect(ABC):
     """The class of what `gateway publish` and `subscribe` do beyond what such a connection can, a
     gateway.cli.sending.Commands; "": nothing."""
 
+    trials: ClassVar[str] = ""
+    """What of routes can be tried at a link's broker before anything runs: a function of the link's part of
+    the configuration, its subscriptions and its targets, which yields gateway.cli.trials.Trial; "": nothing.
+    """
+
     # Connections
     has_virtual_hosts: ClassVar[bool] = False
     """Whether the path of a URL names one."""

@@ -32,7 +32,7 @@ app = typer.Typer()
 
 @app.command()
 def replay(
-    url: Annotated[str, typer.Argument(help="Where to: mqtt(s)://, amqp(s):// or amqpfast(s)://")],
+    url: Annotated[str, typer.Argument(help="Where to: the URL of any broker, as amqp://host:port")],
     journal: JournalFolder = None,
     archive: Archive = None,
     begin: Begin = None,

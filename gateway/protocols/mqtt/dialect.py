@@ -42,6 +42,7 @@ class MqttDialect(Dialect):
     listener_settings = "gateway.settings.mqtt:MqttListener"
     link_settings = "gateway.settings.mqtt:MqttLink"
     peer = "gateway.clients.mqtt:MqttClient"
+    trials = "gateway.cli.mqtt.trials:trials"
     schemes = (
         Scheme("mqtt", "plain", 1883),
         Scheme("mqtts", "tls", 8883),
