@@ -78,7 +78,7 @@ def pytest_collection_finish() -> None:
         sys.addaudithook(refuse_programs)
 
 
-class PatchesInterpreted(pytest.MonkeyPatch):
+class PatchesInterpreted(pytest.MonkeyPatch):  # type: ignore[misc] # final, and made by our fixture alone
     """Skips a test that would replace what is compiled: compiled code does not look there again."""
 
     def setattr(self, target: Any, *more: Any, **options: Any) -> None:
