@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -79,7 +80,10 @@ def defined_in(place: Path) -> set[str]:
     return found
 
 
-CLASSES: Final = {node.name for path in OURS for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
+@cache
+def classes() -> set[str]:
+    """Those of all files."""
+    return {node.name for path in OURS for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
 
 def wrong_in(word: Word) -> Iterator[str]:
@@ -91,7 +95,7 @@ def wrong_in(word: Word) -> Iterator[str]:
     for one in word.words.split(", "):
         parts = re.split("[ -]", one)
         named = "".join(part.capitalize() for part in parts)
-        if len(parts) > 1 and named in CLASSES:  # one word alone may be another's, too
+        if len(parts) > 1 and named in classes():  # one word alone may be another's, too
             expected.add(named)
     yield from (f"{name} is elsewhere" for name in expected - set().union(*map(defined_in, word.places)))
 

@@ -410,6 +410,7 @@ async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
     assert len(world.link.downs) == most + 1  # once more, for "a" was acknowledged the first time
 
 
+@pytest.mark.needs("time")
 async def test_one_that_is_never_acknowledged_does_not_keep_what_came_behind_it() -> None:
     """Nor is it lost when numbers begin anew."""
     world = World()
