@@ -29,7 +29,7 @@ from tests.needs import ALONE, folder_of, needs_of, refuse_programs
 
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
-Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
+Broker = TypeVar("Broker", Mosquitto, RabbitMQ)
 
 
 # No example fails for the time that it took: a machine may be busy.
@@ -153,7 +153,7 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def started(make: Callable[[], Peer]) -> Iterator[Peer]:
+def started(make: Callable[[], Broker]) -> Iterator[Broker]:
     try:
         broker = make()
     except PeerMissingError as error:

@@ -44,15 +44,15 @@ def _of(link: Link, name: str, router: Router) -> Iterator[tuple[Severity, str, 
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
         try:
-            peer = _connected(let_in)  # a channel that was refused something is closed
+            client = _connected(let_in)  # a channel that was refused something is closed
         except LinkError as error:
             yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
             return
         try:
-            trial.act(peer)
-            peer.close()
+            trial.act(client)
+            client.close()
         except LinkError as error:
-            peer.cut()
+            client.cut()
             yield trial.severity, "forbidden", f"{trial.what}: {error}"
 
 
@@ -70,7 +70,7 @@ def _access(link: Link, number: int) -> Access:
 
 
 def _connected(access: Access) -> Client:
-    made: Client = resolve_name(DIALECTS[access.target.protocol].peer)(access)
+    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made
 
 

@@ -48,12 +48,12 @@ class ConsumingConnection(Protocol):
         """Messages that it has brought and not answered."""
 
 
-PeerT = TypeVar("PeerT", bound=ConsumingConnection)
+ConnectionT = TypeVar("ConnectionT", bound=ConsumingConnection)
 ConsumerT = TypeVar("ConsumerT", bound=LinkConsumer)
 SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
-class QueueLinkSession(OneSink, ABC, Generic[PeerT, ConsumerT, SinkT]):
+class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
     """What the link `name` says to its broker, and hears."""
 
     def __init__(
@@ -78,7 +78,7 @@ class QueueLinkSession(OneSink, ABC, Generic[PeerT, ConsumerT, SinkT]):
         self.client_id = client_id
         self.batch = self.dispatcher.batch(self, clock.now())
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
-        self._peer: PeerT | None = None
+        self._connection: ConnectionT | None = None
         self._caches: dict[str, Entries] = {}
         self._generation = -1
 
@@ -91,9 +91,9 @@ class QueueLinkSession(OneSink, ABC, Generic[PeerT, ConsumerT, SinkT]):
 
     def idle_but(self, held: int) -> bool:
         """The same, but for so many of the messages that it sent."""
-        peer = self._peer
+        connection = self._connection
         nothing_of_ours = self.publisher.idle and not len(self.batch)
-        return nothing_of_ours and (peer is None or peer.outstanding <= held)
+        return nothing_of_ours and (connection is None or connection.outstanding <= held)
 
     @property
     def unconfirmed(self) -> int:
@@ -172,10 +172,10 @@ class QueueLinkSession(OneSink, ABC, Generic[PeerT, ConsumerT, SinkT]):
         for entries in self._caches.values():
             entries.clear()
 
-    def disconnected(self, peer: PeerT, why: str) -> None:
+    def disconnected(self, connection: ConnectionT, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is peer:
-            self._peer = None
+        if self._connection is connection:
+            self._connection = None
             self.held.give_up()
         self.publisher.close()
         self.status.went_down(why)

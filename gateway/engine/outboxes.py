@@ -150,7 +150,7 @@ class SharedOutboxes(AmqpLinkSession):
                 route.name,
                 self.waiting.get(queue),
                 None,
-                0 if self._peer is None else self._peer.outstanding_of(queue),
+                0 if self._connection is None else self._connection.outstanding_of(queue),
                 None,
                 None,
                 self._problem(route.name in paused),
@@ -175,7 +175,7 @@ class SharedOutboxes(AmqpLinkSession):
 
     def connect(self, stream: Stream, target: Target, now: float) -> OutboxConnection:
         """A connection stands: begin the handshake."""
-        made = self._peer = OutboxConnection(self, stream, target, now)
+        made = self._connection = OutboxConnection(self, stream, target, now)
         return made
 
     def of(self, route: Route) -> SharedOutbox:
@@ -217,7 +217,7 @@ class SharedOutboxes(AmqpLinkSession):
         paused = set(self._paused())
         routes = self._routes()
         going = self.up() and not self._stopped
-        if not self._wanted[1] and self._peer is not None and self._peer.outstanding:
+        if not self._wanted[1] and self._connection is not None and self._connection.outstanding:
             going = False  # what was handed out before the link went down comes before the rest
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed

@@ -104,7 +104,7 @@ class RelaySource(AmqpEntrance):
 
 
 class RelayedConnection(AmqpNewcomer):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, source: RelaySource, stream: Stream, now: float) -> None:
         limits, nodes = source.limits, source.nodes

@@ -180,7 +180,7 @@ class EngineSession(OneSink):
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._let_go = let_go
-        self._peer: EngineConnection | None = None
+        self._connection: EngineConnection | None = None
         self._up = False
         self._down_since: float | None = None
         self._openings: dict[str, Opening] = {}  # that have not come back, by client
@@ -260,8 +260,8 @@ class EngineSession(OneSink):
 
     def connect(self, stream: Stream, target: Target, now: float) -> EngineConnection:
         """A connection stands: begin the handshake."""
-        self._peer = EngineConnection(self, stream, target, now)
-        return self._peer
+        self._connection = EngineConnection(self, stream, target, now)
+        return self._connection
 
     def turn_done(self) -> None:
         """Hand out what this wake-up has gathered; then it can be acknowledged."""
@@ -277,8 +277,8 @@ class EngineSession(OneSink):
                 contained("delivery", error, client=session.client_id)
         self.table.note(self.kept.position)
         self.kept.note()
-        if self._peer is not None:
-            self._peer.dealt_with()
+        if self._connection is not None:
+            self._connection.dealt_with()
 
     def tick(self, now: float) -> None:
         """Once a second, connected or not."""
@@ -286,19 +286,19 @@ class EngineSession(OneSink):
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
                 self._give_clients_up(now)
-        if self._peer is None:
+        if self._connection is None:
             return
         if self._mark is not None and now - self._mark_since >= MARK_SECS:
             log.warning("the log is read from its beginning", position=self.kept.position)
             self._begin_anew()
-            self._peer.give_up("a mark did not come back on the log")
+            self._connection.give_up("a mark did not come back on the log")
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
         if self._up and not self.stopped:
             self._keep_house(now, time.time())
-            self.clients.sweep(self._peer.consumers, now)
+            self.clients.sweep(self._connection.consumers, now)
 
     def _begin_anew(self) -> None:
         self.kept.begin_anew()
@@ -306,10 +306,10 @@ class EngineSession(OneSink):
 
     def _give_clients_up(self, now: float) -> None:
         self._down_since = now
-        if self._peer is None:
+        if self._connection is None:
             self.clients.wills_pass()
         self._let_go()
-        if self._peer is None:
+        if self._connection is None:
             self._begin_life()
 
     def _keep_house(self, now: float, utc: float) -> None:
@@ -341,7 +341,7 @@ class EngineSession(OneSink):
         return True
 
     def _write_again(self) -> None:
-        assert self._peer is not None
+        assert self._connection is not None
         utc = time.time()
         rows = []
         for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
@@ -350,7 +350,7 @@ class EngineSession(OneSink):
             rows.append((wire, raw, bytes(message.body)))
         if rows:
             self.records["written_again"] += len(rows)
-            self._peer.write_again(rows)
+            self._connection.write_again(rows)
 
         def oldest(share: float) -> float:
             return self.kept.oldest(self.settings.state_bytes_max * share)
@@ -359,7 +359,7 @@ class EngineSession(OneSink):
             self.records["written_again"] += 1
             self.recorder.put(state.snapshot(self.life, self.recorder.next_number(), self.kept.position))
             if state.queue:
-                self._peer.consumers.touch(f"{self.names.sessions}.{state.queue}")
+                self._connection.consumers.touch(f"{self.names.sessions}.{state.queue}")
 
     # What batches ask: this is their source.
 
@@ -378,11 +378,11 @@ class EngineSession(OneSink):
         self._look_at = trio.current_time() + AGAIN_SECS
         self._send_mark()
 
-    def disconnected(self, peer: EngineConnection, why: str) -> None:
+    def disconnected(self, connection: EngineConnection, why: str) -> None:
         """The connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is not peer:
+        if self._connection is not connection:
             return
-        self._peer = None
+        self._connection = None
         self._up = False
         self.stats.blocked = False
         self._waiting = self._marked + self._waiting
@@ -519,14 +519,14 @@ class EngineSession(OneSink):
     def bind(self, levels: list[str]) -> None:
         """A client of this replica wants what matches a filter."""
         key = self.bindings.add(levels)
-        if key is not None and self._peer is not None:
-            self._peer.bind(key, True)
+        if key is not None and self._connection is not None:
+            self._connection.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
         """It does not any more."""
         key = self.bindings.remove(levels)
-        if key is not None and self._peer is not None:
-            self._peer.bind(key, False)
+        if key is not None and self._connection is not None:
+            self._connection.bind(key, False)
 
     def after_recorded(self, done: Done) -> None:
         """`done` hears ACCEPTED when all that was asked for is there, and the log has been read up to now."""
@@ -534,24 +534,24 @@ class EngineSession(OneSink):
         self._send_mark()
 
     def _send_mark(self, *, alive: bool = False) -> None:
-        peer = self._peer
-        if self._mark is not None or peer is None or not peer.ready:
+        connection = self._connection
+        if self._mark is not None or connection is None or not connection.ready:
             return
-        if self._up and (peer.consumers.undecided or not (self._waiting or alive)):
+        if self._up and (connection.consumers.undecided or not (self._waiting or alive)):
             return
         if self._up:
             self._marked, self._waiting = self._waiting, []
         number = self._mark = self.recorder.next_number()
         self._mark_since = self._alive_at = trio.current_time()
-        peer.after_bound(partial(self._write_mark, peer, number))
+        connection.after_bound(partial(self._write_mark, connection, number))
 
     def decided(self) -> None:
         """What waited to be bound is asked for."""
         self._send_mark()
 
-    def _write_mark(self, peer: EngineConnection, number: int) -> None:
+    def _write_mark(self, connection: EngineConnection, number: int) -> None:
         self.recorder.flush()
-        peer.write(Mark(self.replica, self.life, number))
+        connection.write(Mark(self.replica, self.life, number))
 
     def _mark_came(self, mark: Mark) -> None:
         if mark.number != self._mark:
@@ -569,12 +569,12 @@ class EngineSession(OneSink):
 
     def _came_up(self) -> None:
         """The log has been read to its end: who has lost a client by then knows it."""
-        assert self._peer is not None
+        assert self._connection is not None
         self._up = True
         self._down_since = None
         self._up_since = trio.current_time()
         self.status.came_up()
-        self.recorder.up(self._peer.write)
+        self.recorder.up(self._connection.write)
         for session in self.clients.lasting():
             state = self.table.states.get(session.client_id)
             if state is None or state.owner != session.owner:
@@ -582,13 +582,13 @@ class EngineSession(OneSink):
             elif session not in self._taking_over:
                 self._consume(session)
         if not self.stopped:
-            self.clients.sweep(self._peer.consumers, self._up_since)
+            self.clients.sweep(self._connection.consumers, self._up_since)
 
     # Clients that come and go, and what the table has learnt of them.
 
     def _wake(self) -> None:
-        if self._peer is not None:
-            self._peer.wake()
+        if self._connection is not None:
+            self._connection.wake()
 
     def flush(self) -> None:
         """Write what sessions have to say."""
@@ -596,14 +596,14 @@ class EngineSession(OneSink):
 
     def open(self, coming: Coming) -> Opening:
         """A client has come; the log hears of it, and says what it finds."""
-        assert self._peer is not None
+        assert self._connection is not None
         client = coming.client
         number = self.recorder.next_number()
         before = self._openings.get(client)
         if before is not None:
             before.lose("taken over")
         opening = self._openings[client] = Opening(coming, (self.life, number))
-        self._peer.write(
+        self._connection.write(
             Opened(
                 client,
                 self.replica,
@@ -649,8 +649,8 @@ class EngineSession(OneSink):
         if record.life != self.life:
             return
         self.clients.ended(state)
-        if state.queue and self._peer is not None:
-            self._peer.delete_queue(f"{self.names.sessions}.{state.queue}")
+        if state.queue and self._connection is not None:
+            self._connection.delete_queue(f"{self.names.sessions}.{state.queue}")
         if (
             state.will is not None
             and state.will_at
@@ -666,8 +666,8 @@ class EngineSession(OneSink):
         self.clients.wills_pass()
         self._let_go()
         self._begin_life()
-        if self._peer is not None:
-            self._peer.give_up("other replicas held this one for dead")
+        if self._connection is not None:
+            self._connection.give_up("other replicas held this one for dead")
 
     def stopping(self, write: Callable[[Record], None]) -> None:
         """The connection is ended in order: if the process ends, others keep what it has kept."""
@@ -684,29 +684,29 @@ class EngineSession(OneSink):
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
         """This replica has members of a shared subscription, or no longer."""
-        if self._peer is not None and self._up:
+        if self._connection is not None and self._up:
             if on:
-                self._peer.consumers.begin(shared)
+                self._connection.consumers.begin(shared)
             else:
-                self._peer.consumers.end(shared, None)
+                self._connection.consumers.end(shared, None)
 
     def _consume(self, session: ClientSession) -> None:
         self._taking_over.pop(session, None)
-        if self._peer is not None and self._up and not self.stopped:
-            self._peer.consumers.begin(session)
+        if self._connection is not None and self._up and not self.stopped:
+            self._connection.consumers.begin(session)
 
     def hand_over(self, done: Done) -> None:
         """The process ends: other replicas get the queues of its clients' sessions, and `done` hears when the
         log says that they are free. At once while the cluster is away, for nobody could be told."""
         self.stopped = True
         self._taking_over.clear()
-        peer, sessions = self._peer, self.clients.lasting()
-        if peer is None or not self._up:
+        connection, sessions = self._connection, self.clients.lasting()
+        if connection is None or not self._up:
             done(ACCEPTED)
             return
         for session in sessions:
             session.stop()
-        peer.consumers.close()
+        connection.consumers.close()
         for session in sessions:
             self._freed(session.client_id, session.owner)
         self.after_logged(done)
@@ -717,8 +717,8 @@ class EngineSession(OneSink):
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
         self.recorder.put(Left(client, self.life, number, owner, time.time(), session.expiry_secs, will_at))
-        if session.lasting and not self.stopped and self._peer is not None:
-            self._peer.consumers.end(session, partial(self._freed, client, owner))
+        if session.lasting and not self.stopped and self._connection is not None:
+            self._connection.consumers.end(session, partial(self._freed, client, owner))
 
     def _freed(self, client: str, owner: Owner) -> None:
         self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner))
@@ -763,8 +763,8 @@ class EngineSession(OneSink):
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
-        if self._peer is not None:
-            self._peer.consumers.bind(session, key)
+        if self._connection is not None:
+            self._connection.consumers.bind(session, key)
 
     # A message of nobody's.
 

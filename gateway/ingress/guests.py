@@ -91,7 +91,7 @@ class Guests:
         if stranger is not None:
             self.refused("gave_way", stranger.stream.remote)
             stranger.stream.abort("it has not said who it is, and its place is needed")
-        stream.peer = connection
+        stream.owner = connection
         self._door.enter(connection, place_of(stream.remote), now)
         self.stats.opened(connection.frames)
 

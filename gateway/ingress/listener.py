@@ -47,7 +47,7 @@ class Ingress(Protocol):
     limits: Limits
 
     def connect(self, stream: Stream, now: float) -> Guest:
-        """A new connection's peer object; `now` is when it was accepted."""
+        """A new connection's owner; `now` is when it was accepted."""
 
     def turn_done(self) -> None:
         """Route the batch that this wake-up has gathered."""

@@ -81,7 +81,7 @@ class ListenerSource(ABC):
 
     @abstractmethod
     def connect(self, stream: Stream, now: float) -> Guest:
-        """A client has connected: its peer object. `now` is when it was accepted."""
+        """A client has connected: its owner. `now` is when it was accepted."""
 
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""

@@ -124,7 +124,7 @@ class Dialect(ABC):
     """The part of the configuration that a listener is, a gateway.settings.endpoints.Listener."""
     link_settings: ClassVar[str] = "gateway.settings.endpoints:Link"
     """The same of a link."""
-    peer: ClassVar[str] = ""
+    client: ClassVar[str] = ""
     """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
     commands: ClassVar[str] = ""
     """The class of what `gateway publish` and `subscribe` do beyond what such a connection can, a

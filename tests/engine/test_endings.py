@@ -159,7 +159,7 @@ def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> 
         whole = Rig(make(), 0, over, first)
         whole.connect()
         whole.tick()
-        assert whole.peer.open
+        assert whole.connection.open
         assert whole.turns >= 5
         for at in range(1, whole.turns + 1):
             rig = Rig(make(), at, ENDS[end], first)
@@ -172,7 +172,7 @@ def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> 
                 rig.tick()
             if rig.stream.closed:
                 rig.connect()
-            assert rig.peer.open
+            assert rig.connection.open
             assert rig.remote.machine.channels
 
     trio.run(run, clock=trio.testing.MockClock())

@@ -93,14 +93,14 @@ def watch(peers: dict[str, Guest]) -> list[str]:
 
     class Noted:
         def __init__(self, name: str, peer: Guest) -> None:
-            self._peer = peer
+            self._connection = peer
             self.receive = noting(name, peer.receive)
 
         def __getattr__(self, name: str) -> object:
-            return getattr(self._peer, name)
+            return getattr(self._connection, name)
 
     for name, peer in peers.items():
-        peer.stream.peer = Noted(name, peer)  # type: ignore[assignment]
+        peer.stream.owner = Noted(name, peer)  # type: ignore[assignment]
     return order
 
 

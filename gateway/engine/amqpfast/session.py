@@ -94,7 +94,7 @@ class FastEngineSession(Unrouted):
         self._flush = flush
         self._dispatcher = dispatcher
         self._recipient = Recipient(self.publisher)
-        self._peer: FastEngineConnection | None = None
+        self._connection: FastEngineConnection | None = None
         self._up = False
         self._consumed: dict[ClusterStorage, None] = {}
         self._kept: dict[ClusterStorage, None] = {}  # that go when nobody touches them
@@ -154,8 +154,8 @@ class FastEngineSession(Unrouted):
 
     def connect(self, stream: Stream, target: Target, now: float) -> FastEngineConnection:
         """A connection stands: begin the handshake."""
-        self._peer = FastEngineConnection(self, stream, target, now)
-        return self._peer
+        self._connection = FastEngineConnection(self, stream, target, now)
+        return self._connection
 
     def turn_done(self) -> None:
         """Hand out what this wake-up has brought."""
@@ -171,11 +171,11 @@ class FastEngineSession(Unrouted):
         """Once a second: what clients have and do not use is used."""
         if self._up:
             self._each_second(now)
-        if self._up and self._peer is not None and now >= self._touch_at:
+        if self._up and self._connection is not None and now >= self._touch_at:
             self._touch_at = now + min(TOUCH_SECS, self.settings.engine_timeout_secs / 2)
             for storage in self._kept:
                 if not storage.prefetch:
-                    self._peer.consumers.touch(storage.queue)
+                    self._connection.consumers.touch(storage.queue)
 
     # What the connection says.
 
@@ -187,11 +187,11 @@ class FastEngineSession(Unrouted):
             storage.pump()
         self._when_up()
 
-    def disconnected(self, peer: FastEngineConnection, why: str) -> None:
+    def disconnected(self, connection: FastEngineConnection, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is not peer:
+        if self._connection is not connection:
             return
-        self._peer = None
+        self._connection = None
         self._up = False
         self.stats.blocked = False
         self.publisher.close()
@@ -205,8 +205,8 @@ class FastEngineSession(Unrouted):
     def question(self, method: m.Method, answered: Answer) -> None:
         """Ask the cluster for something that it may refuse."""
         self.questions.append(Question(method, answered))
-        if self._peer is not None:
-            self._peer.ask_next()
+        if self._connection is not None:
+            self._connection.ask_next()
 
     async def answer(self, method: m.Method) -> tuple[int, str]:
         """The same, from a task that waits for the answer."""
@@ -229,10 +229,10 @@ class FastEngineSession(Unrouted):
     def look(self, queue: str, done: Callable[[Seen], None]) -> None:
         """`done` is called with what waits in a queue."""
         look = Look(queue, self.reader, done, trio.current_time())
-        if self._peer is None:
+        if self._connection is None:
             look.end()
         else:
-            self._peer.look(look)
+            self._connection.look(look)
 
     def keep(self, storage: ClusterStorage, *, ends: bool) -> None:
         """The cluster has its queue. `ends`: it goes when it is not used."""
@@ -245,8 +245,8 @@ class FastEngineSession(Unrouted):
         self._consumed.pop(storage, None)
         self._kept.pop(storage, None)
         self._touched.pop(storage, None)
-        if self._peer is not None:
-            self._peer.consumers.end(storage, None)
+        if self._connection is not None:
+            self._connection.consumers.end(storage, None)
 
     def delete(self, storage: ClusterStorage) -> None:
         """Its queue goes, with all that is in it."""
@@ -255,12 +255,12 @@ class FastEngineSession(Unrouted):
 
     def renew(self, storage: ClusterStorage) -> None:
         """Another number of its messages can be taken here."""
-        if self._peer is None or not self._up or storage not in self._consumed:
+        if self._connection is None or not self._up or storage not in self._consumed:
             storage.prefetch = 0
-        elif self._peer.consumers.consumes(storage):
-            self._peer.consumers.renew(storage)
+        elif self._connection.consumers.consumes(storage):
+            self._connection.consumers.renew(storage)
         elif storage.prefetch:
-            self._peer.consumers.begin(storage)
+            self._connection.consumers.begin(storage)
 
     def touch(self, storage: ClusterStorage) -> None:
         """It has something to hand out when the wake-up ends."""

@@ -62,7 +62,7 @@ class Taken(Exception):
 
 
 class AmqpConnection(ActingGuest):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits

@@ -77,7 +77,7 @@ FAREWELLS: Final = {
 
 
 class FastConnection(ActingGuest):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits

@@ -16,7 +16,7 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(Guest):
-    """The first peer object of a stream; whatever it waits for, `look` finds in `octets`.
+    """The first owner of a stream; whatever it waits for, `look` finds in `octets`.
 
     The octets of its connection count as its listener's only if they never come to be another's.
     """
@@ -37,7 +37,7 @@ class PendingConnection(Guest):
         raise NotImplementedError
 
     def leave(self) -> bytes:
-        """Another peer object takes the stream; returns the octets that it begins with."""
+        """Another owner takes the stream; returns the octets that it begins with."""
         self._guests.forget(self)
         octets, self.octets = self.octets, b""
         return octets

@@ -76,7 +76,7 @@ FAREWELLS: Final = {
 
 
 class MqttConnection(AdmittedGuest):
-    """The peer object of one client's stream, and its session's outlet."""
+    """The owner of one client's stream, and its session's outlet."""
 
     __slots__ = (
         "_answers",

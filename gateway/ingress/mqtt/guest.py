@@ -13,7 +13,7 @@ from gateway.transport.stream import Stream
 
 
 class MqttGuest(Guest):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
 

@@ -332,7 +332,7 @@ async def test_a_congested_connection_waits_until_it_has_drained() -> None:
     world.talk()
     assert (world.sent(), world.outcomes) == ([], {})
     world.stream.congested = False
-    world.peer.drained()
+    world.connection.drained()
     world.talk()
     assert len(world.outcomes) == 2
 
@@ -343,13 +343,13 @@ async def test_large_messages_go_in_bounded_pieces() -> None:
     world.connect()
     bodies = [bytes([number]) * 600_000 for number in range(6)]
     seen: list[int] = []
-    sending = world.peer.send
+    sending = world.connection.send
 
     def watched(rows: list[tuple[int, bytes, int, bytes, bytes]]) -> object:
         seen.append(sum(len(row[4]) for row in rows))
         return sending(rows)
 
-    world.peer.send = watched  # type: ignore[method-assign, assignment]
+    world.connection.send = watched  # type: ignore[method-assign, assignment]
     world.publish(*[message(body) for body in bodies])
     world.talk()
     assert seen == [600_000] * 6
