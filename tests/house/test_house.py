@@ -79,6 +79,20 @@ def test_classes_have_the_fields_words() -> None:
     assert banned == {}
 
 
+def test_a_peer_is_nothing_of_ours() -> None:
+    """The word is for the other side of a connection, and for AMQP/Fast's peer services."""
+    ours = {
+        name_of(path): node.lineno
+        for path in OURS
+        if path.parent.name != "amqpfast"
+        for node in nodes_of(path)
+        if isinstance(node, ast.Name | ast.arg | ast.Attribute)
+        for name in [getattr(node, "id", "") or getattr(node, "arg", "") or getattr(node, "attr", "")]
+        if name.lstrip("_") == "peer"
+    }
+    assert ours == {}
+
+
 def test_a_room_says_what_it_is_for() -> None:
     rooms = {path.parent / "__init__.py" for path in OURS}
     assert [name_of(room) for room in rooms if not ast.get_docstring(_module(room))] == []
