@@ -7,14 +7,19 @@ others go as they do without tracing, after one look at their properties and one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journaling import RecordingDispatcher
-from gateway.broker.routing import RoutingEntry, RoutingPlan
+from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.memory import Memory
+from gateway.broker.pausing import Pauses
+from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
 from gateway.containment import contained
+from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.batch import Batch, Receipt, Recorder, SubBatch
 from gateway.model.message import Message
@@ -138,8 +143,31 @@ def _publish_traced(
 class TracingDispatcher(Dispatcher):
     """A dispatcher some of whose messages are traced."""
 
-    def __init__(self, *given: Any, tracing: Tracing, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        tracing: Tracing,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
+        disk_healthy: Callable[[], bool] = lambda: True,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__(
+            router,
+            dead_letters,
+            deduplication,
+            links=links,
+            namespaces=namespaces,
+            outbox=outbox,
+            pauses=pauses,
+            disk_healthy=disk_healthy,
+            memory=memory,
+        )
         self._tracing = tracing
         self._plain: Publish = partial(Dispatcher.publish, self)
 
@@ -162,8 +190,33 @@ class TracingDispatcher(Dispatcher):
 class TracingRecordingDispatcher(RecordingDispatcher):
     """The same with a journal. A compiled class has one base, so that its methods stand here once more."""
 
-    def __init__(self, *given: Any, tracing: Tracing, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        tracing: Tracing,
+        journaling: Journaling,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
+        disk_healthy: Callable[[], bool] = lambda: True,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__(
+            router,
+            dead_letters,
+            deduplication,
+            journaling=journaling,
+            links=links,
+            namespaces=namespaces,
+            outbox=outbox,
+            pauses=pauses,
+            disk_healthy=disk_healthy,
+            memory=memory,
+        )
         self._tracing = tracing
         self._plain: Publish = partial(RecordingDispatcher.publish, self)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from gateway.broker.memory import Memory
 from gateway.ingress.guest import Farewell, Guest, InFlight
 from gateway.model.message import Sender
+
+pytestmark = pytest.mark.interpreted
 
 
 class Ends:
