@@ -42,7 +42,7 @@ test: lint peers
 
 # What can be known in a minute: lint, types, and the tests that need no program, process, gateway or patience.
 check: lint
-	$(BIN)/pytest -q -n 2 -m "not needs" $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not needs" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

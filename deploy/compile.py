@@ -34,7 +34,7 @@ COMPILED: Final = (
     "gateway/egress/*/{consumer,publisher,receiver,session}.py",
     "gateway/engine/*.py",
     "gateway/engine/amqpfast/{connection,publisher,session}.py",
-    "gateway/ingress/{listener,outstanding,source}.py",
+    "gateway/ingress/{guest,handshaking,listener,outstanding,source}.py",
     "gateway/ingress/amqp091/*.py",
     "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publishing}.py",
     "gateway/ingress/mqtt/*.py",

@@ -86,7 +86,7 @@ PLACES: Final = {
     "OutOfBand": "[folder](#out-of-band)",
     "Outbox": "[outbox](#outbox)",
     "OutboxRule": "[outbox](#outbox)",
-    "Peer": "[peer](#peers)",
+    "PeerService": "[peer](#peers)",
     "RabbitEngine": "[RabbitMQ](#broker)",
     "Role": "[role](roles.md#a-role)",
     "RouteRule": "[route](#a-route)",

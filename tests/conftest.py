@@ -25,11 +25,11 @@ from hypothesis import HealthCheck, settings
 from gateway import is_compiled
 from gateway.telemetry import logs
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
-from tests.needs import ALONE, needs_of, refuse_programs
+from tests.needs import ALONE, folder_of, needs_of, refuse_programs
 
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
-Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
+Broker = TypeVar("Broker", Mosquitto, RabbitMQ)
 
 
 # No example fails for the time that it took: a machine may be busy.
@@ -44,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") == "not needs":
         os.environ[ALONE] = "1"
         settings.load_profile("brief")  # `make check`; all examples are for `make test`
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make check` leaves out folders in which every test needs something."""
+    left_out = config.getoption("markexpr") == "not needs" and folder_of(collection_path) is not None
+    return True if left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,7 +84,7 @@ def pytest_collection_finish() -> None:
         sys.addaudithook(refuse_programs)
 
 
-class PatchesInterpreted(pytest.MonkeyPatch):
+class PatchesInterpreted(pytest.MonkeyPatch):  # type: ignore[misc] # final, and made by our fixture alone
     """Skips a test that would replace what is compiled: compiled code does not look there again."""
 
     def setattr(self, target: Any, *more: Any, **options: Any) -> None:
@@ -147,7 +153,7 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def started(make: Callable[[], Peer]) -> Iterator[Peer]:
+def started(make: Callable[[], Broker]) -> Iterator[Broker]:
     try:
         broker = make()
     except PeerMissingError as error:

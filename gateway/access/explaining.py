@@ -20,9 +20,12 @@ def _publish(dialect: Dialect) -> Question:
 
 def _permission(permission: str) -> Question:
     def ask(rights: Rights, host: str, text: str) -> Decision:
-        name, colon, key = text.partition(":")
-        found = rights.amqp(host, permission, name or DEFAULT_EXCHANGE)
-        return rights.amqp_key(host, permission, name, key) if colon and found.allowed else found
+        exchange, key = AMQP091.split(text)
+        if exchange is None:  # a name alone; it is written as it is in front of a key
+            name, _ = AMQP091.split(f"{text}:")
+            return rights.amqp(host, permission, name or DEFAULT_EXCHANGE)
+        found = rights.amqp(host, permission, exchange or DEFAULT_EXCHANGE)
+        return rights.amqp_key(host, permission, exchange, key) if found.allowed else found
 
     return ask
 
@@ -55,4 +58,5 @@ QUESTIONS: Final[Mapping[str, Mapping[str, Question]]] = {
     },
 }
 """What can be asked of each protocol. An address is written as everywhere; permissions are asked of the name
-of a queue or exchange, which a routing key may follow behind a colon."""
+of a queue or exchange, which a routing key may follow behind a colon; a colon within the name is `%3A`, as in
+every address."""

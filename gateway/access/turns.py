@@ -38,7 +38,7 @@ class _Waiter:
         self.woken.set()
 
 
-class _Lanes:
+class _RoundRobin:
     """Those who wait, by place and by user; whoever is served goes to the end of both rounds."""
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class Turns:
         self.waiting = 0
         self._free = slots
         self._waiting_max = waiting_max
-        self._trusted = _Lanes()
-        self._others = _Lanes()
+        self._trusted = _RoundRobin()
+        self._others = _RoundRobin()
 
     async def take(self, place: str, user: str, *, trusted: bool = False) -> None:
         """Wait for a turn; `give_back` when done. Raises Crowded."""
@@ -102,15 +102,15 @@ class Turns:
             return
         if self.waiting >= self._waiting_max:
             self._make_room(place, user, trusted)
-        lanes = self._trusted if trusted else self._others
+        waiters = self._trusted if trusted else self._others
         waiter = _Waiter(place, user)
-        lanes.add(waiter)
+        waiters.add(waiter)
         self.waiting += 1
         try:
             await waiter.woken.wait()
         except BaseException:
             if waiter.state is WAITING:
-                lanes.remove(waiter)
+                waiters.remove(waiter)
                 self.waiting -= 1
             elif waiter.state is GRANTED:
                 self.give_back()
@@ -120,12 +120,12 @@ class Turns:
 
     def give_back(self) -> None:
         """The work is done: the next one."""
-        lanes = self._trusted or self._others
-        if not lanes:
+        waiters = self._trusted or self._others
+        if not waiters:
             self._free += 1
             return
         self.waiting -= 1
-        lanes.next().wake(GRANTED)
+        waiters.next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
         """Raises Crowded when nobody has to go for this one."""

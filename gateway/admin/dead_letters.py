@@ -31,7 +31,7 @@ REDRIVEN_AT_ONCE: Final = 500
 READ_SECS: Final = 20.0  # the disk may be slow
 REDRIVE_SECS: Final = 10.0  # a link may be down; what is accepted later is still taken off the list
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class LettersApi:
@@ -181,12 +181,12 @@ class LettersApi:
 
         return await self._read(ask)
 
-    async def _read(self, ask: Callable[[Callable[[Found], None]], None]) -> Found:
+    async def _read(self, ask: Callable[[Callable[[Result], None]], None]) -> Result:
         """What `ask` tells its function. Raises UnavailableError when it does not come."""
-        found: list[Found] = []
+        found: list[Result] = []
         there = trio.Event()
 
-        def then(one: Found) -> None:
+        def then(one: Result) -> None:
             found.append(one)
             there.set()
 

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, Serve
 from gateway.admin.models import Row
+from gateway.protocols import DIALECTS
 
 PREFIX: Final = "/api/v1"
 NOTHING: Final[Mapping[str, type]] = MappingProxyType({})
@@ -35,7 +36,7 @@ MEANINGS: Final = {
     "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
     "name": "By name; * is any text.",
     "per_second": "So many at most.",
-    "protocol": "By protocol: `mqtt`, `amqp091` or `amqpfast`.",
+    "protocol": f"By protocol: {', '.join(f'`{name}`' for name in DIALECTS)}.",
     "queue": "By the queue's name; * is any text.",
     "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",
     "route": "By the route's name.",

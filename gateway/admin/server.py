@@ -209,7 +209,7 @@ async def serve(
             at = "http.health"
             doors.append(listen(at, apart.host, apart.port))
             servers.append(HttpServer(serving(health(state)), http, refused, context_of(at, apart.tls)))
-        state.metrics.http_connections = lambda: sum(len(server.connections) for server in servers)
+        state.metrics.http_servers += servers
         async with trio.open_nursery() as nursery:
             for server, door in zip(servers, doors, strict=True):
                 await nursery.start(server.run, door)

@@ -7,18 +7,15 @@ from functools import partial
 
 from gateway.admin import Connected
 from gateway.broker.mqtt.session import Session
-from gateway.engine.relay import RelayedConnection
-from gateway.ingress.amqp091.connection import AmqpConnection
-from gateway.ingress.amqpfast.connection import FastConnection
-from gateway.ingress.guests import Connection, Farewell
+from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
-from gateway.ingress.mqtt.connection import MqttConnection
 
 
 def dismiss(session: Session) -> None:
     """Say goodbye to the client of an MQTT session."""
-    if isinstance(session.outlet, MqttConnection):
-        session.outlet.shut_down(Farewell.DISMISSED)
+    outlet: object = session.outlet
+    if isinstance(outlet, Guest):
+        outlet.shut_down(Farewell.DISMISSED)
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
@@ -35,22 +32,14 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     sender.user,
                     stream.remote,
                     partial(connection.shut_down, Farewell.DISMISSED),
-                    *_worlds(connection),
+                    connection.virtual_host,
+                    connection.channel_count,
                     connection.idle,
                     *connection.in_flight(),
                     "" if entrance is None else entrance.version,
                     None if entrance is None else entrance.since,
                     stream,
                 )
-
-
-def _worlds(connection: Connection) -> tuple[str, int]:
-    """The virtual host of a connection, and how many channels it has."""
-    if isinstance(connection, AmqpConnection | FastConnection):
-        return connection.host.name, len(connection.channels)
-    if isinstance(connection, RelayedConnection):
-        return connection.host_name, len(connection.channels)
-    return "", 0
 
 
 def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:

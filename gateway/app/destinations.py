@@ -56,7 +56,7 @@ def destinations_of(
             host.sweep(now)
 
     clients = SharedClients(engine, gone)
-    engine.when_up, engine.each_second = clients.hold, sweep
+    engine.serve(clients.hold, sweep)
     make = partial(EngineFastHost, engine=engine)
     hosts = FastHosts(
         stated, dispatcher.changed, limits, store, bodies, make=make, clients=clients, keeps=False

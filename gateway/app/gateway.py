@@ -62,25 +62,21 @@ from gateway.app.topics import (
     watch_cluster,
 )
 from gateway.app.tracing import close as close_tracing
-from gateway.app.tracing import exemplify, tracing_of
+from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
-from gateway.broker.memory import Publisher
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
-from gateway.ingress.amqp091.connection import AmqpConnection
-from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.guests import Connection, Farewell
+from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
-from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.services import Services
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
@@ -126,8 +122,12 @@ class Gateway:
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.writer.close)
-            self.tracing = tracing_of(settings)
-            self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._publishers)
+            self.tracing = tracing_of(
+                settings,
+                latency_of_route=lambda name: self.dispatcher.latencies.get(name),
+                latency_of_endpoint=lambda name: self.metrics.latency_of(name),
+            )
+            self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
             self.common = common_of(settings)
             self.core = BrokerCore(
                 self.store,
@@ -179,9 +179,8 @@ class Gateway:
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
-            self.metrics = Metrics(__version__, self._sources())
+            self.metrics: Metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
-            exemplify(self.tracing, self.dispatcher, self.metrics)
             undo.pop_all()
 
     async def run(
@@ -320,7 +319,7 @@ class Gateway:
         """The engine is away for longer than clients wait."""
         self._say_goodbye(self._connections(), Farewell.UNSERVED)
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[Guest]:
         return [one for listener in self.listeners.values() for one in list(listener.connections)]
 
     def _users_gone(self, names: frozenset[str]) -> None:
@@ -339,14 +338,6 @@ class Gateway:
         if self.store is not None:
             self.store.flush()
 
-    def _publishers(self) -> list[Publisher]:
-        return [
-            connection
-            for listener in self.listeners.values()
-            for connection in listener.connections
-            if isinstance(connection, AmqpConnection | FastConnection | MqttConnection)
-        ]
-
     def _claims(self) -> Iterator[Claim]:
         """Who has what of messages in memory. What there is may change while this is gone through."""
         for queue in list(self.hosts.queues()):
@@ -357,9 +348,8 @@ class Gateway:
             yield session, session.in_memory, session.user, session.place
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                if isinstance(connection, AmqpConnection | FastConnection):
-                    sender = connection.sender
-                    yield None, connection.outstanding.octets, sender.user, place_of(sender.address)
+                if octets := connection.outstanding_octets:
+                    yield None, octets, connection.sender.user, place_of(connection.sender.address)
 
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
@@ -382,11 +372,10 @@ class Gateway:
             log.error("the store cannot be written, durable messages are refused", why=self.store.failure)
         for listener in self.listeners.values():
             for connection in listener.connections:
-                if isinstance(connection, AmqpConnection):
-                    try:
-                        connection.blocked(self.store.failure)
-                    except Exception as error:
-                        connection.stream.fail(error)
+                try:
+                    connection.blocked(self.store.failure)
+                except Exception as error:
+                    connection.stream.fail(error)
 
     # Putting it together.
 
@@ -471,6 +460,7 @@ class Gateway:
             paused_links=lambda: sorted(core.pauses.links),
             traces=dict if tracing is None else lambda: tracing.counts,
             spans=dict if tracing is None else tracing.spans,
+            rates_left_out=lambda: self.history.left_out,
             gauges=self._gauges(),
         )
 
@@ -592,18 +582,13 @@ class Gateway:
 
     def _publish_wills(self) -> bool:
         """Clients that leave a will go first: links and others are there to take it. False: there is none."""
-        leaving = [
-            connection
-            for listener in self.listeners.values()
-            for connection in listener.connections
-            if isinstance(connection, MqttConnection) and connection.will is not None
-        ]
+        leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._say_goodbye(leaving)
         published = self.mqtt.end_delays()
         self.writes.flush()
         return bool(leaving) or published
 
-    def _say_goodbye(self, connections: Iterable[Connection], farewell: Farewell = Farewell.STOPPING) -> None:
+    def _say_goodbye(self, connections: Iterable[Guest], farewell: Farewell = Farewell.STOPPING) -> None:
         for connection in connections:
             try:
                 connection.shut_down(farewell)

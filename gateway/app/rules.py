@@ -26,10 +26,8 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
-from gateway.ingress.amqp091.admission import AmqpNewcomer
-from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.guest import Guest
 from gateway.ingress.listener import Listener
-from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.settings import Settings, User, load_settings
 from gateway.telemetry.audit import audit
 from gateway.telemetry.metrics import Metrics
@@ -130,8 +128,7 @@ class Rules:
         """Whoever may hold something by a right that is gone."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
-                if isinstance(connection, AmqpNewcomer | FastConnection | MqttConnection):
-                    yield partial(_look_at, connection)
+                yield partial(_look_at, connection)
         for client_id in list(self._gateway.mqtt.sessions):
             yield partial(self._look_at_away, client_id)
 
@@ -156,7 +153,7 @@ class Rules:
         )
 
 
-def _look_at(connection: AmqpNewcomer | FastConnection | MqttConnection) -> None:
+def _look_at(connection: Guest) -> None:
     try:
         if not connection.stream.closed:
             connection.rules_changed()

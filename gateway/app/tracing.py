@@ -7,31 +7,29 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gateway import __version__
-from gateway.broker.dispatcher import Dispatcher
 from gateway.settings import Settings
-from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from gateway.telemetry.tracing import Tracing
+    from gateway.telemetry.tracing import LatencyOf, Tracing
 
 CLOSE_SECS: Final = 3.0  # what has not been sent by then is lost: the collector is slow, or gone
 
 
-def tracing_of(settings: Settings) -> Tracing | None:
-    """What decides who is traced; None: nobody is."""
+def tracing_of(
+    settings: Settings, *, latency_of_route: LatencyOf, latency_of_endpoint: LatencyOf
+) -> Tracing | None:
+    """What decides who is traced; None: nobody is. Traced messages are the exemplars of those histograms."""
     if not settings.tracing.enabled:
         return None
     from gateway.telemetry.tracing import Tracing
 
-    stated = settings.tracing.model_dump(exclude={"enabled"})
-    return Tracing(**stated, version=__version__, replica=settings.replica)
-
-
-def exemplify(tracing: Tracing | None, dispatcher: Dispatcher, metrics: Metrics) -> None:
-    """Have traced messages be the exemplars of these histograms."""
-    if tracing is not None:
-        tracing.latency_of_route = lambda name: dispatcher.latencies.get(name)
-        tracing.latency_of_endpoint = metrics.latency_of
+    return Tracing(
+        **settings.tracing.model_dump(exclude={"enabled"}),
+        version=__version__,
+        replica=settings.replica,
+        latency_of_route=latency_of_route,
+        latency_of_endpoint=latency_of_endpoint,
+    )
 
 
 async def close(tracing: Tracing | None) -> None:

@@ -51,13 +51,9 @@ def dispatcher_of(
         if journaling is None:
             return Dispatcher(*given, **more)
         return RecordingDispatcher(*given, journaling=journaling, **more)
-    made: TracingDispatcher | TracingRecordingDispatcher
     if journaling is None:
-        made = TracingDispatcher(*given, **more)
-    else:
-        made = TracingRecordingDispatcher(*given, journaling=journaling, **more)
-    made.tracing = tracing
-    return made
+        return TracingDispatcher(*given, tracing=tracing, **more)
+    return TracingRecordingDispatcher(*given, tracing=tracing, journaling=journaling, **more)
 
 
 class SharedOutboxes(Protocol):

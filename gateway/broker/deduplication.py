@@ -20,10 +20,11 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.poison import poisoned
+from gateway.broker.routing import OneSink
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Recipient, Sink, SubBatch
+from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
@@ -125,7 +126,7 @@ class Deduplication:
                 self.forget(ids, id)
 
 
-class Guard:
+class Guard(OneSink):
     """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
 
     `local`: what it leads to is ours. `unrouted` is what a message without a recipient is answered.
@@ -142,6 +143,7 @@ class Guard:
     ) -> None:
         rule = route.rule.deduplicate
         assert rule is not None
+        super().__init__(self)
         self.route = route
         self.local = local
         self.ids = deduplication.of(route.name)
@@ -151,20 +153,6 @@ class Guard:
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self._ids_max = rule.ids_max
-
-    # What the dispatcher asks: a namespace, and its only sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Everything goes through here."""
-        return (self,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self,)
-
-    @property
-    def retained(self) -> None:
-        """What retains messages stands behind us."""
 
     def publish(self, part: SubBatch) -> None:
         """Pass on what is new."""

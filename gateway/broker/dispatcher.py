@@ -268,7 +268,7 @@ class Dispatcher:
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
-        ways: list[ResolvedRoute] = []
+        resolved_routes: list[ResolvedRoute] = []
         ends: list[tuple[Sink, ...] | None] = []
         decided: list[object] = [endpoint, namespace, sinks]
         for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
@@ -283,13 +283,13 @@ class Dispatcher:
                 end = None if resolved.target is None else target.sinks(resolved.target)
                 decided += (route, type(resolved), end)
                 ends.append(end)
-            ways.append(resolved)
-        made = tuple(ways)
+            resolved_routes.append(resolved)
+        made = tuple(resolved_routes)
         key = tuple(decided)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plan(key, endpoint, namespace, sinks, made, ends)
-        return RoutingEntry(address, plan, plan.ways or made)
+        return RoutingEntry(address, plan, plan.resolved_routes or made)
 
     def _plan(
         self,
@@ -297,22 +297,23 @@ class Dispatcher:
         endpoint: str,
         namespace: Namespace | None,
         sinks: tuple[Sink, ...] | None,
-        ways: tuple[ResolvedRoute, ...],
+        resolved_routes: tuple[ResolvedRoute, ...],
         ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """The plan of addresses of an endpoint that lead to these sinks, and by these ways to these ends."""
+        """The plan of addresses of an endpoint that lead to these sinks, and by resolved routes to these
+        ends."""
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )
         branches = []
-        for resolved, end in zip(ways, ends, strict=True):
+        for resolved, end in zip(resolved_routes, ends, strict=True):
             route = resolved.route
             target = self._entrance(route)
-            assert target is not None, "the way has been taken"
+            assert target is not None, "the branch has been taken"
             found = None if end is None else tuple([self._recipient(sink, route) for sink in end])
             branches.append(Branch(route, target, found))
         make_room(self._plans, PLANS_MAX)
-        plan = self._plans[key] = RoutingPlan(namespace, recipients, tuple(branches), ways)
+        plan = self._plans[key] = RoutingPlan(namespace, recipients, tuple(branches), resolved_routes)
         return plan
 
     def _unheard(self, route: Route) -> bool:
@@ -343,9 +344,9 @@ class Dispatcher:
         resolved = answer_to(route, there, self.router.hops_max, coded=found.coded)
         ends = namespace.sinks(there)
         recipients = None if ends is None else tuple(self._recipient(sink, route) for sink in ends)
-        ways = (resolved,)
-        plan = RoutingPlan(None, (), (Branch(route, namespace, recipients),), ways)
-        return AnswerEntry(address, "gone", found, plan, ways)
+        resolved_routes = (resolved,)
+        plan = RoutingPlan(None, (), (Branch(route, namespace, recipients),), resolved_routes)
+        return AnswerEntry(address, "gone", found, plan, resolved_routes)
 
     def _address_of(self, requester: Return) -> Address | None:
         find = self.requesters.get(requester.endpoint)
@@ -428,7 +429,7 @@ class Dispatcher:
         if plan.idle:
             if asks or message.hops >= plan.idle_hops_max:
                 for at in plan.idle:
-                    if not entry.ways[at].certain(message):
+                    if not entry.resolved_routes[at].certain(message):
                         return self._publish_all(batch, entry, message, receipt)
             for idle in plan.idle_routes:
                 idle.matched += 1
@@ -487,11 +488,11 @@ class Dispatcher:
     def _publish_across(
         self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
     ) -> bool:
-        """By the one way that there is, which changes more than the address."""
-        place = entry.plan.way
+        """By the one branch that there is, whose route changes more than the address."""
+        place = entry.plan.branch_at
         branch = entry.plan.branches[place]
         try:
-            crossed = entry.ways[place].cross(message)
+            crossed = entry.resolved_routes[place].cross(message)
         except Exception as error:
             crossed = _failed(branch.route, error)
         if type(crossed) is Message and not crossed.retain:
@@ -531,9 +532,9 @@ class Dispatcher:
         if namespace is not None:
             endpoint = message.sender.endpoint
             placed += [(recipient, message) for recipient in self._retaining(namespace, message, endpoint)]
-        for way, branch in zip(entry.ways, plan.branches, strict=True):
+        for resolved, branch in zip(entry.resolved_routes, plan.branches, strict=True):
             try:
-                crossed = way.cross(message)
+                crossed = resolved.cross(message)
             except Exception as error:
                 crossed = _failed(branch.route, error)
             if crossed is not None:
@@ -548,7 +549,7 @@ class Dispatcher:
         placed: list[tuple[Recipient, Message]],
         refused: list[tuple[Route, Outcome]],
     ) -> None:
-        """Add the recipients of what came out of a crossing, or why there are none."""
+        """Add the recipients of what came out of a resolved route, or why there are none."""
         route = branch.route
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
@@ -681,7 +682,7 @@ def tell_reply_kept(route: Route, message: Message) -> None:
 
 
 def _failed(route: Route, error: Exception) -> Outcome:
-    """What goes wrong on a way is the outcome there."""
+    """What goes wrong on a branch is the outcome there."""
     route.failed += 1
     return poisoned(error, route=route.name)
 

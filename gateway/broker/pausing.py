@@ -18,9 +18,9 @@ from typing import Final
 import structlog
 
 from gateway.broker.poison import poisoned
+from gateway.broker.routing import OneSink
 from gateway.mapping.routes import Route
-from gateway.model.address import Address
-from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.batch import Recipient, SubBatch
 from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
@@ -41,7 +41,7 @@ RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
 log = structlog.get_logger()
 
 
-class Gate:
+class Gate(OneSink):
     """In front of the end of a paused route: namespace, and sink. `recipients_of` finds who is behind it, and
     `unrouted` says what a message is answered when that is nobody. `open`: the route goes on.
     """
@@ -49,6 +49,7 @@ class Gate:
     def __init__(
         self, route: Route, recipients_of: RecipientsOf, unrouted: Callable[[Route], Outcome]
     ) -> None:
+        super().__init__(self)
         self.route = route
         self.open = False
         self.messages = 0
@@ -56,21 +57,6 @@ class Gate:
         self._recipients_of = recipients_of
         self._unrouted = unrouted
         self._waiting: deque[tuple[SubBatch, int]] = deque()  # how many of the first of a part wait
-
-    # What the dispatcher asks: a namespace, and its only sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Everything waits here."""
-        return (self,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self,)
-
-    @property
-    def retained(self) -> Sink | None:
-        """What retains messages stands behind us."""
-        return None
 
     def publish(self, part: SubBatch) -> None:
         """Keep the part, as far as there is room."""

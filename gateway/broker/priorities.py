@@ -25,7 +25,7 @@ STALE_MAX: Final = 1_024  # positions in a heap that nobody waits at any more, b
 
 Wish = Callable[[Message], bool]
 Heap = list[tuple[int, int]]  # (priority, negated; position)
-Waiting = tuple[Message, bool]  # and whether it was delivered before
+QueuedMessage = tuple[Message, bool]  # and whether it was delivered before
 
 
 class PriorityQueue(Queue):
@@ -48,7 +48,7 @@ class PriorityQueue(Queue):
         self._level = 0  # of everything in memory, while it is not sorted
         self._sorted = False
         self._unsorted = False  # what was read from the disk has still to be sorted
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, QueuedMessage] = {}
         self._heap: Heap = []
         self._wishes: dict[Consumer, tuple[Wish, Heap]] = {}
         self._avoided: dict[int, Consumer] = {}  # position -> who has just given the message back

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from gateway.mapping.return_addresses import Return
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.address import Address
@@ -40,6 +42,27 @@ class Namespace(Protocol):
         """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class OneSink:
+    """A namespace all of whose addresses lead to one sink: a link, or what stands in front of the end of a
+    route. What retains messages is behind it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sinks: tuple[Sink, ...] = (sink,)
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """The one, whatever the address."""
+        return self._sinks
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return self._sinks
+
+    @property
+    def retained(self) -> None:
+        """Nothing is retained here."""
+
+
 class Branch:
     """One route that addresses take, with the recipients at its end when the address decides them."""
 
@@ -63,6 +86,7 @@ class RoutingPlan:
 
     __slots__ = (
         "bare",
+        "branch_at",
         "branches",
         "bursts",
         "hops_max",
@@ -73,9 +97,8 @@ class RoutingPlan:
         "only",
         "plain",
         "recipients",
+        "resolved_routes",
         "route",
-        "way",
-        "ways",
     )
 
     def __init__(
@@ -83,21 +106,23 @@ class RoutingPlan:
         namespace: Namespace | None,
         recipients: tuple[Recipient, ...] | None,
         branches: tuple[Branch, ...] = (),
-        ways: tuple[ResolvedRoute, ...] = (),
+        resolved_routes: tuple[ResolvedRoute, ...] = (),
     ) -> None:
-        """`ways` are the crossings of one such address, one for each branch."""
+        """`resolved_routes` are those of one such address, one for each branch."""
         self.namespace = namespace  # None: what a link brings in takes routes only
         self.recipients = recipients  # in its own namespace; None: the message decides
         self.branches = branches
-        everywhere = all(way is branch.route.unheard for way, branch in zip(ways, branches, strict=True))
-        self.ways = ways if everywhere else None  # the same for each address; None: each has its own
+        pairs = zip(resolved_routes, branches, strict=True)
+        everywhere = all(resolved is branch.route.unheard for resolved, branch in pairs)
+        # None: each address has its own.
+        self.resolved_routes = resolved_routes if everywhere else None
         idle = [at for at, branch in enumerate(branches) if branch.idle]
         self.idle = tuple(idle)
         self.idle_routes = tuple([branches[at].route for at in idle])
-        self.idle_hops_max = min([ways[at].bare_hops_max for at in idle], default=0)
+        self.idle_hops_max = min([resolved_routes[at].bare_hops_max for at in idle], default=0)
         self.only: Recipient | None = None
-        self.way = 0  # the place of the one way that is taken, if `route` is not None
-        self.route: Route | None = None  # of that way
+        self.branch_at = 0  # of the one branch that is taken, if `route` is not None
+        self.route: Route | None = None  # of that branch
         self.plain = False  # it changes nothing but the address, besides counting a hop
         self.bare = False  # the same, but of messages without a reply address only
         self.hops_max = 0
@@ -107,10 +132,10 @@ class RoutingPlan:
         elif recipients == () and len(busy) == 1:
             ends = branches[busy[0]].recipients
             if ends is not None and len(ends) == 1:
-                self.way = busy[0]
+                self.branch_at = busy[0]
                 self.only = ends[0]
-                self.route = branches[self.way].route
-                resolved = ways[self.way]
+                self.route = branches[self.branch_at].route
+                resolved = resolved_routes[self.branch_at]
                 if resolved.bare_plain:
                     self.plain = True
                     self.bare = not resolved.plain
@@ -123,36 +148,38 @@ NOWHERE: Final = RoutingPlan(None, ())
 
 
 class RoutingEntry:
-    """Where messages to one address go. `target` is the address to which the one way of a plain plan leads;
-    `ways` are the crossings, one for each branch of the plan.
+    """Where messages to one address go. `target` is the address to which the one branch of a plain plan
+    leads; `resolved_routes`: one for each branch of the plan.
     """
 
-    __slots__ = ("address", "plan", "target", "ways")
+    __slots__ = ("address", "plan", "resolved_routes", "target")
 
-    def __init__(self, address: Address, plan: RoutingPlan, ways: tuple[ResolvedRoute, ...] = ()) -> None:
+    def __init__(
+        self, address: Address, plan: RoutingPlan, resolved_routes: tuple[ResolvedRoute, ...] = ()
+    ) -> None:
         self.address = address
         self.plan = plan
-        self.ways = ways
-        self.target = ways[plan.way].target if plan.plain else None
+        self.resolved_routes = resolved_routes
+        self.target = resolved_routes[plan.branch_at].target if plan.plain else None
 
     def chosen_by(self, namespace: Namespace | None) -> RoutingEntry:
         """The same routes, while `namespace` says of each message where it goes beside them."""
-        plan = RoutingPlan(namespace, None, self.plan.branches, self.ways)
-        return RoutingEntry(self.address, plan, self.ways)
+        plan = RoutingPlan(namespace, None, self.plan.branches, self.resolved_routes)
+        return RoutingEntry(self.address, plan, self.resolved_routes)
 
     def from_disk(self, octets_max: int, *, retained: bool) -> RoutingEntry:
         """The same for a message that may be on disk: whoever is behind a route gets it from memory, or
         refuses one over `octets_max`."""
         plan = self.plan
-        ways = tuple(
+        resolved_routes = tuple(
             [
-                way if branch.idle and not retained else LargeRoute(way, octets_max)
-                for way, branch in zip(self.ways, plan.branches, strict=True)
+                resolved if branch.idle and not retained else LargeRoute(resolved, octets_max)
+                for resolved, branch in zip(self.resolved_routes, plan.branches, strict=True)
             ]
         )
-        everybody = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)
+        everybody = RoutingPlan(plan.namespace, plan.recipients, plan.branches, resolved_routes)
         everybody.only = None  # nothing goes the short way, which knows addresses only
-        return RoutingEntry(self.address, everybody, ways)
+        return RoutingEntry(self.address, everybody, resolved_routes)
 
 
 class AnswerEntry(RoutingEntry):
@@ -168,15 +195,15 @@ class AnswerEntry(RoutingEntry):
         lost: Lost,
         requester: Return | None,
         plan: RoutingPlan = NOWHERE,
-        ways: tuple[ResolvedRoute, ...] = (),
+        resolved_routes: tuple[ResolvedRoute, ...] = (),
     ) -> None:
-        super().__init__(address, plan, ways)
+        super().__init__(address, plan, resolved_routes)
         self.lost = lost
         self.requester = requester
 
 
 class LargeRoute(ResolvedRoute):
-    """Another crossing, for messages that may be on disk."""
+    """A resolved route, for messages that may be on disk."""
 
     __slots__ = ("_inner", "_octets_max")
 

@@ -1,20 +1,25 @@
 """Messages that are traced take their way in a dispatcher of its own kind; nothing of this is there when
 tracing is off.
 
-Of one that is traced the entry is made anew, with crossings that tell its trace what they do. All others go
-as they do without tracing, after one look at their properties and one count.
+Of one that is traced the entry is made anew, with resolved routes that tell its trace what they do. All
+others go as they do without tracing, after one look at their properties and one count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journaling import RecordingDispatcher
-from gateway.broker.routing import RoutingEntry, RoutingPlan
+from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.memory import Memory
+from gateway.broker.pausing import Pauses
+from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
 from gateway.containment import contained
+from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.batch import Batch, Receipt, Recorder, SubBatch
 from gateway.model.message import Message
@@ -28,7 +33,7 @@ Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
 
 
 class TracedRoute(ResolvedRoute):
-    """Another crossing, for one message, which tells its trace what became of it here."""
+    """A resolved route, for one message, which tells its trace what became of it here."""
 
     __slots__ = ("_inner", "_trace")
 
@@ -72,18 +77,28 @@ class TracedRecorder:
                     contained("message", error)
 
 
-def _begun(tracing: Tracing, batch: Batch, message: Message) -> MessageTrace | None:
-    """The trace of a message, if it is to have one."""
+def _publish(
+    tracing: Tracing,
+    plain: Publish,
+    batch: Batch,
+    entry: RoutingEntry,
+    message: Message,
+    receipt: Receipt,
+) -> bool:
+    """Publish by `plain`, and have a trace hear of it if the message is to have one."""
     carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
     if not carried:
         tracing.until -= 1
         if tracing.until > 0:
-            return None
+            return plain(batch, entry, message, receipt)
     try:
-        return tracing.begin(message, batch.received)
+        trace = tracing.begin(message, batch.received)
     except Exception as error:  # the message goes its way without
         contained("message", error)
-        return None
+        trace = None
+    if trace is None:
+        return plain(batch, entry, message, receipt)
+    return _publish_traced(plain, trace, batch, entry, message, receipt)
 
 
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
@@ -104,14 +119,15 @@ def _publish_traced(
     receipt: Receipt,
 ) -> bool:
     plan = entry.plan
-    ways = tuple(
+    resolved_routes = tuple(
         [
-            way if branch.idle and not message.retain else TracedRoute(way, trace)
-            for way, branch in zip(entry.ways, plan.branches, strict=True)
+            resolved if branch.idle and not message.retain else TracedRoute(resolved, trace)
+            for resolved, branch in zip(entry.resolved_routes, plan.branches, strict=True)
         ]
     )
-    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)  # no way of it is plain
-    whole = RoutingEntry(entry.address, every, ways)
+    # No branch of it is plain.
+    every = RoutingPlan(plan.namespace, plan.recipients, plan.branches, resolved_routes)
+    whole = RoutingEntry(entry.address, every, resolved_routes)
     slot = len(batch)
     batch.watch(slot, trace)
     taken = False
@@ -125,52 +141,96 @@ def _publish_traced(
 
 
 class TracingDispatcher(Dispatcher):
-    """A dispatcher some of whose messages are traced; `tracing` is set before it is used."""
+    """A dispatcher some of whose messages are traced."""
 
-    tracing: Tracing
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        tracing: Tracing,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
+        disk_healthy: Callable[[], bool] = lambda: True,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__(
+            router,
+            dead_letters,
+            deduplication,
+            links=links,
+            namespaces=namespaces,
+            outbox=outbox,
+            pauses=pauses,
+            disk_healthy=disk_healthy,
+            memory=memory,
+        )
+        self._tracing = tracing
+        self._plain: Publish = partial(Dispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """As every dispatcher does, and traced if it is to be."""
-        trace = _begun(self.tracing, batch, message)
-        if trace is None:
-            return Dispatcher.publish(self, batch, entry, message, receipt)
-        plain = partial(Dispatcher.publish, self)
-        return _publish_traced(plain, trace, batch, entry, message, receipt)
+        return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
         """The same; those that somebody traces go one by one."""
-        if not _go_together(self.tracing, messages):
-            return False
-        return Dispatcher.publish_burst(self, batch, entry, messages, receipts)
+        together = _go_together(self._tracing, messages)
+        return together and Dispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
         found = Dispatcher._recorder(self, route, endpoint)
-        return found if route is None else TracedRecorder(found, self.tracing)
+        return found if route is None else TracedRecorder(found, self._tracing)
 
 
 class TracingRecordingDispatcher(RecordingDispatcher):
-    """The same with a journal."""
+    """The same with a journal. A compiled class has one base, so that its methods stand here once more."""
 
-    tracing: Tracing
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        tracing: Tracing,
+        journaling: Journaling,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
+        disk_healthy: Callable[[], bool] = lambda: True,
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__(
+            router,
+            dead_letters,
+            deduplication,
+            journaling=journaling,
+            links=links,
+            namespaces=namespaces,
+            outbox=outbox,
+            pauses=pauses,
+            disk_healthy=disk_healthy,
+            memory=memory,
+        )
+        self._tracing = tracing
+        self._plain: Publish = partial(RecordingDispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """See TracingDispatcher."""
-        trace = _begun(self.tracing, batch, message)
-        if trace is None:
-            return RecordingDispatcher.publish(self, batch, entry, message, receipt)
-        plain = partial(RecordingDispatcher.publish, self)
-        return _publish_traced(plain, trace, batch, entry, message, receipt)
+        return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
         """See TracingDispatcher."""
-        if not _go_together(self.tracing, messages):
-            return False
-        return RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
+        together = _go_together(self._tracing, messages)
+        return together and RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
         found = RecordingDispatcher._recorder(self, route, endpoint)
-        return found if route is None else TracedRecorder(found, self.tracing)
+        return found if route is None else TracedRecorder(found, self._tracing)

@@ -8,7 +8,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.cli.options import AsJson, ConfigFile, protocols, settings_of
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Who may do what.")
@@ -21,16 +21,23 @@ def explain(
     action: Annotated[
         str,
         typer.Argument(
-            help="connect, publish, subscribe; configure, write, read (AMQP 0-9-1); read, browse, write,"
-            " create, talk (AMQP/Fast)."
+            help="connect, publish, or a right that the protocol's rules know, as read or subscribe; a wrong"
+            " one is answered with those that there are."
         ),
     ],
-    protocol: Annotated[str, typer.Argument(help="mqtt, amqp091, amqpfast.")],
+    protocol: Annotated[
+        str,
+        typer.Argument(
+            help="By its name in the configuration; a wrong one is answered with those that there are.",
+            autocompletion=protocols,
+        ),
+    ],
     address: Annotated[
         str,
         typer.Argument(
-            help="Topic or filter; exchange:key; the name of a queue or exchange; service:destination. To"
-            " connect: the client identifier, or the virtual host."
+            help="Topic or filter; exchange:key; the name of a queue or exchange; service:destination. Within"
+            " the name of an exchange or queue a colon is %3A, a percent sign %25. To connect: the client"
+            " identifier, or the virtual host."
         ),
     ],
     client_id: Annotated[str, typer.Option(help="Client identifier, for rules that name it.")] = "",

@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.cli.sending import peer_to
+from gateway.cli.sending import client_to
 from gateway.clients.wire import Client
 from gateway.errors import LinkError
 from gateway.model.address import Address
@@ -97,9 +97,9 @@ def measured(target: Target, address: Address, load: Load, timeout: float, ca_fi
     mark = secrets.token_bytes(MARK_OCTETS)
     result = Measured()
     receiver = (
-        Receiver(peer_to(target, timeout, ca_file), address, load, mark, began) if load.receive else None
+        Receiver(client_to(target, timeout, ca_file), address, load, mark, began) if load.receive else None
     )
-    publisher = peer_to(target, timeout, ca_file)
+    publisher = client_to(target, timeout, ca_file)
     try:
         _publish(publisher, address, load, mark, began, result)
     except BaseException:
@@ -117,7 +117,7 @@ def measured(target: Target, address: Address, load: Load, timeout: float, ca_fi
 
 
 def _publish(
-    peer: Client, address: Address, load: Load, mark: bytes, began: array[float], result: Measured
+    client: Client, address: Address, load: Load, mark: bytes, began: array[float], result: Measured
 ) -> None:
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
@@ -133,7 +133,7 @@ def _publish(
             if load.rate is not None:
                 ahead = first / load.rate - (time.perf_counter() - start)
                 if ahead > 0:
-                    peer.rest(ahead)
+                    client.rest(ahead)
             numbers = range(first, min(first + group, load.messages))
             now = time.perf_counter()
             for number in numbers:
@@ -147,7 +147,7 @@ def _publish(
                 )
                 for number in numbers
             ]
-            refused = peer.publish_many(messages, in_flight=load.in_flight)
+            refused = client.publish_many(messages, in_flight=load.in_flight)
             done = time.perf_counter()
             result.latencies.append(done - now)
             result.sent += len(numbers)
@@ -170,16 +170,18 @@ def consumed(address: Address) -> dict[str, str]:
 class Receiver:
     """Consumes in a thread; `latencies` by the order of arrival."""
 
-    def __init__(self, peer: Client, address: Address, load: Load, mark: bytes, began: array[float]) -> None:
+    def __init__(
+        self, client: Client, address: Address, load: Load, mark: bytes, began: array[float]
+    ) -> None:
         self.latencies: list[float] = []
-        self._peer = peer
+        self._client = client
         self._mark = mark
         self._began = began
         self._first = self._last = 0.0
         self._over = threading.Event()
         self._failed: LinkError | None = None
-        peer.listen(consumed(address), load.qos)
-        self._early = peer.arrivals(0.2)  # an AMQP broker answers a consumer when it comes to it
+        client.listen(consumed(address), load.qos)
+        self._early = client.arrivals(0.2)  # an AMQP broker answers a consumer when it comes to it
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._thread.start()
 
@@ -191,7 +193,7 @@ class Receiver:
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                arrivals, self._early = [*self._early, *self._peer.arrivals(0.2)], []
+                arrivals, self._early = [*self._early, *self._client.arrivals(0.2)], []
                 now = time.perf_counter()
                 for one in arrivals:
                     body = one.message.body
@@ -200,7 +202,7 @@ class Receiver:
                         self.latencies.append(now - self._began[number])
                         self._first = self._first or now
                         self._last = now
-                self._peer.acknowledge(arrivals)
+                self._client.acknowledge(arrivals)
         except LinkError as error:
             self._failed = error
 
@@ -222,6 +224,6 @@ class Receiver:
         self._over.set()
         self._thread.join()
         if self._failed is None:
-            self._peer.close()
+            self._client.close()
         else:
-            self._peer.cut()
+            self._client.cut()

@@ -1,33 +1,21 @@
 """What the brokers of links say, before anything runs: whether they let us in, and what we may not do there.
 
-Nothing is declared, taken or left behind. MQTT's filters are subscribed to under a client id of our own, so
-that a gateway that runs keeps its session. At an AMQP 0-9-1 broker the queues and exchanges that routes name
-are looked for, and publishing is tried in a transaction that is rolled back; whether a queue may be consumed
-cannot be tried without taking its messages, nor, at an AMQP/Fast server, anything but the login.
+Nothing is declared, taken or left behind. What can be tried so a protocol's dialect names; of one that names
+nothing the login is tried, and that this was all is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pkgutil import resolve_name
-from typing import NamedTuple
 
-from gateway.clients.amqp import AmqpClient
-from gateway.clients.mqtt import MqttClient
+from gateway.cli.trials import Trial
 from gateway.clients.wire import Access, Client
 from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.router import Router
 from gateway.protocols import DIALECTS
-from gateway.settings import AmqpLink, Link, MqttLink, Settings
-
-
-class Trial(NamedTuple):
-    """Something that routes ask of a broker, and how bad it is when it refuses."""
-
-    what: str
-    severity: Severity
-    act: Callable[[Client], object]
+from gateway.settings import Link, Settings
 
 
 def tried(settings: Settings, router: Router) -> Iterator[Finding]:
@@ -50,18 +38,21 @@ def _of(link: Link, name: str, router: Router) -> Iterator[tuple[Severity, str, 
             yield Severity.ERROR, "unreached", f"{place}: {str(error).removeprefix(f'{place}: ')}"
             continue
         let_in = let_in or access
+    dialect = DIALECTS[link.protocol]
+    if let_in is not None and not dialect.trials:
+        yield Severity.NOTE, "untried", f"it lets us in; of {dialect.title} no more can be tried beforehand"
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
         try:
-            peer = _connected(let_in)  # a channel that was refused something is closed
+            client = _connected(let_in)  # a channel that was refused something is closed
         except LinkError as error:
             yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
             return
         try:
-            trial.act(peer)
-            peer.close()
+            trial.act(client)
+            client.close()
         except LinkError as error:
-            peer.cut()
+            client.cut()
             yield trial.severity, "forbidden", f"{trial.what}: {error}"
 
 
@@ -69,8 +60,7 @@ def _untried(link: Link) -> str:
     """Why a link cannot be tried from here; "": it can."""
     if not link.tls.verify:
         return "tls.verify is false"
-    scram = isinstance(link, MqttLink) and link.authentication != "password"
-    return "it proves its password by SCRAM" if scram else ""
+    return "it proves its password by SCRAM" if link.proves_password else ""
 
 
 def _access(link: Link, number: int) -> Access:
@@ -80,50 +70,10 @@ def _access(link: Link, number: int) -> Access:
 
 
 def _connected(access: Access) -> Client:
-    made: Client = resolve_name(DIALECTS[access.target.protocol].peer)(access)
+    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made
 
 
 def _trials(link: Link, name: str, router: Router) -> Iterator[Trial]:
-    sources, targets = router.subscriptions(name), router.targets(name)
-    if isinstance(link, MqttLink):
-        for _, topic in sources.bindings:
-            yield Trial(f"subscribe to {topic!r}", Severity.ERROR, _subscribe(topic, link.qos))
-    elif isinstance(link, AmqpLink):
-        missing = Severity.NOTE if link.declare == "create" else Severity.ERROR
-        for queue in dict.fromkeys((*sources.queues, *targets.queues)):
-            yield Trial(f"the queue {queue!r}", missing, _look(queue=queue))
-        bound = [scope for scope, _ in sources.bindings]
-        for exchange in dict.fromkeys((*bound, *targets.scopes)):
-            if exchange:
-                yield Trial(f"the exchange {exchange!r}", missing, _look(exchange=exchange))
-        for exchange in targets.scopes:
-            yield Trial(f"publish to the exchange {exchange!r}", Severity.ERROR, _publish(exchange))
-
-
-def _subscribe(topic: str, qos: int) -> Callable[[Client], object]:
-    def act(peer: Client) -> None:
-        assert isinstance(peer, MqttClient)
-        peer.subscribe(topic, qos)
-
-    return act
-
-
-def _look(queue: str = "", exchange: str = "") -> Callable[[Client], object]:
-    def act(peer: Client) -> None:
-        assert isinstance(peer, AmqpClient)
-        peer.look_for(queue=queue, exchange=exchange)
-
-    return act
-
-
-def _publish(exchange: str) -> Callable[[Client], object]:
-    def act(peer: Client) -> None:
-        assert isinstance(peer, AmqpClient)
-        try:
-            peer.look_for(exchange=exchange)
-        except LinkError:
-            return  # that it is not there was said
-        peer.try_publishing(exchange)
-
-    return act
+    made = DIALECTS[link.protocol].trials
+    return resolve_name(made)(link, router.subscriptions(name), router.targets(name)) if made else iter(())

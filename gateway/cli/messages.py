@@ -16,7 +16,8 @@ Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="Of mqtt(s), ws(s), amqp(s) or amqpfast(s): amqp://user:password@host:port/virtual-host",
+        help="Of any broker, as amqp://user:password@host:port/virtual-host; a wrong scheme is answered with"
+        " those that there are.",
     ),
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]
@@ -64,11 +65,11 @@ def publish(
         Shown,
         address_of,
         body_of,
+        client_to,
         commands_to,
         headers_of,
         is_unicode,
         made_of,
-        peer_to,
         publish_with,
         target_of,
     )
@@ -94,7 +95,7 @@ def publish(
         show = Shown(None, as_json=False).show
         refused = own.publish(made, file if file_by_itself else None, transaction, show)
     else:
-        refused = publish_with(peer_to(target, timeout, ca_file), made)
+        refused = publish_with(client_to(target, timeout, ca_file), made)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -129,10 +130,10 @@ def subscribe(
     from gateway.cli.sending import (
         Shown,
         address_of,
+        client_to,
         commands_to,
         demand,
         messages,
-        peer_to,
         target_of,
     )
 
@@ -152,14 +153,14 @@ def subscribe(
     else:
         given = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
         demand(target, topic=topic, queue=queue, exchange=exchange)
-        peer = peer_to(target, timeout, ca_file)
-        peer.listen({word: text for word, text in given.items() if text is not None}, qos)
+        client = client_to(target, timeout, ca_file)
+        client.listen({word: text for word, text in given.items() if text is not None}, qos)
         try:
-            for message in messages(peer, seconds):
+            for message in messages(client, seconds):
                 if not shown.show(message, None):
                     break
         except KeyboardInterrupt:
             shown.left = None
-        peer.close()
+        client.close()
     if shown.left:
         raise typer.Exit(Exit.FAILED)

@@ -15,7 +15,7 @@ import typer
 
 from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
 from gateway.cli.exits import Exit
-from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask, protocols
 
 queues = typer.Typer(name="queues", help="Queues of the embedded broker: look, remove, purge.")
 app = typer.Typer()
@@ -36,7 +36,8 @@ def _holder(name: str | None) -> str | None:
 
 
 Protocol = Annotated[
-    str | None, typer.Option(callback=_holder, help="Of this protocol: amqp091 or amqpfast.")
+    str | None,
+    typer.Option(callback=_holder, autocompletion=protocols, help="Of this protocol, which has queues."),
 ]
 Host = Annotated[str | None, typer.Option(metavar="NAME", help="Of this virtual host.")]
 Kind = Annotated[

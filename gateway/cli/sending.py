@@ -26,13 +26,13 @@ __all__ = [
     "Shown",
     "address_of",
     "body_of",
+    "client_to",
     "commands_to",
     "demand",
     "headers_of",
     "is_unicode",
     "made_of",
     "messages",
-    "peer_to",
     "publish_with",
     "target_of",
 ]
@@ -64,10 +64,10 @@ def dialect_to(target: Target) -> Dialect:
     return DIALECTS[target.protocol]
 
 
-def peer_to(target: Target, timeout: float, ca_file: str | None) -> Client:
-    if not dialect_to(target).peer:
+def client_to(target: Target, timeout: float, ca_file: str | None) -> Client:
+    if not dialect_to(target).client:
         raise typer.BadParameter(f"the command line does not speak {dialect_to(target).title}")
-    made: Client = resolve_name(dialect_to(target).peer)(Access(target, timeout, ca_file))
+    made: Client = resolve_name(dialect_to(target).client)(Access(target, timeout, ca_file))
     return made
 
 
@@ -120,14 +120,14 @@ def address_of(target: Target, **given: str | None) -> Address:
         raise typer.BadParameter(str(error)) from error
 
 
-def publish_with(peer: Client, message: Message) -> str:
+def publish_with(client: Client, message: Message) -> str:
     """Publish and say goodbye; returns why it was refused, or ""."""
     try:
-        refused = peer.publish_many([message])
+        refused = client.publish_many([message])
     except LinkError as error:
-        peer.cut()
+        client.cut()
         return str(error)
-    peer.close()
+    client.close()
     return refused[0].text if refused else ""
 
 

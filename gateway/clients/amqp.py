@@ -78,7 +78,7 @@ class AmqpClient:
             raise
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Peer. Every message is mandatory: one that no queue takes is refused."""
+        """See Client. Every message is mandatory: one that no queue takes is refused."""
         publisher = self._publisher
         if publisher is None:
             self._call(m.ConfirmSelect(), m.ConfirmSelectOk)
@@ -150,7 +150,7 @@ class AmqpClient:
         self._call(m.TxRollback(), m.TxRollbackOk)
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Peer."""
+        """See Client."""
         self.consume(given.get("queue"), given.get("exchange"), given.get("binding_key", "#"))
 
     def consume(
@@ -165,7 +165,7 @@ class AmqpClient:
         self._machine.send_method(self._channel, m.BasicConsume(queue))
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Peer."""
+        """See Client."""
         found: list[Arrival] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Deliveries):
@@ -182,11 +182,11 @@ class AmqpClient:
         return found
 
     def rest(self, seconds: float) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Peer."""
+        """See Client."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token, multiple=True)
             self._wire.flush()
@@ -197,7 +197,7 @@ class AmqpClient:
         self._wire.close()
 
     def cut(self) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.cut()
 
     def _call(self, method: m.Method, answer: type[Answer]) -> Answer:

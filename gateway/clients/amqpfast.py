@@ -61,7 +61,7 @@ class FastClient:
         self._channel = self._machine.open_channel(confirm=False)
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Peer. A refusal of the server closes the destination's handle, and everything that was on its
+        """See Client. A refusal of the server closes the destination's handle, and everything that was on its
         way there may be tried again."""
         refused: dict[int, Refusal] = {}
         unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
@@ -142,7 +142,7 @@ class FastClient:
     # Consuming.
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Peer."""
+        """See Client."""
         self.consume(given.get("service", AMQPFAST.scope_default), given["destination"])
 
     def consume(self, service: str, name: str, *, identifier: str = "", prefetch: int = PREFETCH) -> None:
@@ -158,7 +158,7 @@ class FastClient:
         self._wire.flush()
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Peer."""
+        """See Client."""
         found: list[Arrival] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Notifies):
@@ -186,11 +186,11 @@ class FastClient:
         return Arrival(message, number, bits & REDELIVERED != 0)
 
     def rest(self, seconds: float) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Peer: CHANNEL ACK is cumulative (3.3.8)."""
+        """See Client: CHANNEL ACK is cumulative (3.3.8)."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token)
             self._wire.flush()
@@ -201,7 +201,7 @@ class FastClient:
         self._wire.close()
 
     def cut(self) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.cut()
 
 

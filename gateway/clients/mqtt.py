@@ -68,7 +68,7 @@ class MqttClient:
         raise LinkError("the server speaks neither MQTT 5 nor 3.1.1")
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Peer. What has QoS 0 is done with when it is written."""
+        """See Client. What has QoS 0 is done with when it is written."""
         refused: dict[int, Refusal] = {}
         unanswered: dict[int, int] = {}  # position by packet id
         room = min(in_flight, self._machine.peer_receive_max)
@@ -139,7 +139,7 @@ class MqttClient:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Peer."""
+        """See Client."""
         self.subscribe(given["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
@@ -164,7 +164,7 @@ class MqttClient:
                 raise LinkError(f"the server refused the subscription to {one}: {reason_name(reason)}")
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Peer."""
+        """See Client."""
         early, self._early = self._early, []
         found: list[Arrival] = []
         for event in early or self._wire.turn(seconds):
@@ -188,11 +188,11 @@ class MqttClient:
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
     def rest(self, seconds: float) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Peer; in the order in which they came (5: 4.6.0-2)."""
+        """See Client; in the order in which they came (5: 4.6.0-2)."""
         if not arrivals:
             return
         count = arrivals[-1].token - self._first + 1
@@ -210,7 +210,7 @@ class MqttClient:
         self._wire.close()
 
     def cut(self) -> None:
-        """See Peer."""
+        """See Client."""
         self._wire.cut()
 
     def _ping(self, now: float) -> None:

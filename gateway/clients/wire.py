@@ -1,9 +1,9 @@
 """A connection to a broker, spoken to in turn: say, wait for the answer, go on. And the words that the peers
 of all three protocols have in common.
 
-A peer belongs to one thread. It publishes a run of messages with so many on their way at a time and waits for
-every answer, or it consumes: `arrivals` gives what has come, each with a token, and `acknowledge` answers for
-everything up to a token, for that is what all three protocols can say of messages in order.
+A client belongs to one thread. It publishes a run of messages with so many on their way at a time and waits
+for every answer, or it consumes: `arrivals` gives what has come, each with a token, and `acknowledge` answers
+for everything up to a token, for that is what all three protocols can say of messages in order.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class Silence(LinkError):
     """The server has been reached, and says nothing."""
 
 
-def messages(peer: Client, seconds: float | None) -> Iterator[Message]:
-    """What a peer consumes, for so long (None: for ever); each message is acknowledged when the next one is
+def messages(client: Client, seconds: float | None) -> Iterator[Message]:
+    """What a client consumes, for so long (None: for ever); each message is acknowledged when the next one is
     asked for. Raises LinkError."""
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
-        for arrival in peer.arrivals(TICK_SECS if end is None else end - time.monotonic()):
+        for arrival in client.arrivals(TICK_SECS if end is None else end - time.monotonic()):
             yield arrival.message
-            peer.acknowledge([arrival])
+            client.acknowledge([arrival])
 
 
 class Machine(Protocol):

@@ -42,7 +42,7 @@ MachineT = TypeVar("MachineT", bound=Machine)
 
 
 class QueueLinkConnection(ABC, Generic[MachineT, ConsumerT]):
-    """The peer object of a link's stream, for as long as that connection lives. The handshake must be over
+    """The owner of a link's stream, for as long as that connection lives. The handshake must be over
     at `deadline`, when `open` must be set.
     """
 

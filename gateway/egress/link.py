@@ -86,7 +86,7 @@ class LinkStatus:
             self._when_up()
 
     def went_down(self, why: str) -> None:
-        """The connection is gone; called by the link session's peer when it is lost."""
+        """The connection is gone; called by the link session's connection when it is lost."""
         self.stats.up = False
         self.why = why
         self._lost.set()
@@ -234,7 +234,7 @@ class Link:
             len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
         )
         self._poller = Poller(writes, session.turn_done)
-        self._peer: LinkConnection | None = None
+        self._connection: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
         self._held_down: dict[str, None] = {}  # why
@@ -278,8 +278,8 @@ class Link:
         """Stay down until `let_up` with the same reason, and for as long as there is another one."""
         if not self._held_down:
             self._goes_on = trio.Event()
-            if self._peer is not None:
-                self._peer.shut_down()
+            if self._connection is not None:
+                self._connection.shut_down()
         self._held_down[why] = None
 
     def let_up(self, why: str) -> None:
@@ -291,8 +291,8 @@ class Link:
     def shut_down(self) -> None:
         """The gateway is stopping: say goodbye."""
         self._stopping = True
-        if self._peer is not None:
-            self._peer.shut_down()
+        if self._connection is not None:
+            self._connection.shut_down()
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -357,13 +357,13 @@ class Link:
         )
         stream.count_with(self.stats)
         try:
-            self._peer = self.session.connect(stream, target, trio.current_time())
+            self._connection = self.session.connect(stream, target, trio.current_time())
         except Exception:
             sock.close()
             raise
         self._stream = stream
-        stream.peer = self._peer
-        machine = self._peer.machine
+        stream.owner = self._connection
+        machine = self._connection.machine
         self.stats.opened(machine)
         try:
             self._poller.watch(stream)
@@ -371,7 +371,7 @@ class Link:
             self._writes.flush()
             await self.status.lost()
         finally:
-            self._peer = self._stream = None
+            self._connection = self._stream = None
             self.stats.up = False
             self.stats.closed(machine)
             if not stream.closed:
@@ -392,10 +392,10 @@ class Link:
             self._writes.flush()
 
     def _ticked(self, now: float) -> None:
-        peer, stream = self._peer, self._stream
-        if peer is not None and stream is not None:
+        connection, stream = self._connection, self._stream
+        if connection is not None and stream is not None:
             try:
-                peer.tick(now)
+                connection.tick(now)
             except Exception as error:
                 stream.fail(error)
         self.session.tick(now)

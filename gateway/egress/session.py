@@ -15,11 +15,9 @@ from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
-from gateway.broker.routing import RoutingEntry
+from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import LinkStatus
-from gateway.model.address import Address
-from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -50,15 +48,13 @@ class ConsumingConnection(Protocol):
         """Messages that it has brought and not answered."""
 
 
-PeerT = TypeVar("PeerT", bound=ConsumingConnection)
+ConnectionT = TypeVar("ConnectionT", bound=ConsumingConnection)
 ConsumerT = TypeVar("ConsumerT", bound=LinkConsumer)
 SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
-class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
+class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
     """What the link `name` says to its broker, and hears."""
-
-    publisher: SinkT
 
     def __init__(
         self,
@@ -67,9 +63,12 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,
+        publisher: SinkT,
         *,
         client_id: str,
     ) -> None:
+        super().__init__(publisher)
+        self.publisher = publisher
         self.name = name
         self.settings = settings
         self.dispatcher = dispatcher
@@ -79,23 +78,9 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         self.client_id = client_id
         self.batch = self.dispatcher.batch(self, clock.now())
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
-        self._peer: PeerT | None = None
+        self._connection: ConnectionT | None = None
         self._caches: dict[str, Entries] = {}
         self._generation = -1
-
-    # What the dispatcher asks: a namespace with one sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every address of the remote broker."""
-        return (self.publisher,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self.publisher,)
-
-    @property
-    def retained(self) -> None:
-        """Retaining is MQTT's: the flag travels as a header."""
 
     # What the link asks.
 
@@ -106,9 +91,9 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
 
     def idle_but(self, held: int) -> bool:
         """The same, but for so many of the messages that it sent."""
-        peer = self._peer
+        connection = self._connection
         nothing_of_ours = self.publisher.idle and not len(self.batch)
-        return nothing_of_ours and (peer is None or peer.outstanding <= held)
+        return nothing_of_ours and (connection is None or connection.outstanding <= held)
 
     @property
     def unconfirmed(self) -> int:
@@ -187,10 +172,10 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         for entries in self._caches.values():
             entries.clear()
 
-    def disconnected(self, peer: PeerT, why: str) -> None:
+    def disconnected(self, connection: ConnectionT, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is peer:
-            self._peer = None
+        if self._connection is connection:
+            self._connection = None
             self.held.give_up()
         self.publisher.close()
         self.status.went_down(why)

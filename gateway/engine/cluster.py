@@ -47,7 +47,7 @@ UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
 class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The peer object of its stream, for as long as that connection lives."""
+    """The owner of its stream, for as long as that connection lives."""
 
     _codes = ReplyCode
 

@@ -85,12 +85,12 @@ class Speaker(Protocol):
     def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
 
-    def disconnected(self, peer: EngineConnection, why: str) -> None:
+    def disconnected(self, connection: EngineConnection, why: str) -> None:
         """The connection is gone."""
 
 
 class EngineConnection(ClusterConnection):
-    """The peer object of the engine's stream, for as long as that connection lives."""
+    """The owner of the engine's stream, for as long as that connection lives."""
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings = session.settings

@@ -280,7 +280,7 @@ class Logs(Unrouted):
         self.status = status
         self.stats: LinkStats = status.stats
         self.logs = logs
-        self._peer: LogsConnection | None = None
+        self._connection: LogsConnection | None = None
 
     @property
     def why_not(self) -> str:
@@ -296,7 +296,7 @@ class Logs(Unrouted):
 
     def disconnected(self, why: str) -> None:
         """The connection is gone."""
-        self._peer = None
+        self._connection = None
         self.stats.blocked = False
         for one in self.logs:
             one.disconnected()
@@ -320,8 +320,8 @@ class Logs(Unrouted):
 
     def connect(self, stream: Stream, target: Target, now: float) -> LogsConnection:
         """A connection stands: begin the handshake."""
-        self._peer = LogsConnection(self, stream, target, now)
-        return self._peer
+        self._connection = LogsConnection(self, stream, target, now)
+        return self._connection
 
     def turn_done(self) -> None:
         """Nothing gathers."""
@@ -330,9 +330,9 @@ class Logs(Unrouted):
         """Once a second, connected or not."""
         for one in self.logs:
             why = one.tick(Monotonic(now), blocked=self.stats.blocked)
-            if why and self._peer is not None:
+            if why and self._connection is not None:
                 log.warning("a log is connected anew", why=why)
-                self._peer.give_up(why)
+                self._connection.give_up(why)
                 return
 
 

@@ -72,7 +72,7 @@ class Wish(Protocol):
 
 
 class NodeConnection:
-    """The peer object of the stream to a node. Until it is `open` the handshake is its own."""
+    """The owner of the stream to a node. Until it is `open` the handshake is its own."""
 
     def __init__(
         self, caller: Caller, stream: Stream, machine: ClientConnection, leaving: set[NodeConnection]
@@ -284,7 +284,7 @@ class Nodes:
         stream = caller.stream.beside(sock, address_of(target), layer, layer_ended=self._layer_ended)
         stream.count_with(self._stats)
         node = NodeConnection(caller, stream, machine, self.leaving)
-        stream.peer = node
+        stream.owner = node
         try:
             stream.begin()
             with trio.fail_after(max(0.0, secs - (clock.now() - began))):

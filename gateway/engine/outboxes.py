@@ -34,7 +34,7 @@ from gateway.broker.outbox.outbox import (
     left_as,
 )
 from gateway.broker.poison import poisoned
-from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
+from gateway.broker.routing import Namespace, OneSink, RoutingEntry, RoutingPlan
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
 from gateway.egress.link import LinkStatus
@@ -43,7 +43,6 @@ from gateway.engine.names import names_of
 from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.mapping.routes import Route
-from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
@@ -101,15 +100,9 @@ class SharedOutboxes(AmqpLinkSession):
             within,
             status,
             client_id=client_id,
+            publishing=OutboxPublisher,
         )
         self.link = link
-        self.publisher = OutboxPublisher(
-            self.stats,
-            self._missing,
-            in_flight_max=engine.in_flight_max,
-            messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
-        )
         self.reader = MessageReader()
         self.refusals: dict[bytes, int] = {}  # of messages that the link's broker has refused, by their hash
         self.waiting: dict[str, int] = {}  # messages that have not been handed out, by queue
@@ -162,7 +155,7 @@ class SharedOutboxes(AmqpLinkSession):
                 route.name,
                 self.waiting.get(queue),
                 None,
-                0 if self._peer is None else self._peer.outstanding_of(queue),
+                0 if self._connection is None else self._connection.outstanding_of(queue),
                 None,
                 None,
                 self._problem(route.name in paused),
@@ -187,7 +180,7 @@ class SharedOutboxes(AmqpLinkSession):
 
     def connect(self, stream: Stream, target: Target, now: float) -> OutboxConnection:
         """A connection stands: begin the handshake."""
-        made = self._peer = OutboxConnection(self, stream, target, now)
+        made = self._connection = OutboxConnection(self, stream, target, now)
         return made
 
     def of(self, route: Route) -> SharedOutbox:
@@ -247,7 +240,7 @@ class SharedOutboxes(AmqpLinkSession):
         paused = set(self._paused())
         routes = self._routes()
         going = self.up() and not self._stopped
-        if not self._wanted[1] and self._peer is not None and self._peer.outstanding:
+        if not self._wanted[1] and self._connection is not None and self._connection.outstanding:
             going = False  # what was handed out before the link went down comes before the rest
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed
@@ -270,7 +263,7 @@ class SharedOutboxes(AmqpLinkSession):
             return entry
         route = self._routes().get(queue)
         if route is None:  # it has just gone from the mapping
-            return RoutingEntry(address, RoutingPlan(None, (Recipient(Waiting()),)))
+            return RoutingEntry(address, RoutingPlan(None, (Recipient(RequeuingSink()),)))
         recipient = Recipient(Drain(self, route))
         entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
         return entry
@@ -328,28 +321,17 @@ class OutboxConnection(AmqpLinkConnection):
         super().lost(reason)
 
 
-class SharedOutbox:
+class SharedOutbox(OneSink):
     """The outbox of one route: its namespace, and the only sink of that."""
 
     def __init__(self, outboxes: SharedOutboxes, queue: str) -> None:
+        super().__init__(self)
         self._address = amqp_address("", queue)
         self._recipient = Recipient(outboxes.publisher)
 
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Everything goes in here."""
-        return (self,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self,)
-
-    @property
-    def retained(self) -> None:
-        """Nothing is."""
-
     def publish(self, part: SubBatch) -> None:
         """Put messages into the queue; they are accepted when the cluster has confirmed them."""
-        batch = part.batch.onward(Entering(part))
+        batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
                 octets = encode_message(message)
@@ -361,7 +343,7 @@ class SharedOutbox:
         batch.send()
 
 
-class Entering:
+class SubBatchSource:
     """The source of what goes into an outbox of one part; receipts are positions in that."""
 
     def __init__(self, part: SubBatch) -> None:
@@ -379,7 +361,7 @@ class Entering:
         return self._part.batch.source.hold(senders)
 
 
-class Waiting:
+class RequeuingSink:
     """The sink of what no route leads out of an outbox: it stays there."""
 
     def publish(self, part: SubBatch) -> None:
@@ -436,7 +418,7 @@ class Drain:
             return
         utc = clock.utc()
         namespace = self._outboxes.namespace
-        batch = part.batch.onward(Leaving(self, part))
+        batch = part.batch.onward(DrainSource(self, part))
         for at, stored in enumerate(part.messages):
             try:
                 message = self._outboxes.reader.decode_one(bytes(stored.body))
@@ -492,7 +474,7 @@ class Drain:
         self._outboxes.note(self.route, messages, outcome, word)
 
 
-class Leaving:
+class DrainSource:
     """The source of what leaves an outbox, of one part. A receipt is (position in the part, message)."""
 
     def __init__(self, drain: Drain, part: SubBatch) -> None:

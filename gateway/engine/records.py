@@ -187,7 +187,7 @@ class Inherited:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Snapshot:
     """All that is known of a session, as its writer knew it when he had read the log up to `as_of`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = OCTETS
@@ -214,7 +214,7 @@ class Standing:
     kind: Literal["standing"] = "standing"
 
 
-Record = Mark | Opened | Left | Freed | Changed | Ended | Willed | Gone | Inherited | Standing
+Record = Mark | Opened | Left | Freed | Changed | Ended | Willed | Gone | Inherited | Snapshot
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from gateway.engine.judging import Allowed, ClientJudge
 from gateway.engine.nodes import NodeConnection, Nodes, NotThere
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
-from gateway.ingress.guests import Farewell, Guests, InFlight
+from gateway.ingress.guest import Farewell, InFlight
+from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.model.address import Address
 from gateway.model.batch import Sink
@@ -103,7 +104,7 @@ class RelaySource(AmqpEntrance):
 
 
 class RelayedConnection(AmqpNewcomer):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, source: RelaySource, stream: Stream, now: float) -> None:
         limits, nodes = source.limits, source.nodes
@@ -184,6 +185,11 @@ class RelayedConnection(AmqpNewcomer):
     # What the listener asks.
 
     @property
+    def channel_count(self) -> int:
+        """Channels that are open at the node, or were asked for."""
+        return len(self.channels)
+
+    @property
     def idle(self) -> bool:
         """All that the client has said is written."""
         return self._node is None or not self._node.stream.backlogged
@@ -202,11 +208,6 @@ class RelayedConnection(AmqpNewcomer):
 
     def told_of_memory(self, short: bool) -> None:
         """Only the node says `connection.blocked`: of the two nobody could tell which one has ended."""
-
-    @property
-    def begun(self) -> int:
-        """What has begun is on its way to the node."""
-        return 0
 
     def let_go_for_memory(self) -> None:
         """It has nothing that could be given back."""

@@ -26,6 +26,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import OneSink
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
@@ -94,7 +95,7 @@ LET_GO_SECS: Final = (
     1.0  # that an owner has to free a session's queue, before others wait for it in the broker
 )
 Done = Callable[[Outcome], None]
-Entry = tuple[Address, tuple[Recipient, ...]]
+KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
 class Clients(Protocol):
@@ -131,7 +132,7 @@ class Clients(Protocol):
         """Once a second."""
 
 
-class EngineSession:
+class EngineSession(OneSink):
     """The link session of the engine. `life` names this life of the replica."""
 
     def __init__(
@@ -145,6 +146,15 @@ class EngineSession:
         let_go: Callable[[], None],
     ) -> None:
         """`let_go` ends the connections of all clients, for the cluster was away for too long."""
+        self.publisher = EnginePublisher(
+            status.stats,
+            names_of(settings.namespace, settings.topic_exchange),
+            in_flight_max=settings.in_flight_max,
+            messages_max=limits.queue_messages_max,
+            octets_max=limits.queue_bytes_max,
+            topics_max=limits.cache_entries_max,
+        )
+        super().__init__(self.publisher)
         self.settings = settings
         self.replica = replica
         self.limits = limits
@@ -159,14 +169,6 @@ class EngineSession:
             octets_max=limits.retained_bytes_max,
             store=store,
         )
-        self.publisher = EnginePublisher(
-            self.stats,
-            self.names,
-            in_flight_max=settings.in_flight_max,
-            messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
-            topics_max=limits.cache_entries_max,
-        )
         self.table = SessionTable(settings.namespace, self, store, clock.now)
         self.recorder = Recorder(self._wake)
         self.clients: Clients  # from `serve` on
@@ -177,7 +179,7 @@ class EngineSession:
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._let_go = let_go
-        self._peer: EngineConnection | None = None
+        self._connection: EngineConnection | None = None
         self._up = False
         self._down_since: float | None = None
         self._openings: dict[str, Opening] = {}  # that have not come back, by client
@@ -196,7 +198,7 @@ class EngineSession:
         self._mark_since = 0.0
         self._look_at = 0.0
         self._look_behind = 0  # octets of the log
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the clock does not run yet
@@ -236,20 +238,6 @@ class EngineSession:
             return self.status.why or AWAY
         return BEHIND if self.recorder.full else ""
 
-    # What the dispatcher asks, through the namespace.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every topic goes to the cluster."""
-        return (self.publisher,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self.publisher,)
-
-    @property
-    def retained(self) -> None:
-        """What is retained goes the same way."""
-
     # What the link asks.
 
     @property
@@ -271,8 +259,8 @@ class EngineSession:
 
     def connect(self, stream: Stream, target: Target, now: float) -> EngineConnection:
         """A connection stands: begin the handshake."""
-        self._peer = EngineConnection(self, stream, target, now)
-        return self._peer
+        self._connection = EngineConnection(self, stream, target, now)
+        return self._connection
 
     def turn_done(self) -> None:
         """Hand out what this wake-up has gathered; then it can be acknowledged."""
@@ -288,8 +276,8 @@ class EngineSession:
                 contained("delivery", error, client=session.client_id)
         self.table.note(self.kept.position)
         self.kept.note()
-        if self._peer is not None:
-            self._peer.dealt_with()
+        if self._connection is not None:
+            self._connection.dealt_with()
 
     def tick(self, now: float) -> None:
         """Once a second, connected or not."""
@@ -297,19 +285,19 @@ class EngineSession:
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
                 self._give_clients_up(now)
-        if self._peer is None:
+        if self._connection is None:
             return
         if self._mark is not None and now - self._mark_since >= MARK_SECS:
             log.warning("the log is read from its beginning", position=self.kept.position)
             self._begin_anew()
-            self._peer.give_up("a mark did not come back on the log")
+            self._connection.give_up("a mark did not come back on the log")
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
         if self._up and not self.stopped:
             self._keep_house(now, clock.utc())
-            self.clients.sweep(self._peer.consumers, now)
+            self.clients.sweep(self._connection.consumers, now)
 
     def _begin_anew(self) -> None:
         self.kept.begin_anew()
@@ -317,10 +305,10 @@ class EngineSession:
 
     def _give_clients_up(self, now: float) -> None:
         self._down_since = now
-        if self._peer is None:
+        if self._connection is None:
             self.clients.wills_pass()
         self._let_go()
-        if self._peer is None:
+        if self._connection is None:
             self._begin_life()
 
     def _keep_house(self, now: float, utc: float) -> None:
@@ -352,7 +340,7 @@ class EngineSession:
         return True
 
     def _write_again(self) -> None:
-        assert self._peer is not None
+        assert self._connection is not None
         utc = clock.utc()
         rows = []
         for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
@@ -361,16 +349,16 @@ class EngineSession:
             rows.append((wire, raw, bytes(message.body)))
         if rows:
             self.records["written_again"] += len(rows)
-            self._peer.write_again(rows)
+            self._connection.write_again(rows)
 
         def oldest(share: float) -> float:
             return self.kept.oldest(self.settings.state_bytes_max * share)
 
         for state in self.table.due(self.settings.state_secs, oldest):
             self.records["written_again"] += 1
-            self.recorder.put(state.standing(self.life, self.recorder.next_number(), self.kept.position))
+            self.recorder.put(state.snapshot(self.life, self.recorder.next_number(), self.kept.position))
             if state.queue:
-                self._peer.consumers.touch(f"{self.names.sessions}.{state.queue}")
+                self._connection.consumers.touch(f"{self.names.sessions}.{state.queue}")
 
     # What batches ask: this is their source.
 
@@ -389,11 +377,11 @@ class EngineSession:
         self._look_at = clock.now() + AGAIN_SECS
         self._send_mark()
 
-    def disconnected(self, peer: EngineConnection, why: str) -> None:
+    def disconnected(self, connection: EngineConnection, why: str) -> None:
         """The connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is not peer:
+        if self._connection is not connection:
             return
-        self._peer = None
+        self._connection = None
         self._up = False
         self.stats.blocked = False
         self._waiting = self._marked + self._waiting
@@ -422,7 +410,7 @@ class EngineSession:
             else:
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
-    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[Entry, Arrived, Body] | None:
+    def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
         try:
             entry = self._entries.get(wire) or self._entry(wire)
             arrived = self._known.get(raw) or self._read(raw)
@@ -502,7 +490,7 @@ class EngineSession:
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
         self._dispatcher.dead_letters.add([message], "", outcome)
 
-    def _entry(self, wire: bytes) -> Entry:
+    def _entry(self, wire: bytes) -> KnownAddress:
         make_room(self._entries, self.limits.cache_entries_max)
         address = topic_of(decode_address(wire)[1])
         found = [self._recipient(sink) for sink in self.clients.wanting(address)]
@@ -532,14 +520,14 @@ class EngineSession:
     def bind(self, levels: list[str]) -> None:
         """A client of this replica wants what matches a filter."""
         key = self.bindings.add(levels)
-        if key is not None and self._peer is not None:
-            self._peer.bind(key, True)
+        if key is not None and self._connection is not None:
+            self._connection.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
         """It does not any more."""
         key = self.bindings.remove(levels)
-        if key is not None and self._peer is not None:
-            self._peer.bind(key, False)
+        if key is not None and self._connection is not None:
+            self._connection.bind(key, False)
 
     def after_recorded(self, done: Done) -> None:
         """`done` hears ACCEPTED when all that was asked for is there, and the log has been read up to now."""
@@ -547,24 +535,24 @@ class EngineSession:
         self._send_mark()
 
     def _send_mark(self, *, alive: bool = False) -> None:
-        peer = self._peer
-        if self._mark is not None or peer is None or not peer.ready:
+        connection = self._connection
+        if self._mark is not None or connection is None or not connection.ready:
             return
-        if self._up and (peer.consumers.undecided or not (self._waiting or alive)):
+        if self._up and (connection.consumers.undecided or not (self._waiting or alive)):
             return
         if self._up:
             self._marked, self._waiting = self._waiting, []
         number = self._mark = self.recorder.next_number()
         self._mark_since = self._alive_at = clock.now()
-        peer.after_bound(partial(self._write_mark, peer, number))
+        connection.after_bound(partial(self._write_mark, connection, number))
 
     def decided(self) -> None:
         """What waited to be bound is asked for."""
         self._send_mark()
 
-    def _write_mark(self, peer: EngineConnection, number: int) -> None:
+    def _write_mark(self, connection: EngineConnection, number: int) -> None:
         self.recorder.flush()
-        peer.write(Mark(self.replica, self.life, number))
+        connection.write(Mark(self.replica, self.life, number))
 
     def _mark_came(self, mark: Mark) -> None:
         if mark.number != self._mark:
@@ -582,12 +570,12 @@ class EngineSession:
 
     def _came_up(self) -> None:
         """The log has been read to its end: who has lost a client by then knows it."""
-        assert self._peer is not None
+        assert self._connection is not None
         self._up = True
         self._down_since = None
         self._up_since = clock.now()
         self.status.came_up()
-        self.recorder.up(self._peer.write)
+        self.recorder.up(self._connection.write)
         for session in self.clients.lasting():
             state = self.table.states.get(session.client_id)
             if state is None or state.owner != session.owner:
@@ -595,13 +583,13 @@ class EngineSession:
             elif session not in self._taking_over:
                 self._consume(session)
         if not self.stopped:
-            self.clients.sweep(self._peer.consumers, self._up_since)
+            self.clients.sweep(self._connection.consumers, self._up_since)
 
     # Clients that come and go, and what the table has learnt of them.
 
     def _wake(self) -> None:
-        if self._peer is not None:
-            self._peer.wake()
+        if self._connection is not None:
+            self._connection.wake()
 
     def flush(self) -> None:
         """Write what sessions have to say."""
@@ -609,14 +597,14 @@ class EngineSession:
 
     def open(self, coming: Coming) -> Opening:
         """A client has come; the log hears of it, and says what it finds."""
-        assert self._peer is not None
+        assert self._connection is not None
         client = coming.client
         number = self.recorder.next_number()
         before = self._openings.get(client)
         if before is not None:
             before.lose("taken over")
         opening = self._openings[client] = Opening(coming, (self.life, number))
-        self._peer.write(
+        self._connection.write(
             Opened(
                 client,
                 self.replica,
@@ -662,8 +650,8 @@ class EngineSession:
         if record.life != self.life:
             return
         self.clients.ended(state)
-        if state.queue and self._peer is not None:
-            self._peer.delete_queue(f"{self.names.sessions}.{state.queue}")
+        if state.queue and self._connection is not None:
+            self._connection.delete_queue(f"{self.names.sessions}.{state.queue}")
         if state.will is not None and state.will_at and self._once(f"will {state.owner}", clock.now()):
             self.clients.publish_left(state)
 
@@ -675,8 +663,8 @@ class EngineSession:
         self.clients.wills_pass()
         self._let_go()
         self._begin_life()
-        if self._peer is not None:
-            self._peer.give_up("other replicas held this one for dead")
+        if self._connection is not None:
+            self._connection.give_up("other replicas held this one for dead")
 
     def stopping(self, write: Callable[[Record], None]) -> None:
         """The connection is ended in order: if the process ends, others keep what it has kept."""
@@ -693,29 +681,29 @@ class EngineSession:
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
         """This replica has members of a shared subscription, or no longer."""
-        if self._peer is not None and self._up:
+        if self._connection is not None and self._up:
             if on:
-                self._peer.consumers.begin(shared)
+                self._connection.consumers.begin(shared)
             else:
-                self._peer.consumers.end(shared, None)
+                self._connection.consumers.end(shared, None)
 
     def _consume(self, session: ClientSession) -> None:
         self._taking_over.pop(session, None)
-        if self._peer is not None and self._up and not self.stopped:
-            self._peer.consumers.begin(session)
+        if self._connection is not None and self._up and not self.stopped:
+            self._connection.consumers.begin(session)
 
     def hand_over(self, done: Done) -> None:
         """The process ends: other replicas get the queues of its clients' sessions, and `done` hears when the
         log says that they are free. At once while the cluster is away, for nobody could be told."""
         self.stopped = True
         self._taking_over.clear()
-        peer, sessions = self._peer, self.clients.lasting()
-        if peer is None or not self._up:
+        connection, sessions = self._connection, self.clients.lasting()
+        if connection is None or not self._up:
             done(ACCEPTED)
             return
         for session in sessions:
             session.stop()
-        peer.consumers.close()
+        connection.consumers.close()
         for session in sessions:
             self._freed(session.client_id, session.owner)
         self.after_logged(done)
@@ -726,8 +714,8 @@ class EngineSession:
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
         self.recorder.put(Left(client, self.life, number, owner, clock.utc(), session.expiry_secs, will_at))
-        if session.lasting and not self.stopped and self._peer is not None:
-            self._peer.consumers.end(session, partial(self._freed, client, owner))
+        if session.lasting and not self.stopped and self._connection is not None:
+            self._connection.consumers.end(session, partial(self._freed, client, owner))
 
     def _freed(self, client: str, owner: Owner) -> None:
         self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner))
@@ -772,8 +760,8 @@ class EngineSession:
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
-        if self._peer is not None:
-            self._peer.consumers.bind(session, key)
+        if self._connection is not None:
+            self._connection.consumers.bind(session, key)
 
     # A message of nobody's.
 

@@ -32,7 +32,7 @@ from gateway.engine.records import (
     Options,
     Owner,
     Record,
-    Standing,
+    Snapshot,
     Willed,
     WillSaid,
     decode_record,
@@ -135,9 +135,9 @@ class SessionState:
         if number is not None:
             self.recent.add(number)
 
-    def standing(self, life: str, number: int, as_of: int) -> Standing:
+    def snapshot(self, life: str, number: int, as_of: int) -> Snapshot:
         """All of it."""
-        return Standing(
+        return Snapshot(
             self.client,
             life,
             number,
@@ -166,7 +166,7 @@ def said(options: SubscriptionOptions) -> Options:
     return found
 
 
-def state_of(record: Standing, offset: int) -> SessionState:
+def state_of(record: Snapshot, offset: int) -> SessionState:
     """The session that a record says whole."""
     state = SessionState(record.client, record.owner, offset)
     state.keeper, state.queue, state.attached = record.keeper, record.queue, record.attached
@@ -227,7 +227,7 @@ class SessionTable:
         for _, octets in () if store is None else store.things(self._kind):
             assert isinstance(octets, bytes)
             record = decode_record(octets)
-            if isinstance(record, Standing):
+            if isinstance(record, Snapshot):
                 state = state_of(record, record.number)
                 state.written = 0.0  # nobody knows
                 self._put(state)
@@ -277,8 +277,8 @@ class SessionTable:
             return self._life_gone(record, offset)
         if isinstance(record, Inherited):
             return self._inherited(record, offset)
-        if isinstance(record, Standing):
-            return self._stands(record, offset)
+        if isinstance(record, Snapshot):
+            return self._take_snapshot(record, offset)
         if isinstance(record, Left | Changed | Ended | Willed):
             state = self.states.get(record.client)
             if state is not None and state.owner == record.owner:
@@ -384,7 +384,7 @@ class SessionTable:
         self._heard.buried(record.of)
         return True
 
-    def _stands(self, record: Standing, offset: int) -> bool:
+    def _take_snapshot(self, record: Snapshot, offset: int) -> bool:
         before = self.states.get(record.client)
         latest = self._ended.get(record.client, -1) if before is None else before.changed_at
         if latest > record.as_of:
@@ -438,7 +438,7 @@ class SessionTable:
             if state is None:
                 self._kept_in.delete(self._kind, client.encode())
             else:
-                octets = encode_record(state.standing(state.keeper, state.placed, position))
+                octets = encode_record(state.snapshot(state.keeper, state.placed, position))
                 self._kept_in.put(self._kind, client.encode(), octets)
         self._unsaved.clear()
 

@@ -15,7 +15,7 @@ from gateway.access.places import LOOPBACK
 from gateway.broker.shares import Shares, share_of
 from gateway.settings import Limits
 
-Guest = TypeVar("Guest")
+Holder = TypeVar("Holder")
 Seat = tuple[str, str | None]  # place, and user name once it is said
 STRANGE_SECS: Final = 1.0  # for which a handshake is left in peace
 RATES_MAX: Final = 10_000  # addresses whose connects are counted; whoever came longest ago is forgotten
@@ -42,7 +42,7 @@ class Rate:
         return taken
 
 
-class Door(Generic[Guest]):
+class Door(Generic[Holder]):
     """Who is in: guests by their place, the user names of those that have said theirs."""
 
     def __init__(self, limits: Limits, connections_max: int) -> None:
@@ -54,9 +54,9 @@ class Door(Generic[Guest]):
         self._rate = Rate(limits.connects_per_second_max)
         self._places = Shares()
         self._users = Shares()
-        self.guests: dict[Guest, Seat] = {}
+        self.guests: dict[Holder, Seat] = {}
         self._seat: Seat = ("", None)  # the last one: a fleet's are all the same
-        self._strangers: dict[str, dict[Guest, float]] = {}  # by place, with when they came
+        self._strangers: dict[str, dict[Holder, float]] = {}  # by place, with when they came
         self._strange = Shares()  # strangers by place
 
     def full(self, now: float) -> bool:
@@ -76,7 +76,7 @@ class Door(Generic[Guest]):
         """Another one of that place comes too soon."""
         return not self._rate.take(place, now)
 
-    def in_the_way(self, now: float) -> Guest | None:
+    def in_the_way(self, now: float) -> Holder | None:
         """Who has to go before another one can come, if anybody."""
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
@@ -84,7 +84,7 @@ class Door(Generic[Guest]):
         guest, since = next(iter(self._strangers[place].items()))
         return guest if now - since >= STRANGE_SECS else None
 
-    def enter(self, guest: Guest, place: str, now: float) -> None:
+    def enter(self, guest: Holder, place: str, now: float) -> None:
         """Another one is in, and has not said who it is."""
         self._sit(guest, (place, None))
         self._places.add(place)
@@ -96,7 +96,7 @@ class Door(Generic[Guest]):
         counted = self._user_said or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
-    def named(self, guest: Guest, user: str) -> None:
+    def named(self, guest: Holder, user: str) -> None:
         """It has said who it is."""
         place, known = self.guests.get(guest, ("", user))
         if known is not None:
@@ -106,12 +106,12 @@ class Door(Generic[Guest]):
         if self._user_said or place != LOOPBACK:
             self._users.add(user)
 
-    def _sit(self, guest: Guest, seat: Seat) -> None:
+    def _sit(self, guest: Holder, seat: Seat) -> None:
         if seat != self._seat:
             self._seat = seat
         self.guests[guest] = self._seat
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, guest: Holder) -> None:
         """It has gone; a repeated call is ignored."""
         if guest not in self.guests:
             return
@@ -122,7 +122,7 @@ class Door(Generic[Guest]):
         elif self._user_said or place != LOOPBACK:
             self._users.remove(user)
 
-    def _forget_stranger(self, guest: Guest, place: str) -> None:
+    def _forget_stranger(self, guest: Holder, place: str) -> None:
         same = self._strangers[place]
         del same[guest]
         if not same:

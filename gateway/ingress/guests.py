@@ -1,12 +1,11 @@
-"""Who is connected to one listener, whatever has become of their protocol: what a connection is to it, the
-places that connections take, and how much each may send.
+"""Who is connected to one listener, whatever has become of their protocol: the places that connections take,
+and how much each may send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -14,26 +13,17 @@ import trio
 from gateway.access.places import place_of
 from gateway.access.rights import Rights
 from gateway.ingress.door import Door
+from gateway.ingress.guest import Guest
 from gateway.model.message import Sender
 from gateway.settings import Limits, User
 from gateway.telemetry.audit import audit
-from gateway.telemetry.stats import FrameCounts, ListenerStats
+from gateway.telemetry.stats import ListenerStats
 from gateway.transport.rate import Rate
-from gateway.transport.stream import Stream, StreamOwner, WriteSet
+from gateway.transport.stream import Stream, WriteSet
 
 SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
 
 log = structlog.get_logger(limited=True)
-
-
-class Farewell(Enum):
-    """Why the gateway ends a connection whose client did nothing wrong."""
-
-    STOPPING = "the gateway is stopping"
-    DISMISSED = "an operator has disconnected this client"
-    EXPIRED = "its credentials have expired"
-    REVOKED = "its user is no more"
-    UNSERVED = "what serves this client is away for too long"
 
 
 class Entrance(NamedTuple):
@@ -41,41 +31,6 @@ class Entrance(NamedTuple):
 
     since: float
     version: str
-
-
-class InFlight(NamedTuple):
-    """Messages that are under way at a connection: those that its client has published and waits to be told
-    of, and those that it has been sent and has not acknowledged."""
-
-    unsettled: int = 0
-    unacknowledged: int = 0
-
-
-class Connection(StreamOwner, Protocol):
-    """A peer object of a listener."""
-
-    stream: Stream
-    sender: Sender
-
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading, a queue is full; returns what undoes it, None when this must not be stopped."""
-
-    @property
-    def machine(self) -> FrameCounts:
-        """The protocol machine, which counts frames."""
-
-    def tick(self, now: float) -> None:
-        """Do what is due by the clock."""
-
-    def shut_down(self, farewell: Farewell) -> None:
-        """Say goodbye in the protocol's words and end the stream."""
-
-    @property
-    def idle(self) -> bool:
-        """True: nothing of this connection awaits settlement."""
-
-    def in_flight(self) -> InFlight:
-        """What is under way."""
 
 
 class Guests:
@@ -90,12 +45,12 @@ class Guests:
     ) -> None:
         self.limits = limits
         self.stats = stats
-        self.hurried: set[Connection] = set()  # those that have ticks in between
+        self.hurried: set[Guest] = set()  # those that have ticks in between
         self._users = users or {}
         self._writes = writes
-        self._door: Door[Connection] = Door(limits, limits.connections_max)
+        self._door: Door[Guest] = Door(limits, limits.connections_max)
         self.connections = self._door.guests
-        self._by_sender: dict[Sender, Connection] = {}  # those that are named; a sender has their address
+        self._by_sender: dict[Sender, Guest] = {}  # those that are named; a sender has their address
 
     @property
     def name(self) -> str:
@@ -129,22 +84,22 @@ class Guests:
             stream.abort(word)
         return bool(word)
 
-    def enter(self, connection: Connection, stream: Stream) -> None:
+    def enter(self, connection: Guest, stream: Stream) -> None:
         """It has a place, and the stream. A stranger goes, if the listener is full of them."""
         now = trio.current_time()
         stranger = self._door.in_the_way(now)
         if stranger is not None:
             self.refused("gave_way", stranger.stream.remote)
             stranger.stream.abort("it has not said who it is, and its place is needed")
-        stream.peer = connection
+        stream.owner = connection
         self._door.enter(connection, place_of(stream.remote), now)
-        self.stats.opened(connection.machine)
+        self.stats.opened(connection.frames)
 
     def may_be(self, user: str, remote: str) -> bool:
         """Whether another connection of that user may stay."""
         return self._door.may_be(user, place_of(remote))
 
-    def named(self, connection: Connection, user: str, rights: Rights) -> None:
+    def named(self, connection: Guest, user: str, rights: Rights) -> None:
         """The client has said who it is. Said once: or it would get another second's worth each time."""
         self._door.named(connection, user)
         self._by_sender[connection.sender] = connection
@@ -152,13 +107,13 @@ class Guests:
         if own is not None or not rights.unlimited:
             connection.stream.rate = self.rate(rights, own)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Guest) -> None:
         """A connection has ended."""
         self.hurried.discard(connection)
         self._door.leave(connection)
         if self._by_sender.get(connection.sender) is connection:
             del self._by_sender[connection.sender]
-        self.stats.closed(connection.machine)
+        self.stats.closed(connection.frames)
 
     # What they may send, and when they are looked at.
 
@@ -174,7 +129,7 @@ class Guests:
                 messages = one.receive_messages_per_sec_max
         return Rate(octets, messages, trio.current_time()) if octets or messages else None
 
-    def hurry(self, connection: Connection, interval: float) -> None:
+    def hurry(self, connection: Guest, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds; 0: it does not."""
         if 0 < interval < SHORT_INTERVAL_SECS:
             self.hurried.add(connection)

@@ -24,7 +24,8 @@ from gateway.errors import ConfigurationError
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
-from gateway.ingress.guests import Connection, Entrance, Guests
+from gateway.ingress.guest import Guest
+from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.sockets import all_bound, place_at
 from gateway.settings import Limits
 from gateway.transport.poller import Poller
@@ -45,8 +46,8 @@ class Ingress(Protocol):
 
     limits: Limits
 
-    def connect(self, stream: Stream, now: float) -> Connection:
-        """A new connection's peer object; `now` is when it was accepted."""
+    def connect(self, stream: Stream, now: float) -> Guest:
+        """A new connection's owner; `now` is when it was accepted."""
 
     def turn_done(self) -> None:
         """Route the batch that this wake-up has gathered."""
@@ -54,7 +55,7 @@ class Ingress(Protocol):
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
 
-    def entrance(self, connection: Connection) -> Entrance | None:
+    def entrance(self, connection: Guest) -> Entrance | None:
         """When a client was let in; None: it has not said who it is."""
 
     def forget_entries(self) -> None:
@@ -93,7 +94,7 @@ class Listener:
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
 
-    def entrance(self, connection: Connection) -> Entrance | None:
+    def entrance(self, connection: Guest) -> Entrance | None:
         """When a client was let in; None: it has not said who it is."""
         return self._protocol.entrance(connection)
 

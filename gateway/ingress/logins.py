@@ -1,6 +1,6 @@
 """Logins that take their time: a password waits for its hash, or a failure before it for its delay.
 
-Meanwhile a stand-in has the place of the connection's peer object. It keeps what the client says and reads
+Meanwhile a stand-in has the place of the connection's owner. It keeps what the client says and reads
 little of it; and when the client goes, which would not be noticed without reading, the login ends: nobody
 waits behind those who are not there any more. Only what came in one piece with the login is looked at all
 the same, for a device may say all that it has to say, and leave.
@@ -35,17 +35,17 @@ log = structlog.get_logger(limited=True)
 
 
 class Login:
-    """Stands in for the peer object of a stream."""
+    """Stands in for the owner of a stream."""
 
     def __init__(self, stream: Stream, *, behind: bool) -> None:
         """`behind`: more than the login has been read already."""
-        assert stream.peer is not None
+        assert stream.owner is not None
         self.stream = stream
         self.scope = trio.CancelScope()
-        self._peer: StreamOwner = stream.peer
+        self._owner: StreamOwner = stream.owner
         self._given = b""
         self._held = False
-        stream.peer = self
+        stream.owner = self
         if behind:
             self._hold()
 
@@ -68,20 +68,20 @@ class Login:
             self.stream.abort("closed by the peer")
 
     def go_on(self, then: Callable[[], None]) -> None:
-        """It is decided: the peer object goes on, by `then`, and with what has come since."""
-        stream, peer = self.stream, self._peer
-        stream.peer = peer
+        """It is decided: the owner goes on, by `then`, and with what has come since."""
+        stream, owner = self.stream, self._owner
+        stream.owner = owner
         if self._held:
             stream.release()
         then()
-        if self._given and stream.peer is peer:
-            peer.receive(self._given, trio.current_time())
+        if self._given and stream.owner is owner:
+            owner.receive(self._given, trio.current_time())
         stream.mark()
 
     @property
     def over(self) -> bool:
         """The connection has ended, or begun to."""
-        return self.stream.peer is not self
+        return self.stream.owner is not self
 
     # What the stream asks.
 
@@ -92,17 +92,17 @@ class Login:
             self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """What the peer object says."""
-        return self._peer.data_to_send()
+        """What the owner says."""
+        return self._owner.data_to_send()
 
     def drained(self) -> None:
         """What it said has been written."""
-        self._peer.drained()
+        self._owner.drained()
 
     def lost(self, reason: str) -> None:
         """Nobody waits for this login any more."""
         self.scope.cancel()
-        self._peer.lost(reason)
+        self._owner.lost(reason)
 
 
 class Logins:

@@ -19,7 +19,8 @@ from gateway.access.principal import Principal
 from gateway.access.questions import Asked
 from gateway.access.rights import Decision, Rights
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
-from gateway.ingress.guests import Connection, Entrance, Farewell, Guests
+from gateway.ingress.guest import Farewell, Guest
+from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -57,11 +58,11 @@ class ListenerSource(ABC):
         self.spool = services.bodies.spool
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
-        self._entered: dict[Connection, Entrance] = {}  # clients that were let in
-        self._expiring: dict[Connection, float] = {}  # those whose identity ends, and when (seconds of 1970)
+        self._entered: dict[Guest, Entrance] = {}  # clients that were let in
+        self._expiring: dict[Guest, float] = {}  # those whose identity ends, and when (seconds of 1970)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
         self._tell_unwanted_at = 0.0
-        self._counted: dict[Connection, str] = {}  # whose roles limit its connections
+        self._counted: dict[Guest, str] = {}  # whose roles limit its connections
 
     @property
     @abstractmethod
@@ -79,8 +80,8 @@ class ListenerSource(ABC):
     # What the listener asks.
 
     @abstractmethod
-    def connect(self, stream: Stream, now: float) -> Connection:
-        """A client has connected: its peer object. `now` is when it was accepted."""
+    def connect(self, stream: Stream, now: float) -> Guest:
+        """A client has connected: its owner. `now` is when it was accepted."""
 
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
@@ -152,7 +153,7 @@ class ListenerSource(ABC):
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
 
     def let_in(
-        self, connection: Connection, principal: Principal, rights: Rights, client: str, version: str
+        self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
         """The client has said who it is; the limit that keeps it out, "": it is in."""
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
@@ -164,7 +165,7 @@ class ListenerSource(ABC):
         return limit
 
     def entered(
-        self, connection: Connection, principal: Principal, rights: Rights, client: str, version: str
+        self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
     ) -> None:
         """The client has said who it is, and has a place. `client` is what it calls itself."""
         if not rights.unlimited:
@@ -185,7 +186,7 @@ class ListenerSource(ABC):
             expires=principal.expires,
         )
 
-    def renewed(self, connection: Connection, principal: Principal) -> None:
+    def renewed(self, connection: Guest, principal: Principal) -> None:
         """The client has proved anew that it is the same user."""
         self._lasts(connection, principal)
         audit(
@@ -198,7 +199,7 @@ class ListenerSource(ABC):
             expires=principal.expires,
         )
 
-    def _lasts(self, connection: Connection, principal: Principal) -> None:
+    def _lasts(self, connection: Guest, principal: Principal) -> None:
         if principal.expires is None:
             self._expiring.pop(connection, None)
         else:
@@ -214,11 +215,11 @@ class ListenerSource(ABC):
             except Exception as error:
                 connection.stream.fail(error)
 
-    def hurry(self, connection: Connection, interval: float) -> None:
+    def hurry(self, connection: Guest, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds."""
         self.guests.hurry(connection, interval)
 
-    def forget(self, connection: Connection, reason: str = "") -> None:
+    def forget(self, connection: Guest, reason: str = "") -> None:
         """A connection has ended, for this reason."""
         user = self._counted.pop(connection, None)
         if user is not None:
@@ -236,7 +237,7 @@ class ListenerSource(ABC):
                 secs=round(self.now() - entered.since, 3),
             )
 
-    def entrance(self, connection: Connection) -> Entrance | None:
+    def entrance(self, connection: Guest) -> Entrance | None:
         """When a client was let in; None: it has not said who it is."""
         return self._entered.get(connection)
 

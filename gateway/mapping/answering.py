@@ -49,7 +49,7 @@ def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -
 
 
 class CodedAnswer(AmendingRoute):
-    """Another crossing, behind which the correlation is what the requester said."""
+    """A resolved route, behind which the correlation is what the requester said."""
 
     __slots__ = ()
 

@@ -17,7 +17,7 @@ from gateway.model.properties import Properties
 
 
 class IdentifyingRoute(AmendingRoute):
-    """Another crossing, and the next of `ids` for each message that has crossed and has none."""
+    """A resolved route, and the next of `ids` for each message that has crossed and has none."""
 
     __slots__ = ("_ids",)
 

@@ -27,7 +27,9 @@ from gateway.model.properties import Properties, PropertySet, Value, property_se
 
 HOPS_ANY: Final = 1 << 16  # more than any message has made
 FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
-SENDERS_MAX: Final = 1024  # senders that one crossing remembers, for templates that name the client or user
+SENDERS_MAX: Final = (
+    1024  # senders that one resolved route remembers, for templates that name the client or user
+)
 
 NO_WAY_BACK: Final = "no route leads back to it"
 HOPS_EXCEEDED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "the message crossed too many routes: a loop?")
@@ -252,7 +254,7 @@ class Route:
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
     ) -> ResolvedRoute:
-        """The crossing for one address and, where the templates name it, one sender."""
+        """The resolved route for one address and, where the templates name it, one sender."""
         texts = self.texts_of(address, captures, queue, sender)
         try:
             target = self.address(texts, self._levels(texts, captures))
@@ -526,7 +528,7 @@ class ShapedRoute(ResolvedRoute):
 
 
 class AmendingRoute(ResolvedRoute):
-    """Another crossing, behind which the properties are `amended`: each message has its own."""
+    """A resolved route, behind which the properties are `amended`: each message has its own."""
 
     __slots__ = ("_inner",)
 
@@ -586,7 +588,7 @@ class RefusedRoute(ResolvedRoute):
 
 
 class ConditionalRoute(ResolvedRoute):
-    """Another crossing, for the messages that satisfy `when`."""
+    """A resolved route, for the messages that satisfy `when`."""
 
     __slots__ = ("_condition", "_fixed", "inner")
 
@@ -603,7 +605,7 @@ class ConditionalRoute(ResolvedRoute):
 
 
 class SenderRoute(ResolvedRoute):
-    """A crossing per client and user, for templates that name them."""
+    """A resolved route for each client and user, for templates that name them."""
 
     __slots__ = ("_address", "_captures", "_hops_max", "_known", "_queue")
 
@@ -616,7 +618,7 @@ class SenderRoute(ResolvedRoute):
         self._known: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
-        """The crossing of this sender's messages."""
+        """The resolved route of this sender's messages."""
         key = (sender.client, sender.user)
         found = self._known.get(key)
         if found is None:

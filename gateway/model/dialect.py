@@ -124,11 +124,16 @@ class Dialect(ABC):
     """The part of the configuration that a listener is, a gateway.settings.endpoints.Listener."""
     link_settings: ClassVar[str] = "gateway.settings.endpoints:Link"
     """The same of a link."""
-    peer: ClassVar[str] = ""
+    client: ClassVar[str] = ""
     """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
     commands: ClassVar[str] = ""
     """The class of what `gateway publish` and `subscribe` do beyond what such a connection can, a
     gateway.cli.sending.Commands; "": nothing."""
+
+    trials: ClassVar[str] = ""
+    """What of routes can be tried at a link's broker before anything runs: a function of the link's part of
+    the configuration, its subscriptions and its targets, which yields gateway.cli.trials.Trial; "": nothing.
+    """
 
     # Connections
     has_virtual_hosts: ClassVar[bool] = False
@@ -176,12 +181,18 @@ class Dialect(ABC):
 
     def parse(self, text: str) -> Address:
         """The address that `show` wrote; without a scope it is in the default one. Raises NameRefused."""
+        scope, name = self.split(text)
+        return self.address(self.scope_default if scope is None else scope, name)
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Scope and name as a text has them, whether or not there is such an address; None: it says no
+        scope."""
         if self.scope_word is None:
-            return self.address("", text)
+            return "", text
         scope, colon, name = text.partition(":")
         if colon and (not self.scopes or scope in self.scopes):
-            return self.address(scope.replace("%3A", ":").replace("%25", "%"), name)
-        return self.address(self.scope_default, text)
+            return scope.replace("%3A", ":").replace("%25", "%"), name
+        return None, text
 
     def show(self, address: Address) -> str:
         """An address as text: the inverse of `parse`."""

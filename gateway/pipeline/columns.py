@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from gateway.errors import PipelineError
+from gateway.protocols import DIALECTS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -64,11 +65,11 @@ COLUMNS: Final = (
     _text("client", 'client identifier; "": unknown'),
     _text("user", 'user name; "": unknown'),
     _text("remote_address", 'host:port; "": unknown'),
-    _text("source_protocol", "mqtt, amqp091 or amqpfast"),
+    _text("source_protocol", f"one of {', '.join(DIALECTS)}"),
     _text("route", 'the route that it took; "": it stayed in its own world'),
     _text("mapping_version", "of the mapping files then"),
     _text("target_endpoint", "listener or link that it went to"),
-    _text("target_protocol", "mqtt, amqp091 or amqpfast"),
+    _text("target_protocol", f"one of {', '.join(DIALECTS)}"),
     _text("outcome", "accepted, released or rejected"),
     _text("reason", "none, or why not"),
     _text("reason_text", "the same in words"),

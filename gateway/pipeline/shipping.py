@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.stores import Place
-from gateway.store.journal.mappings import FOLDER, folders_of, kept
+from gateway.store.journal.mappings import FOLDER, folders_of, versions
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import NAME, Segment
 from gateway.store.journal.summary import Summary, summary_of
@@ -45,7 +45,7 @@ def ship(
     """Copy what is complete and not there. `keep_days`: files whose newest row is older than that are
     deleted there; None: none are. Raises PipelineError: nobody answers, or it cannot be written;
     JournalError: no such folder."""
-    system, root = to.reached().kept()
+    system, root = to.reached().arrow()
     try:
         oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
         _ship_mappings(journal, system, root)
@@ -58,7 +58,7 @@ def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
     for below in folders_of(journal, JournalReader(journal).shards()):
         folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
         there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
-        for one in kept(below):
+        for one in versions(below):
             if one.path.name not in there:
                 _copy(one.path, system, f"{folder}/{one.path.name}")
 

@@ -53,7 +53,7 @@ JARS: Final = {
 Hadoop = Mapping[str, str]
 
 
-class Kept(NamedTuple):
+class ArrowPath(NamedTuple):
     """A file system of Arrow's, and the path on it."""
 
     system: Arrow
@@ -77,19 +77,19 @@ class Place:
         """Whether it is a path of this machine."""
         return self.scheme == "file"
 
-    def kept(self) -> Kept:
+    def arrow(self) -> ArrowPath:
         """Where it is for Arrow. Raises PipelineError: the scheme is not known, or options are missing."""
-        return _kept(self)
+        return _arrow_path(self)
 
     def path(self) -> Path:
         """It as a path, or what stands for one where the journal's reader needs one."""
         if self.is_local:
             return Path(self.uri)
-        return cast("Path", StoredPath(self, self.kept().path))
+        return cast("Path", StoredPath(self, self.arrow().path))
 
     def reached(self) -> Place:
         """Itself, when somebody answers there; such a folder need not be there. Raises PipelineError."""
-        system, path = self.kept()
+        system, path = self.arrow()
         try:
             system.get_file_info(path)
         except OSError as error:
@@ -204,9 +204,9 @@ def not_there(place: Place, why: str) -> PipelineError:
 
 
 @lru_cache(maxsize=64)
-def _kept(place: Place) -> Kept:
+def _arrow_path(place: Place) -> ArrowPath:
     if place.is_local:
-        return Kept(fs.LocalFileSystem(), place.uri)
+        return ArrowPath(fs.LocalFileSystem(), place.uri)
     scheme, host, path = _split(place.uri)
     below = f"{host.rpartition('@')[0] or host}{path}".rstrip("/")
     make = _SYSTEMS.get(scheme)
@@ -217,7 +217,7 @@ def _kept(place: Place) -> Kept:
     if scheme == "hdfs":
         below = path.rstrip("/") or "/"
     try:
-        return Kept(make(dict(place.hadoop), host), below)
+        return ArrowPath(make(dict(place.hadoop), host), below)
     except (OSError, ValueError) as error:
         raise PipelineError(f"{place.uri} cannot be reached: {_short(error)}") from error
 
@@ -323,7 +323,7 @@ class StoredPath:
         self._info = info
 
     def __str__(self) -> str:
-        below = self._path.removeprefix(self._place.kept().path)
+        below = self._path.removeprefix(self._place.arrow().path)
         return f"{self._place.uri}{below}"
 
     def __eq__(self, other: object) -> bool:
@@ -352,7 +352,7 @@ class StoredPath:
 
     def iterdir(self) -> Iterator[StoredPath]:
         """What lies in it."""
-        system = self._place.kept().system
+        system = self._place.arrow().system
         for info in system.get_file_info(fs.FileSelector(self._path)):
             yield StoredPath(self._place, info.path, info)
 
@@ -369,13 +369,13 @@ class StoredPath:
     def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
         """Open it for reading."""
         del mode, buffering  # as the reader says them of files on disks
-        source = self._place.kept().system.open_input_file(self._path)
+        source = self._place.arrow().system.open_input_file(self._path)
         return StoredFile(source)
 
     def _known(self) -> Arrow:
         if self._info is None:
             try:
-                self._info = self._place.kept().system.get_file_info(self._path)
+                self._info = self._place.arrow().system.get_file_info(self._path)
             except OSError as error:
                 raise PipelineError(f"{self._place.uri} cannot be reached: {_short(error)}") from error
         return self._info

@@ -16,7 +16,7 @@ Destination = Annotated[str, StringConstraints(max_length=255, pattern=NAME)]
 Destinations = Annotated[tuple[Destination, ...], Strict(False)]
 
 
-class Peer(Section):
+class PeerService(Section):
     """A service of the gateway itself, which answers what is sent to it."""
 
     kind: Literal["echo", "tcp"] = "tcp"
@@ -57,7 +57,7 @@ class FastVirtualHost(Section):
     """There from the start, and after every restart."""
     auto_create: bool | None = None
     """Whether clients make queues and topics by naming them; absent: unless destinations are declared."""
-    peers: dict[Destination, Peer] = Field({"echo": Peer(kind="echo")})
+    peers: dict[Destination, PeerService] = Field({"echo": PeerService(kind="echo")})
     """Services of the gateway itself, by name."""
 
     @property

@@ -374,6 +374,11 @@ class Link(Remote):
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
 
+    @property
+    def proves_password(self) -> bool:
+        """Whether the password is proved to the broker, and not said."""
+        return False
+
     def divides(self, queue: str | None) -> bool:
         """Whether replicas that consume from `queue`, or, None, from anything else, get each message once
         among them."""

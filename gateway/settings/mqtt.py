@@ -82,6 +82,11 @@ class MqttLink(Link):
             raise ValueError("share is for MQTT from version 3.1.1 on")
         return self
 
+    @property
+    def proves_password(self) -> bool:
+        """In AUTH packets."""
+        return self.authentication != "password"
+
     def divides(self, queue: str | None) -> bool:
         """The broker does, of shared subscriptions; or one replica alone has them."""
         return self.share is not None or self.elected

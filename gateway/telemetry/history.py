@@ -56,7 +56,6 @@ class History:
         self.until = 0.0
         self.left_out = 0
         self._metrics = metrics
-        metrics.rates_left_out = lambda: self.left_out
         self._rings: dict[Key, array[int]] = {}
         self._recent: deque[tuple[float, dict[Key, int]]] = deque(maxlen=RECENT_SECS + 1)
         self._step = 0

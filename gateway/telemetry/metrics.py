@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final, Protocol, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -264,7 +264,15 @@ class Sources:
     paused_links: Callable[[], Iterable[str]] = tuple
     traces: Callable[[], Mapping[str, int]] = dict
     spans: Callable[[], Mapping[str, int]] = dict
+    rates_left_out: Callable[[], int] = int
     gauges: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+
+
+class HttpCounts(Protocol):
+    """An HTTP server, as it is counted."""
+
+    @property
+    def connections(self) -> Sized: ...
 
 
 class Metrics(Collector):
@@ -280,14 +288,17 @@ class Metrics(Collector):
         self.links: dict[str, LinkStats] = {}
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.rule_reloads = {"taken": 0, "refused": 0}
-        self.http_connections: Callable[[], int] = int
-        self.rates_left_out: Callable[[], int] = int
+        self.http_servers: list[HttpCounts] = []
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+
+    def http_connections(self) -> int:
+        """Open connections of all HTTP servers."""
+        return sum(len(server.connections) for server in self.http_servers)
 
     def listener(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> ListenerStats:
         """The counters of a new listener."""
@@ -374,7 +385,7 @@ class Metrics(Collector):
                     yield name, at, value
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
         yield "gateway_http_connections", (), self.http_connections()
-        yield "gateway_rates_left_out", (), self.rates_left_out()
+        yield "gateway_rates_left_out", (), self.sources.rates_left_out()
         yield from self._who()
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]

@@ -2,7 +2,7 @@
 
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
 epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
-wake-up reads once from every ready stream, feeding its peer object synchronously. After some streams, or a
+wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or a
 megabyte, `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
 
 The order is fair by time. A turn that took long counts against its stream, unless it was this process that

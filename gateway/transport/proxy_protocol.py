@@ -44,7 +44,7 @@ class Secured(NamedTuple):
     octets: bytes = b""
 
 
-class Announced(NamedTuple):
+class ProxyHeader(NamedTuple):
     """What a header says: the client's `address` and `port` ("" and 0: it does not tell); its own size; and
     of the client's TLS, None: nothing.
     """
@@ -55,7 +55,7 @@ class Announced(NamedTuple):
     secured: Secured | None = None
 
 
-def parse_header(data: bytes) -> Announced | None:
+def parse_header(data: bytes) -> ProxyHeader | None:
     """The header at the beginning of `data`; None: more is needed. RemoteProtocolError when it is none."""
     if data[:1] == b"P":
         return _line(data)
@@ -79,8 +79,8 @@ def parse_header(data: bytes) -> Announced | None:
             return None
         source, _, port, _ = addresses.unpack_from(data, PREFIX.size)
         secured = _secured(data[PREFIX.size + addresses.size : end])
-        return Announced(_text(ipaddress.ip_address(source)), port, end, secured)
-    return Announced("", 0, end) if len(data) >= end else None
+        return ProxyHeader(_text(ipaddress.ip_address(source)), port, end, secured)
+    return ProxyHeader("", 0, end) if len(data) >= end else None
 
 
 def _secured(tail: bytes) -> Secured | None:
@@ -116,7 +116,7 @@ def _values(tail: bytes) -> dict[int, bytes]:
     return found
 
 
-def _line(data: bytes) -> Announced | None:
+def _line(data: bytes) -> ProxyHeader | None:
     """Version 1."""
     line, found, _ = data[:LINE_OCTETS_MAX].partition(b"\r\n")
     if line[: len(LINE_BEGINS)] != LINE_BEGINS[: len(line)]:
@@ -127,7 +127,7 @@ def _line(data: bytes) -> Announced | None:
         return None
     octets = len(line) + 2
     if UNKNOWN.fullmatch(line):
-        return Announced("", 0, octets)
+        return ProxyHeader("", 0, octets)
     fields = LINE.fullmatch(line)
     if fields is None:
         raise _malformed("the line cannot be read")
@@ -140,7 +140,7 @@ def _line(data: bytes) -> Announced | None:
         raise _malformed(f"the addresses are not of TCP{family}")
     if any(int(port) > 65_535 or (port != "0" and port.startswith("0")) for port in ports):
         raise _malformed("a port is no port")
-    return Announced(_text(addresses[0]), int(ports[0]), octets)
+    return ProxyHeader(_text(addresses[0]), int(ports[0]), octets)
 
 
 def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:

@@ -13,7 +13,7 @@ KEPT_SECS: Final = 1.0
 
 
 class Rate:
-    """Of one connection. 0 means: no limit. `messages` is added to by the peer object as it counts them."""
+    """Of one connection. 0 means: no limit. `messages` is added to by the owner as it counts them."""
 
     __slots__ = ("_at", "_messages_left", "_octets_left", "messages", "messages_per_sec", "octets_per_sec")
 

@@ -6,7 +6,7 @@ from gateway.transport.stream import Ending, Filter
 
 
 class Stacked:
-    """`outer` stands next to the socket, `inner` next to the peer object."""
+    """`outer` stands next to the socket, `inner` next to the owner."""
 
     def __init__(self, outer: Filter, inner: Filter) -> None:
         self._outer = outer

@@ -1,11 +1,11 @@
 """One connected socket: octets in from a poller, octets out once per wake-up.
 
-A stream never awaits. What its peer object wants to say is collected when the wake-up ends, written with one
+A stream never awaits. What its owner wants to say is collected when the wake-up ends, written with one
 `send`, and the rest, if the socket would not take it, is kept until the poller says that it is writable.
 What is large comes in pieces instead, which are not copied (backlog.py).
-A filter (TLS, WebSocket) may stand between the socket and the peer object; it is pure bytes too.
+A filter (TLS, WebSocket) may stand between the socket and the owner; it is pure bytes too.
 
-One read may hold more work than one turn should take (thousands of tiny packets). So a peer object stops when
+One read may hold more work than one turn should take (thousands of tiny packets). So an owner stops when
 it has done its share, keeps the rest, and says `again`: the rest has its turns before anything more is read,
 and has none while the socket does not take what came of it so far (a megabyte of it; links go on).
 """
@@ -24,7 +24,7 @@ from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
-# A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
+# A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
 DEAR_SECS: Final = 0.01  # of one turn, for what is not the common case: a new address takes 0.1 ms
@@ -206,7 +206,7 @@ LayerEnded = Callable[["Stream", Ending], None]
 
 
 class Stream:
-    """A non-blocking socket, what it could not write yet, and the peer object that it feeds."""
+    """A non-blocking socket, what it could not write yet, and the owner that it feeds."""
 
     __slots__ = (
         "_backlog",
@@ -227,7 +227,7 @@ class Stream:
         "ending",
         "layer",
         "marked",
-        "peer",
+        "owner",
         "queued",
         "rate",
         "read_octets",
@@ -266,9 +266,9 @@ class Stream:
         self.stalls = stalls
         self.remote = remote
         self.secured: Secured | None = None  # what a balancer says of the client's TLS
-        self.peer: StreamOwner | None = None
+        self.owner: StreamOwner | None = None
         self.reading = True
-        self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes
+        self.read_octets = READ_OCTETS  # at a time; the owner asks for more while something large comes
         self.unread = False  # what was read last has not been dealt with to its end
         self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. The poller's business
         self.rate = rate
@@ -280,7 +280,7 @@ class Stream:
         self.ending = False
         self._postponed: list[Any] | None = None
         self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
-        self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
+        self.queued = 0  # octets that the owner has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
         self._layer_ended = layer_ended
         self._watcher = watcher
@@ -324,7 +324,7 @@ class Stream:
     @property
     def client(self) -> str:
         """The client's name for itself, as far as the protocol knows one."""
-        return getattr(getattr(self.peer, "sender", None), "client", "")
+        return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
     def clogged(self) -> bool:
@@ -357,13 +357,13 @@ class Stream:
             self._writes.mark(self)
 
     def again(self) -> None:
-        """The peer object (or the layer) has not done all that was read: give it another turn with b""."""
+        """The owner (or the layer) has not done all that was read: give it another turn with b""."""
         if not self.unread and not self.closed and not self.ending:
             self.unread = True
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """What the peer object has decoded and leaves for another turn, in which it asks for it."""
+        """What the owner has decoded and leaves for another turn, in which it asks for it."""
         self._postponed = events
         self.again()
 
@@ -397,7 +397,7 @@ class Stream:
             self._watcher.watch(self)
 
     def hold_output(self) -> None:
-        """Write nothing until as many `release_output` calls have come: what the peer object says next
+        """Write nothing until as many `release_output` calls have come: what the owner says next
         depends on something that is not done yet.
         """
         self._output_holds += 1
@@ -432,17 +432,17 @@ class Stream:
             return size
         if self.layer is not None:
             self.feed(data, now, self.layer)
-        elif self.peer is not None:
-            self.peer.receive(data, now)
+        elif self.owner is not None:
+            self.owner.receive(data, now)
         if self.rate is not None and (wait := self.rate.charge(size, now)) and not self.closed:
             self._watcher.pause(self, wait)
         return size
 
     def _go_on(self, now: float) -> None:
-        """The peer object first, for what the layer keeps came later."""
+        """The owner first, for what the layer keeps came later."""
         self.unread = False
-        if self.peer is not None:
-            self.peer.receive(b"", now)
+        if self.owner is not None:
+            self.owner.receive(b"", now)
         if not self.unread and self.layer is not None and self.layer.unread:
             self.feed(b"", now, self.layer)
         if self.rate is not None and (wait := self.rate.charge(0, now)) and not self.closed:
@@ -451,12 +451,12 @@ class Stream:
             self._watcher.watch(self)
 
     def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
-        """Give the peer object octets that have been read; `layer` is what they still have to pass."""
+        """Give the owner octets that have been read; `layer` is what they still have to pass."""
         if layer is not None:
             data = layer.receive(data)
             self.mark()  # the layer may have to answer
-        if data and self.peer is not None:
-            self.peer.receive(data, now)
+        if data and self.owner is not None:
+            self.owner.receive(data, now)
         if layer is not None and layer.ended is not None and not (self.ending or self.closed):
             if self._layer_ended is not None:
                 self._layer_ended(self, layer.ended)
@@ -468,11 +468,11 @@ class Stream:
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
     ) -> Stream:
         """Another stream, which the same poller reads: what comes here goes on there in the same wake-up. It
-        does not `begin` before it has its peer object."""
+        does not `begin` before it has its owner."""
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
     def begin(self) -> None:
-        """It has its peer object: read it, and write what that has to say."""
+        """It has its owner: read it, and write what that has to say."""
         self._watcher.watch(self)
         self.mark()
 
@@ -486,12 +486,12 @@ class Stream:
         watcher.watch(self)
 
     def flush(self) -> None:
-        """Write what the peer object has to say."""
+        """Write what the owner has to say."""
         if self.doomed is not None and not self.closed:
             self.fail(self.doomed)
         if self.closed or self._lingering or self._output_holds:
             return
-        data = self.peer.data_to_send() if self.peer is not None else b""
+        data = self.owner.data_to_send() if self.owner is not None else b""
         if self.layer is not None:
             data = self._through(self.layer, data)
         if self._backlog is not None:
@@ -576,9 +576,9 @@ class Stream:
             return
         self.writing = False
         self._watcher.watch(self)
-        if self.starved and self.peer is not None:
+        if self.starved and self.owner is not None:
             self.starved = False
-            self.peer.drained()
+            self.owner.drained()
 
     def end(self, reason: str) -> None:
         """Read no more, write what is left, then close."""
@@ -611,14 +611,14 @@ class Stream:
         self.mark()
 
     def _lose(self, reason: str, *, keep: bool) -> None:
-        peer = self.peer
-        if peer is None:
+        owner = self.owner
+        if owner is None:
             return
         try:
-            self.peer = Farewell(peer.data_to_send()) if keep else None
-            peer.lost(reason)
+            self.owner = Farewell(owner.data_to_send()) if keep else None
+            owner.lost(reason)
         except Exception as error:  # whoever ends it may be somebody else, and has other things to do
-            self.peer = self.peer if isinstance(self.peer, Farewell) else None
+            self.owner = self.owner if isinstance(self.owner, Farewell) else None
             contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
@@ -675,7 +675,7 @@ class Stream:
 
 
 class Farewell:
-    """Stands in for a peer object that has ended, while its last octets are written."""
+    """Stands in for an owner that has ended, while its last octets are written."""
 
     __slots__ = ("_data",)
 

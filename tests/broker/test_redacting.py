@@ -24,7 +24,7 @@ from gateway.model.properties import Properties, Value, ValueType, property_set,
 from gateway.model.spooled import Spooled, Withheld
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.mappings import KEPT_MAX, keep, kept
+from gateway.store.journal.mappings import VERSIONS_MAX, keep, versions
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import Answers
 from tests.store.journal.samples import whole, writer
@@ -274,7 +274,7 @@ async def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path
     journaling.use(second)
     journaling.use(second)
     made.close()
-    found = {one.version: one.path.read_text() for one in kept(tmp_path)}
+    found = {one.version: one.path.read_text() for one in versions(tmp_path)}
     assert found == {
         router.versions["t.yaml"]: router.texts[router.versions["t.yaml"]][1] for router in (first, second)
     }
@@ -282,6 +282,6 @@ async def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path
 
 
 async def test_only_so_many_mappings_are_kept(tmp_path: Path) -> None:
-    keep(tmp_path, {f"{number:x}": ("/etc/t.yaml", "") for number in range(KEPT_MAX + 3)})
-    assert len(kept(tmp_path)) == KEPT_MAX
-    assert {one.name for one in kept(tmp_path)} == {"t.yaml"}
+    keep(tmp_path, {f"{number:x}": ("/etc/t.yaml", "") for number in range(VERSIONS_MAX + 3)})
+    assert len(versions(tmp_path)) == VERSIONS_MAX
+    assert {one.name for one in versions(tmp_path)} == {"t.yaml"}

@@ -38,7 +38,13 @@ class Traced(Bench):
     def __init__(self, *rows: str, folder: Path | None = None, **stated: Any) -> None:
         super().__init__(*rows)
         self.memory = InMemorySpanExporter()
-        self.tracing = Tracing(self.memory, **stated)
+        self.at_endpoint: dict[str, Latency] = {}
+        self.tracing = Tracing(
+            self.memory,
+            latency_of_route=lambda name: self.dispatcher.latencies.get(name),
+            latency_of_endpoint=self.at_endpoint.get,
+            **stated,
+        )
         router, spaces = routes(*rows), self.dispatcher.namespaces
         journal = None if folder is None else open_journal(Journal(enabled=True), folder, router)
         self.dispatcher = dispatcher_of(
@@ -49,7 +55,6 @@ class Traced(Bench):
             links=("erp",),
             namespaces=spaces,
         )
-        self.tracing.latency_of_route = self.dispatcher.latencies.get
 
     def spans(self) -> list[ReadableSpan]:
         self.tracing.flush()
@@ -280,7 +285,7 @@ def test_a_context_is_kept_where_the_sdk_is_told_to_do_nothing(
 def test_an_exemplar_leads_from_the_latency_to_the_trace(make: Callable[..., Traced]) -> None:
     bench = make(OUT % "")
     at_endpoint = Latency()
-    bench.tracing.latency_of_endpoint = {"test": at_endpoint}.get
+    bench.at_endpoint["test"] = at_endpoint
     bench.publish("mqtt", carrying(SAMPLED))
     bench.link.parts[0].settle(ACCEPTED)
     for latency in (bench.dispatcher.latencies["out"], at_endpoint):
@@ -326,7 +331,7 @@ class Broken(SpanExporter):
 def test_spans_that_nobody_takes_are_counted_and_harm_no_message(make: Callable[..., Traced]) -> None:
     bench = make(OUT % "")
     broken = Tracing(Broken())
-    bench.dispatcher.tracing = broken  # type: ignore[attr-defined]
+    bench.dispatcher._tracing = broken  # type: ignore[attr-defined]
     source, _ = bench.publish("mqtt", carrying(SAMPLED))
     bench.link.parts[0].settle(ACCEPTED)
     broken.close()

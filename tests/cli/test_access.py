@@ -20,7 +20,14 @@ roles:
     mqtt: {{publish: ["plant/{{user}}/#", "plant/{{user}}/x"], subscribe: "a/#", deny_subscribe: "#"}}
   unused:
     amqp091: {{"/": {{read: "^{{client_id}}"}}, other: {{read: ".*"}}}}
+  shop:
+    amqp091:
+      "/":
+        write: "^Shop[.]Contracts:OrderCreated$|^amq[.]default$"
+        read: "^(a:b|50%)$"
+        topics: {{"Shop.Contracts:OrderCreated": {{write: "^new"}}}}
 users:
+  shop: {{scram: "{KEYS}", roles: shop}}
   ann: {{scram: "{KEYS}", roles: device}}
   bob: {{scram: "{KEYS}"}}
 """
@@ -50,6 +57,24 @@ def configuration(folder: Path, text: str = CONFIGURATION, mapping: str = "") ->
         (("eve", "read", "amqp091", "q", "--scope", "read:*/q"), Exit.OK, "yes: scope read:*/q.read"),
         (("eve", "publish", "amqp091", "e:k", "--scope", "write:*/e/k*"), Exit.OK, "yes: scope write"),
         (("eve", "write", "amqpfast", "queue:q", "--scope", "write:*/q"), Exit.OK, "yes: scope write:*/q"),
+        (
+            ("shop", "write", "amqp091", "Shop.Contracts%3AOrderCreated"),
+            Exit.OK,
+            "yes: roles.shop.amqp091./.write",
+        ),
+        (
+            ("shop", "write", "amqp091", "Shop.Contracts%3AOrderCreated:new.1"),
+            Exit.OK,
+            "yes: roles.shop.amqp091./.write",
+        ),
+        (("shop", "write", "amqp091", "Shop.Contracts%3AOrderCreated:old"), Exit.FAILED, "no: no rule"),
+        (("shop", "publish", "amqp091", "Shop.Contracts%3AOrderCreated:new.1"), Exit.OK, "yes: roles.shop"),
+        (("shop", "write", "amqp091", "Shop.Contracts:OrderCreated"), Exit.FAILED, "no: no rule"),
+        (("shop", "read", "amqp091", "a%3Ab"), Exit.OK, "yes: roles.shop.amqp091./.read"),
+        (("shop", "read", "amqp091", "a:b"), Exit.FAILED, "no: no rule"),
+        (("shop", "read", "amqp091", "50%25"), Exit.OK, "yes: roles.shop.amqp091./.read"),
+        (("shop", "write", "amqp091", ":a:b"), Exit.OK, "yes: roles.shop.amqp091./.write"),
+        (("shop", "write", "amqp091", ""), Exit.OK, "yes: roles.shop.amqp091./.write"),
         (("eve", "read", "amqp091", "q", "--role", "unused"), Exit.FAILED, "roles: unused"),
         (("ann", "fly", "mqtt", "x"), 2, "mqtt knows no 'fly'"),
         (("ann", "publish", "smtp", "x"), 2, "no protocol with rules"),

@@ -15,7 +15,7 @@ import pytest
 from gateway.cli.amqpfast import commands
 from gateway.cli.amqpfast.commands import ProgressLine
 from gateway.settings import Listener
-from gateway.settings.amqpfast import FastVirtualHost, Peer
+from gateway.settings.amqpfast import FastVirtualHost, PeerService
 from tests.cli.conftest import Run
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import Fast
@@ -158,7 +158,7 @@ def test_octets_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytes
 
 
 def tunnel_to(port: int) -> Listener:
-    hosts = {"/": FastVirtualHost(peers={"far": Peer(kind="tcp", host=LOOPBACK, port=port)})}
+    hosts = {"/": FastVirtualHost(peers={"far": PeerService(kind="tcp", host=LOOPBACK, port=port)})}
     return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
 
 

@@ -66,6 +66,7 @@ def validate(document: dict[str, Any], version: str) -> None:
     importlib.import_module("kubernetes_validate").validate(document, version, strict=True)
 
 
+@pytest.mark.needs("time")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_kubernetes_takes_it(document: dict[str, Any], version: str) -> None:

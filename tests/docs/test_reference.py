@@ -37,6 +37,7 @@ def test_nothing_is_stale() -> None:
     assert [str(page.relative_to(ROOT)) for page in generate.stale()] == []
 
 
+@pytest.mark.needs("time")
 def test_what_is_stale_is_named_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,15 +28,15 @@ class RemoteEnd(Protocol):
 
 
 ConversationT = TypeVar("ConversationT")
-PeerT = TypeVar("PeerT")
+ConnectionT = TypeVar("ConnectionT")
 RemoteT = TypeVar("RemoteT", bound=RemoteEnd)
 
 
-class MemoryStream(Generic[PeerT]):
-    """As much of a Stream as a peer object uses."""
+class MemoryStream(Generic[ConnectionT]):
+    """As much of a Stream as an owner uses."""
 
     def __init__(self, remote: str) -> None:
-        self.peer: PeerT | None = None
+        self.owner: ConnectionT | None = None
         self.remote = remote
         self.queued = 0
         self.congested = False
@@ -48,7 +48,7 @@ class MemoryStream(Generic[PeerT]):
         return
 
     def again(self) -> None:
-        cast(Any, self.peer).receive(b"", trio.current_time())
+        cast(Any, self.owner).receive(b"", trio.current_time())
 
     def postpone(self, events: list[Any]) -> None:
         self._postponed = events
@@ -65,11 +65,11 @@ class MemoryStream(Generic[PeerT]):
         return self.closed
 
     def end(self, reason: str) -> None:
-        peer = cast(Any, self.peer)
-        if not self.closed and peer is not None:
+        owner = cast(Any, self.owner)
+        if not self.closed and owner is not None:
             self.closed = True
-            self.last = peer.data_to_send()
-            peer.lost(reason)
+            self.last = owner.data_to_send()
+            owner.lost(reason)
 
     abort = end
 
@@ -118,7 +118,7 @@ class Settled:
         return part
 
 
-class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
+class QueueRig(Generic[ConversationT, ConnectionT, RemoteT]):
     """A conversation with its remote broker, of which `make_remote` makes one for each connection."""
 
     def __init__(self, conversation: ConversationT, make_remote: Callable[[], RemoteT]) -> None:
@@ -131,7 +131,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         self._fresh()
 
     def _fresh(self) -> None:
-        self.stream: MemoryStream[PeerT] = MemoryStream("remote:1")
+        self.stream: MemoryStream[ConnectionT] = MemoryStream("remote:1")
         self.remote = self._make_remote()
 
     @property
@@ -139,16 +139,16 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         return cast(Dispatcher, cast(Any, self.session).dispatcher)
 
     @property
-    def peer(self) -> PeerT:
-        assert self.stream.peer is not None
-        return self.stream.peer
+    def connection(self) -> ConnectionT:
+        assert self.stream.owner is not None
+        return self.stream.owner
 
     def connect(self) -> None:
         """A new connection, as far as both sides take it."""
         self._fresh()
         talking, now = cast(Any, self.session), trio.current_time()
-        self.stream.peer = talking.connect(self.stream, self.settings.target(), now)
-        self.stats.opened(self.stream.peer.machine)
+        self.stream.owner = talking.connect(self.stream, self.settings.target(), now)
+        self.stats.opened(self.stream.owner.machine)
         self.move()
 
     def lose(self) -> None:
@@ -159,15 +159,15 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         """Carry octets to and fro until neither side has more to say."""
         talking = cast(Any, self.session)
         for _ in range(TURNS_MAX):
-            peer = cast(Any, self.peer)
-            said_by_us = peer.data_to_send()
+            connection = cast(Any, self.connection)
+            said_by_us = connection.data_to_send()
             sent = said_by_us if isinstance(said_by_us, bytes) else joined(said_by_us)
             self.stream.queued = 0
             if sent:
                 self.remote.receive(sent)
             said = self.remote.machine.data_to_send()
             if said:
-                peer.receive(said, trio.current_time())
+                connection.receive(said, trio.current_time())
                 talking.turn_done()
             if self.stream.closed or (not sent and not said):
                 return
@@ -175,7 +175,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
 
     def tick(self) -> None:
         talking = cast(Any, self.session)
-        cast(Any, self.peer).tick(trio.current_time())
+        cast(Any, self.connection).tick(trio.current_time())
         talking.tick(trio.current_time())
         talking.turn_done()
         self.move()

@@ -102,6 +102,7 @@ def elections() -> Any:
 
 def destinations() -> Any:
     made = FastEngineSession(ENGINE, "one", dispatcher(), Limits(), status(), lambda: None)
+    made.serve(lambda: None, lambda now: None)
     for name in ("a", "b"):
         made.ask(m.QueueDeclare(name, durable=True))
     return made
@@ -158,7 +159,7 @@ def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> 
         whole = Rig(make(), 0, over, first)
         whole.connect()
         whole.tick()
-        assert whole.peer.open
+        assert whole.connection.open
         assert whole.turns >= 5
         for at in range(1, whole.turns + 1):
             rig = Rig(make(), at, ENDS[end], first)
@@ -171,7 +172,7 @@ def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> 
                 rig.tick()
             if rig.stream.closed:
                 rig.connect()
-            assert rig.peer.open
+            assert rig.connection.open
             assert rig.remote.machine.channels
 
     trio.run(run, clock=trio.testing.MockClock())

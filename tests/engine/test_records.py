@@ -14,7 +14,7 @@ from gateway.engine.records import (
     Mark,
     Opened,
     Record,
-    Standing,
+    Snapshot,
     Willed,
     WillSaid,
     decode_record,
@@ -51,7 +51,7 @@ OWNER = ("life", 7)
         Willed("c", "life", 7, OWNER),
         Gone("life", 8, 1e9),
         Inherited("life", 9, "other", 1e9),
-        Standing(
+        Snapshot(
             "c", "life", 9, 17, OWNER, "other", "queue", False, 1e9, 60.0, "user", "place", WILL, 1e9,
             {"a/+": (1, False, True, 0, 0)}, {2: NUMBER, 3: None}, (2,), {6: NUMBER}, (NUMBER,),
         ),

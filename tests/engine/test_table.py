@@ -212,15 +212,15 @@ def test_what_is_written_again_undoes_nothing() -> None:
     )
     log.say(*records)
     as_of = log.offset
-    whole = log.state().standing("two", 1, as_of)
+    whole = log.state().snapshot("two", 1, as_of)
     other.offset = 10
     other.say(whole)  # it knew nothing before
-    assert other.state().standing("two", 1, as_of) == whole
+    assert other.state().snapshot("two", 1, as_of) == whole
     log.say(Changed("c", "one", 3, ("one", 1), {"b": options}))
     assert log.say(whole) == [False]
     assert list(log.state().subscribed) == ["a", "b"]
     placed = log.state().placed
-    again = log.state().standing("two", 2, log.offset)
+    again = log.state().snapshot("two", 2, log.offset)
     assert log.say(again) == [True]
     assert log.state().placed > placed
     log.say(left(("one", 1), secs=0.0))
@@ -251,12 +251,12 @@ def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
     log.say(Changed("c", "one", 3, ("one", 1), {"a": (1, True, False, 2, 7)}, taken={5: (b"\xff2345678", 1)}))
     log.say(opened("one", 4, client="gone", clean=True, secs=0.0))
     log.table.note(log.offset)
-    before = log.state().standing("", 0, 0)
+    before = log.state().snapshot("", 0, 0)
     store.close()
     store = Store(tmp_path)
     again = Log(store)
     assert list(again.table.states) == ["c"]
-    assert again.state().standing("", 0, 0) == before
+    assert again.state().snapshot("", 0, 0) == before
     again.table.begin_anew()
     again.table.note(0)
     store.close()

@@ -18,6 +18,24 @@ from importlinter.configuration import configure  # type: ignore[import-untyped]
 
 from tests.house.sources import OURS, ROOT, nodes_of
 
+# What the field calls otherwise, or what meant several things here: see docs/developing/words.md.
+BANNED_CLASSES: Final = frozenset(
+    (
+        *(
+            "Announced",
+            "Arriving",
+            "Aside",
+            "Backstop",
+            "Conversation",
+            "Crossing",
+            "Deaths",
+            "Entering",
+            "Entry",
+        ),
+        *("Facts", "Found", "Incoming", "Intake", "Kept", "Lane", "Lanes", "Leaving", "Need", "Offered"),
+        *("Outgoing", "Part", "Passage", "Reaching", "Said", "Standing", "Switch", "Waiting", "Way"),
+    )
+)
 BANNED_WORDS: Final = {"manager", "handler", "helper", "helpers", "util", "utils"}
 OPENING: Final = re.compile(r'(#.*\n)*r?"""\S')
 UNFINISHED: Final = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
@@ -51,6 +69,30 @@ def test_names_are_the_projects_own() -> None:
     assert banned == {}
 
 
+def test_classes_have_the_fields_words() -> None:
+    """Names of types count, too."""
+    banned = {
+        name_of(path): names
+        for path in OURS
+        if (names := [name for name in _types(path) if name.lstrip("_") in BANNED_CLASSES])
+    }
+    assert banned == {}
+
+
+def test_a_peer_is_nothing_of_ours() -> None:
+    """The word is for the other side of a connection, and for AMQP/Fast's peer services."""
+    ours = {
+        name_of(path): node.lineno
+        for path in OURS
+        if path.parent.name != "amqpfast"
+        for node in nodes_of(path)
+        if isinstance(node, ast.Name | ast.arg | ast.Attribute)
+        for name in [getattr(node, "id", "") or getattr(node, "arg", "") or getattr(node, "attr", "")]
+        if name.lstrip("_") == "peer"
+    }
+    assert ours == {}
+
+
 def test_a_room_says_what_it_is_for() -> None:
     rooms = {path.parent / "__init__.py" for path in OURS}
     assert [name_of(room) for room in rooms if not ast.get_docstring(_module(room))] == []
@@ -79,6 +121,17 @@ def _defined(path: Path) -> Iterator[str]:
     for node in nodes_of(path):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
+
+
+def _types(path: Path) -> Iterator[str]:
+    """Classes, and what else a module names at its top."""
+    for node in _module(path).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (name.asname for name in node.names if name.asname)
+    yield from (node.name for node in nodes_of(path) if isinstance(node, ast.ClassDef))
 
 
 def _words(name: str) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,34 @@ def test_a_name_stands_in_the_folders_of_its_protocol_only() -> None:
     assert [
         found for path in OURS if not set(path.parent.parts) & set(DIALECTS) for found in literals_of(path)
     ] == []
+
+
+NAMED: Final = {
+    one.name: re.compile(rf"(?<![\w./])({re.escape(one.name)}|{re.escape(one.title)})(?![\w./])")
+    for one in OWN
+}
+
+
+def lists_of(path: Path) -> Iterator[str]:
+    """Texts, but for those that explain the code, in which several protocols are named."""
+    explains = {
+        id(node.body[0].value)
+        for node in nodes_of(path)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    explains |= {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+    for node in nodes_of(path):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in explains:
+            continue
+        if sum(bool(pattern.search(node.value)) for pattern in NAMED.values()) > 1:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.value[:60]}"
+
+
+def test_no_text_lists_the_protocols() -> None:
+    """A list that is made of the dialects has the fourth one, too."""
+    assert [found for path in OURS for found in lists_of(path)] == []
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -311,7 +311,7 @@ class Unwatched:
 
 
 class Told:
-    """A peer object that only hears that it is over."""
+    """An owner that only hears that it is over."""
 
     why = ""
 
@@ -328,7 +328,7 @@ async def test_who_has_gone_before_his_turn_takes_no_place(said: bytes) -> None:
     ours.setblocking(False)
     stream = Stream(ours, "127.0.0.1:5", Unwatched(), WriteSet())
     told = Told()
-    stream.peer = told  # type: ignore[assignment]
+    stream.owner = told  # type: ignore[assignment]
     theirs.send(said)
     theirs.close()
     access, counts = Access({}), ListenerStats("mqtt", "mqtt")

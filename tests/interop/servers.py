@@ -150,7 +150,7 @@ class _Processes:
 
     def start(self, ready: Callable[[], bool]) -> None:
         """Start, and return when `ready`; raises BrokerError when that takes too long."""
-        assert not self.running, "already running"
+        assert self._process is None or self._process.poll() is not None, "already running"
         with self._log.open("ab") as log:
             self._process = self._launch(log)
         deadline = time.monotonic() + START_SECS_MAX
@@ -185,13 +185,13 @@ class _Processes:
         self._signal(process.pid, signal.SIGKILL)
         process.wait(STOP_SECS_MAX)
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send a signal to the process."""
         assert self._process is not None
         self._process.send_signal(number)
 
     @staticmethod
-    def _signal(group: int, number: signal.Signals) -> None:
+    def _signal(group: int, number: int) -> None:
         try:
             os.killpg(group, number)
         except ProcessLookupError:

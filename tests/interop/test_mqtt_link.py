@@ -344,13 +344,13 @@ def test_qos_2_arrives_once_and_in_order_however_often_the_link_is_cut(
             heard: list[bytes] = []
             for quarter in range(1, 5):
                 while len(heard) < quarter * len(bodies) // 5:
-                    heard.append(subscriber.next().payload)
+                    heard.append(bytes(subscriber.next().payload))
                 wire.cut()
                 subscribed(gateway, quarter + 1)
             for one in told:
                 one.wait_for_publish(WAIT_SECS)
             while len(heard) < len(bodies):
-                heard.append(subscriber.next().payload)
+                heard.append(bytes(subscriber.next().payload))
         finally:
             leave(publisher)
         publish(mosquitto.port, place, b"the last")

@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 from gateway.pipeline import shipping
 from gateway.pipeline.shipping import DAY_SECS, ship
 from gateway.pipeline.stores import place_of
-from gateway.store.journal.mappings import keep, kept
+from gateway.store.journal.mappings import keep, versions
 from gateway.store.journal.merging import merge_segments
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import START, written
@@ -80,7 +80,7 @@ def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:
         keep(folder / below, {"7f3a": ("/etc/plant.yaml", "version: 1")})
     ship(folder, place_of(str(to)))
     for below in ("one", "two/worker-0"):
-        assert [one.version for one in kept(to / below)] == ["7f3a"]
+        assert [one.version for one in versions(to / below)] == ["7f3a"]
 
 
 def test_the_mapping_files_go_along(journal: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_mapping_files_go_along(journal: Path, tmp_path: Path) -> None:
     ship(journal, place)
     keep(journal, {"7f3b": ("/etc/plant.yaml", "version: 2")})
     ship(journal, place)
-    assert {one.version: one.path.read_text() for one in kept(tmp_path / "store")} == {
+    assert {one.version: one.path.read_text() for one in versions(tmp_path / "store")} == {
         "7f3a": "version: 1",
         "7f3b": "version: 2",
     }

@@ -175,7 +175,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch, name: str, uri: str | None, sche
     stores._kept.cache_clear()
     for given in {name, journal_of(name, None)}:
         place = place_of(given)
-        assert (place.uri, place.scheme, place.kept().path) == (uri or name, scheme, path)
+        assert (place.uri, place.scheme, place.arrow().path) == (uri or name, scheme, path)
     stores._kept.cache_clear()
 
 

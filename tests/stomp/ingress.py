@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guests import Farewell, Guests, InFlight
+from gateway.ingress.guest import Farewell, Guest, InFlight
+from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.dialect import NameRefused
@@ -95,7 +96,7 @@ class Subscription:
         self.taken.clear()
 
 
-class StompConnection:
+class StompConnection(Guest):
     """One client."""
 
     def __init__(self, ingress: StompIngress, stream: Stream) -> None:
@@ -109,8 +110,14 @@ class StompConnection:
         self._out = b""
 
     @property
-    def machine(self) -> StompConnection:
+    def frames(self) -> StompConnection:
         return self
+
+    @property
+    def outstanding_octets(self) -> int:
+        return sum(
+            len(message.body) for one in self._subscriptions.values() for _, message in one.taken.values()
+        )
 
     @property
     def idle(self) -> bool:
@@ -221,9 +228,6 @@ class StompConnection:
     def hold(self) -> Callable[[], None] | None:
         self.stream.hold()
         return self.stream.release
-
-    def tick(self, now: float) -> None:
-        """No heart-beats were agreed upon."""
 
     def shut_down(self, farewell: Farewell) -> None:
         self.say(Frame("ERROR", {"message": farewell.value}))

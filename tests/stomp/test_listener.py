@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,11 @@ class Heard(stomp.ConnectionListener):
         self.receipts: queue.Queue[Any] = queue.Queue()
         self.errors: queue.Queue[Any] = queue.Queue()
 
+        self.gone = threading.Event()
+
+    def on_disconnected(self) -> None:
+        self.gone.set()
+
     def on_message(self, frame: Any) -> None:
         self.messages.put(frame)
 
@@ -52,20 +58,27 @@ class Heard(stomp.ConnectionListener):
         self.errors.put(frame.headers["message"])
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("stomp")
+def serving(folder: Path) -> GatewayProcess:
     (folder / "mapping.yaml").write_text(MAPPING)
     one = GatewayProcess(folder, mappings=[str(folder / "mapping.yaml")])
     (port,) = free_ports(1)
     one.configuration["listeners"]["stomp"] = {"protocol": "stomp", "host": LOOPBACK, "port": port}
     one.python_path = (ROOT / "tests/stomp/plugin", ROOT)
-    with one:
+    return one
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with serving(tmp_path_factory.mktemp("stomp")) as one:
         yield one
 
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[tuple[Any, Heard]]:
+    yield from connected(gateway)
+
+
+def connected(gateway: GatewayProcess) -> Iterator[tuple[Any, Heard]]:
     connection = stomp.Connection12([(LOOPBACK, gateway.port("stomp"))], heartbeats=(0, 0))
     heard = Heard()
     connection.set_listener("", heard)
@@ -136,6 +149,23 @@ def test_a_client_that_breaks_the_protocol_is_told_so_and_costs_itself(
     connection, heard = client
     connection.send("home/y", "x", receipt="still here")
     assert heard.receipts.get(timeout=PATIENCE_SECS) == "still here"
+
+
+def test_a_client_goes_when_other_rules_are_in_force(tmp_path: Path) -> None:
+    """What it holds nobody knows: it comes back by the rules that are in force then."""
+    with serving(tmp_path) as gateway:
+        before = connected(gateway)
+        _, heard = next(before)
+        file = tmp_path / "gateway.yaml"
+        file.write_text(file.read_text() + "roles: {reader: {mqtt: {subscribe: a}}}\n")
+        assert heard.errors.get(timeout=PATIENCE_SECS) == "other rules are in force"
+        assert heard.gone.wait(PATIENCE_SECS)
+        after = connected(gateway)
+        connection, heard = next(after)
+        connection.send("home/y", "x", receipt="again")
+        assert heard.receipts.get(timeout=PATIENCE_SECS) == "again"
+        before.close()
+        after.close()
 
 
 def test_what_it_does_not_have_is_said(gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sockets, watchers and peer objects for the transport's tests."""
+"""Sockets, watchers and owners for the transport's tests."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Watch:
 
 
 class Speaker:
-    """A peer object that says what the test puts into `out`."""
+    """An owner that says what the test puts into `out`."""
 
     def __init__(self, answer: Callable[[bytes], bytes] | None = None) -> None:
         self.out = b""

@@ -36,7 +36,7 @@ class Bench:
         ours.setblocking(False)
         theirs.settimeout(5.0)
         peer.stream = Stream(ours, "peer", self.poller, self.writes)
-        peer.stream.peer = peer
+        peer.stream.owner = peer
         self.poller.watch(peer.stream)
         return theirs
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.transport.proxy_protocol import SIGNATURE, TAIL_OCTETS_MAX, Announced, parse_header
+from gateway.transport.proxy_protocol import SIGNATURE, TAIL_OCTETS_MAX, ProxyHeader, parse_header
 
 FOUR = bytes((192, 0, 2, 1, 198, 51, 100, 2)) + struct.pack("!HH", 51_000, 1883)
 SIX = bytes.fromhex("20010db8" + "00" * 11 + "01") + bytes(16) + struct.pack("!HH", 51_000, 1883)
@@ -44,7 +44,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("octets, address, port", HEADERS.values(), ids=HEADERS)
 def test_a_header_is_read_however_it_is_split(octets: bytes, address: str, port: int) -> None:
-    expected = Announced(address, port, len(octets))
+    expected = ProxyHeader(address, port, len(octets))
     assert parse_header(octets) == expected
     assert parse_header(octets + b"\x10\x0c\x00\x04MQTT") == expected
     for size in range(1, len(octets)):

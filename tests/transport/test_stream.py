@@ -19,7 +19,7 @@ from tests.transport.ends import FakeSocket, Speaker, Watch
 
 
 class Bench:
-    """A stream between a fake socket and a peer object."""
+    """A stream between a fake socket and an owner."""
 
     def __init__(
         self, *takes: int | OSError, reads: tuple[bytes | OSError, ...] = (), backlog_max: int = 1 << 30
@@ -27,24 +27,24 @@ class Bench:
         self.sock = FakeSocket(*takes, reads=reads)
         self.watch = Watch()
         self.writes = WriteSet()
-        self.peer = Speaker()
+        self.owner = Speaker()
         self.stream = Stream(self.sock, "peer", self.watch, self.writes, backlog_max=backlog_max)
-        self.stream.peer = self.peer
+        self.stream.owner = self.owner
         self.counts = Octets()
         self.stream.count_with(self.counts)
 
     def say(self, data: bytes) -> None:
-        self.peer.out += data
+        self.owner.out += data
         self.stream.mark()
         self.writes.flush()
 
 
 def test_what_the_peer_says_is_written_once_per_wake_up() -> None:
     bench = Bench()
-    bench.peer.out = b"one"
+    bench.owner.out = b"one"
     bench.stream.mark()
     bench.stream.mark()
-    bench.peer.out += b" two"
+    bench.owner.out += b" two"
     bench.writes.flush()
     bench.writes.flush()
     assert bench.sock.written == b"one two"
@@ -76,11 +76,11 @@ def test_a_congested_stream_tells_its_peer_when_it_has_drained() -> None:
     assert (before, bench.stream.congested) == (False, True)
     bench.say(b"xyz")
     assert bench.stream.queued == 2
-    assert bench.peer.drains == 0
+    assert bench.owner.drains == 0
     bench.stream.writable()
-    assert bench.peer.drains == 1
+    assert bench.owner.drains == 1
     bench.stream.writable()
-    assert bench.peer.drains == 1
+    assert bench.owner.drains == 1
 
 
 def test_congestion_that_one_write_cures_is_told_too() -> None:
@@ -90,7 +90,7 @@ def test_congestion_that_one_write_cures_is_told_too() -> None:
     bench.say(b"all of it")
     assert bench.stream.writing
     bench.stream.writable()
-    assert (bench.peer.drains, bench.stream.writing) == (1, False)
+    assert (bench.owner.drains, bench.stream.writing) == (1, False)
 
 
 def test_reading_stops_until_every_hold_is_released() -> None:
@@ -106,7 +106,7 @@ def test_reading_stops_until_every_hold_is_released() -> None:
 def test_a_release_after_the_end_reads_nothing() -> None:
     bench = Bench(0)
     bench.stream.hold()
-    bench.peer.out = b"bye"
+    bench.owner.out = b"bye"
     bench.stream.end("over")
     bench.stream.release()
     assert not bench.stream.reading
@@ -115,7 +115,7 @@ def test_a_release_after_the_end_reads_nothing() -> None:
 def test_octets_reach_the_peer() -> None:
     bench = Bench(reads=(b"hello", b"world"))
     assert [bench.stream.read(1.0), bench.stream.read(1.0), bench.stream.read(1.0)] == [5, 5, 0]
-    assert bench.peer.heard == b"helloworld"
+    assert bench.owner.heard == b"helloworld"
     assert bench.counts.octets_in == 10
 
 
@@ -127,7 +127,7 @@ def test_the_end_of_the_socket_is_told_once(read: bytes | OSError, reason: str) 
     bench.stream.read(1.0)
     bench.stream.abort("again")
     bench.stream.end("again")
-    assert bench.peer.reasons == [reason]
+    assert bench.owner.reasons == [reason]
     assert bench.sock.is_closed
     assert bench.watch.forgotten == 1
     bench.say(b"nobody hears this")
@@ -137,16 +137,16 @@ def test_the_end_of_the_socket_is_told_once(read: bytes | OSError, reason: str) 
 def test_a_write_that_fails_ends_the_stream() -> None:
     bench = Bench(BrokenPipeError(32, "broken"))
     bench.say(b"x")
-    assert bench.peer.reasons == ["write failed: broken"]
+    assert bench.owner.reasons == ["write failed: broken"]
     assert bench.stream.closed
 
 
 def test_an_end_writes_the_last_words_however_slowly_and_waits_for_the_peers_own_end() -> None:
     bench = Bench(2, 0, reads=(b"unread", b""))
-    bench.peer.out = b"farewell"
+    bench.owner.out = b"farewell"
     bench.stream.end("over")
-    assert bench.peer.reasons == ["over"]
-    bench.peer.out = b"too late"
+    assert bench.owner.reasons == ["over"]
+    bench.owner.out = b"too late"
     bench.writes.flush()
     bench.stream.writable()
     before = bench.sock.ended
@@ -157,11 +157,11 @@ def test_an_end_writes_the_last_words_however_slowly_and_waits_for_the_peers_own
     assert bench.watch.lingering == [bench.stream]
     assert bench.stream.reading
     assert bench.stream.read(2.0) == 6
-    assert bench.peer.heard == b""
+    assert bench.owner.heard == b""
     assert bench.watch.forgotten == 0
     bench.stream.read(2.0)
     assert bench.watch.forgotten == 1
-    assert bench.peer.reasons == ["over"]
+    assert bench.owner.reasons == ["over"]
 
 
 def test_a_peer_that_lets_too_much_wait_is_cut_off() -> None:
@@ -170,17 +170,17 @@ def test_a_peer_that_lets_too_much_wait_is_cut_off() -> None:
     bench.say(b"x" * 3)
     assert not bench.stream.closed
     bench.say(b"x")
-    assert bench.peer.reasons == ["it does not read what it is sent"]
+    assert bench.owner.reasons == ["it does not read what it is sent"]
 
 
 def test_a_write_that_marks_other_streams_writes_them_too() -> None:
     first, second = Bench(BrokenPipeError(32, "broken")), Bench()
 
     def tell(reason: str) -> None:
-        second.peer.out = b"the first is gone"
+        second.owner.out = b"the first is gone"
         second.stream.mark()
 
-    first.peer.lost = tell  # type: ignore[method-assign]
+    first.owner.lost = tell  # type: ignore[method-assign]
     second.stream._writes = first.writes
     first.say(b"x")
     assert second.sock.written == b"the first is gone"
@@ -203,7 +203,7 @@ def test_the_stream_names_its_endpoint_and_its_client() -> None:
     assert (bench.stream.endpoint, bench.stream.client) == ("", "")
     stats = ListenerStats("plant", "mqtt")
     bench.stream.count_with(stats)
-    bench.peer.sender = Sender("plant", "sensor")  # type: ignore[attr-defined]
+    bench.owner.sender = Sender("plant", "sensor")  # type: ignore[attr-defined]
     assert (bench.stream.endpoint, bench.stream.client) == ("plant", "sensor")
 
 
@@ -240,7 +240,7 @@ def test_what_is_large_passes_a_layer_as_the_socket_takes_it(takes: tuple[int, .
     """In order with what is said meanwhile; it is not all read at once, nor in one turn."""
     bench = Bench(*takes)
     parts: list[Piece] = [bytes([at % 256]) * LAYERED_OCTETS for at in range(3 * LAYERED_MAX)]
-    bench.peer = bench.stream.peer = InPieces(parts.copy())
+    bench.owner = bench.stream.owner = InPieces(parts.copy())
     bench.stream.layer = Marking()
     bench.stream.mark()
     bench.writes.flush()

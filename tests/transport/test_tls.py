@@ -141,7 +141,7 @@ def streamed(files: Files, *reads: bytes) -> tuple[Stream, FakeSocket, Speaker, 
     writes, peer = WriteSet(), Speaker()
     sock = FakeSocket(reads=reads)
     stream = Stream(sock, "peer", Watch(), writes, pair(files)[1])
-    stream.peer = peer
+    stream.owner = peer
     return stream, sock, peer, writes
 
 

@@ -16,7 +16,7 @@ from tests.transport.ends import Speaker
 
 
 class Worker(Speaker):
-    """A peer object that needs `cost` seconds for each octet, does `share` octets a turn, and says so."""
+    """An owner that needs `cost` seconds for each octet, does `share` octets a turn, and says so."""
 
     def __init__(self, bench: Bench, cost: float = 0.0, share: int = 1 << 30) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Worker(Speaker):
 
 
 class Bench:
-    """A poller, whose stopwatch shows what its peer objects say that they have worked."""
+    """A poller, whose stopwatch shows what its owners say that they have worked."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -55,7 +55,7 @@ class Bench:
         ours.setblocking(False)
         theirs.settimeout(5.0)
         peer.stream = Stream(ours, "peer", self.poller, self.writes)
-        peer.stream.peer = peer
+        peer.stream.owner = peer
         peer.stream.strikes = strikes
         self.poller.watch(peer.stream)
         return theirs

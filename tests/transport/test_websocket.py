@@ -73,7 +73,7 @@ class Client:
         return self.filter.receive(b"".join(self.ws.send(event) for event in events))
 
     def hear(self, data: bytes = b"") -> list[Event]:
-        """What the filter has to say, with `data` of the peer object."""
+        """What the filter has to say, with `data` of the owner."""
         self.ws.receive_data(self.filter.send(data))
         return list(self.ws.events())
 
@@ -353,7 +353,7 @@ def test_a_stream_gives_a_flood_of_frames_its_turns() -> None:
     client = Client()
     sock, peer = FakeSocket(reads=(client.ws.send(BytesMessage(b"x")) * 500,)), Speaker()
     stream = Stream(sock, "peer", Watch(), WriteSet(), client.filter)
-    stream.peer = peer
+    stream.owner = peer
     stream.read(1.0)
     assert (len(peer.heard), stream.unread) == (FRAMES_MAX, True)
     for _ in range(4):
@@ -366,7 +366,7 @@ def streamed(*reads: bytes) -> tuple[Stream, FakeSocket, Speaker, list[Ending]]:
     stream = Stream(
         sock, "peer", Watch(), WriteSet(), server(), layer_ended=lambda _, ending: endings.append(ending)
     )
-    stream.peer = peer
+    stream.owner = peer
     return stream, sock, peer, endings
 
 

@@ -91,7 +91,7 @@ def _jms(text: str) -> Selects:
             properties = message.properties
         except RemoteProtocolError:
             return False  # its sender malformed it, so it says nothing
-        return selects(_Said(message, properties))
+        return selects(_SelectorValues(message, properties))
 
     return look
 
@@ -123,7 +123,7 @@ def _text(octets: bytes | None) -> str | None:
     return None if octets is None else octets.decode(errors="replace")
 
 
-class _Said:
+class _SelectorValues:
     """What a message says, by name, looked up when a selector asks."""
 
     __slots__ = ("_message", "_properties")

@@ -15,7 +15,7 @@ from gateway.broker.shares import Shares
 
 SLACK: Final = 64  # entries of a heap that may be out of date, besides as many as are not
 
-Entry = tuple[float, int, Session]
+Absence = tuple[float, int, Session]
 
 
 class Away:
@@ -24,7 +24,7 @@ class Away:
     def __init__(self) -> None:
         self._numbers = count()
         self._entries: dict[Session, tuple[str, int]] = {}  # holder, number
-        self._heaps: dict[str, list[Entry]] = {}
+        self._heaps: dict[str, list[Absence]] = {}
         self._holders = Shares()
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Away:
             heappop(heap)
         return heap[0][2] if heap else None
 
-    def _valid(self, entry: Entry) -> bool:
+    def _valid(self, entry: Absence) -> bool:
         _, number, session = entry
         return self._entries.get(session, ("", -1))[1] == number
 

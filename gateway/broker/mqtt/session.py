@@ -225,7 +225,7 @@ class SessionLimits:
     delay_secs: float = 0.015  # of what waits for a client that takes it: beyond, sources are held; 0: never
 
 
-Waiting = tuple[Message, Grant, int]
+QueuedRow = tuple[Message, Grant, int]
 """A message that is owed, by what, and its position, or UNKEPT."""
 
 
@@ -285,7 +285,7 @@ class Session:
         self.moved = False  # something was sent since `stalled` was asked
         self._since = 0.0  # monotonic
         self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
-        self._waiting: deque[Waiting] | None = None  # an empty one takes 760 octets, of each session
+        self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 octets, of each session
         self._octets = 0  # that wait or are in flight
         self._tight = False  # sources are held, or it has stalled
         self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
@@ -542,7 +542,7 @@ class Session:
         self._pace = None
         self.pressure.relieve()
 
-    def _wait(self, rows: Sequence[Waiting]) -> None:
+    def _wait(self, rows: Sequence[QueuedRow]) -> None:
         """These wait behind the others."""
         if rows:
             if self._waiting is None:

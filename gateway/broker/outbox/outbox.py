@@ -23,12 +23,11 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
-from gateway.broker.routing import Namespace
+from gateway.broker.routing import Namespace, OneSink
 from gateway.broker.storage import QueueStorage
 from gateway.containment import contained
 from gateway.mapping.routes import Route
-from gateway.model.address import Address
-from gateway.model.batch import Batch, Sink, SubBatch
+from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic, WallTime
@@ -126,7 +125,7 @@ class OutboxRecipient(RouteRecipient):
         part.batch.settle(slots, outcome)
 
 
-class Outbox:
+class Outbox(OneSink):
     """One outbox: sink and namespace of its route, consumer of its queue, source of what it sends."""
 
     def __init__(
@@ -143,6 +142,7 @@ class Outbox:
         utc: Callable[[], WallTime],
     ) -> None:
         """`name`: "<link>/<route>". `jitter` gives numbers from 0 to 1, `clock` is the event loop's."""
+        super().__init__(self)
         self.name = name
         self.link, _, self.route_name = name.partition("/")
         self.dropped = 0
@@ -240,20 +240,6 @@ class Outbox:
         if self._held:
             return "the route is paused"
         return "" if self._target.up() else "the link is down"
-
-    # What the dispatcher asks: a namespace, and its only sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every address of the broker is reached through here."""
-        return (self,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self,)
-
-    @property
-    def retained(self) -> None:
-        """The remote broker retains what is published with the flag."""
 
     def publish(self, part: SubBatch) -> None:
         """Store the part. Transient messages are accepted at once, the others when they are on disk."""

@@ -1,6 +1,6 @@
 """mosquitto.conf(5): listeners, access rules, limits, and bridges.
 
-The file is lines of a key and its value. `listener` and `connection` begin a part of their own; what stands
+The file is lines of a key and its value. `listener` and `connection` begin a stanza of their own; what stands
 before is about the default listener and about everything.
 """
 
@@ -51,7 +51,7 @@ class Line(NamedTuple):
     value: str
 
 
-class Part:
+class Stanza:
     """A listener or a bridge: what was said of it."""
 
     def __init__(self, line: Line) -> None:
@@ -63,21 +63,21 @@ class Part:
 def made_of(file: Path, folder: Path) -> Made:
     """What becomes of a mosquitto.conf."""
     made = Made(file, folder)
-    listeners: list[Part] = [Part(Line(file, 0, "listener", "1883"))]
-    bridges: list[Part] = []
-    part = listeners[0]
+    listeners: list[Stanza] = [Stanza(Line(file, 0, "listener", "1883"))]
+    bridges: list[Stanza] = []
+    stanza = listeners[0]
     for line in _lines(file, made):
         if line.key in ("listener", "connection"):
-            part = Part(line)
-            (listeners if line.key == "listener" else bridges).append(part)
-        elif line.key == "topic" and part in bridges:
-            part.topics.append(line)
+            stanza = Stanza(line)
+            (listeners if line.key == "listener" else bridges).append(stanza)
+        elif line.key == "topic" and stanza in bridges:
+            stanza.topics.append(line)
         elif line.key in LIMITS:
             _limit(made, line)
         elif line.key in _GENERAL:
             _GENERAL[line.key](made, line)
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
-            part.given[line.key] = line.value
+            stanza.given[line.key] = line.value
         elif line.key not in MEANINGLESS:
             made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", line.number, line.file)
     first = listeners[0].given
@@ -111,29 +111,29 @@ def _lines(file: Path, made: Made) -> Iterator[Line]:
             yield Line(file, number, words[0], value)
 
 
-def _names(listeners: list[Part]) -> list[str]:
+def _names(listeners: list[Stanza]) -> list[str]:
     """`mqtt` for one, and ports behind it for more."""
     if len(listeners) == 1:
         return [MQTT.name]
     return [f"{MQTT.name}-{(one.given.get('port') or one.line.value).split()[0]}" for one in listeners]
 
 
-def _listener(made: Made, part: Part) -> dict[str, Any]:
-    given = part.given
-    port, *host = part.line.value.split()
-    found: dict[str, Any] = {**EVERY, "port": _number(made, part.line, given.get("port", port))}
+def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
+    given = stanza.given
+    port, *host = stanza.line.value.split()
+    found: dict[str, Any] = {**EVERY, "port": _number(made, stanza.line, given.get("port", port))}
     if place := given.get("bind_address") or " ".join(host):
         found["host"] = place
     if given.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
-        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", part.line.number)
+        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", stanza.line.number)
     tls = {ours: given[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in given}
     if "cert_file" in tls:
         if "client_ca_file" in tls and given.get("require_certificate") != "true":
             tls["client_certificate"] = "optional"
         found["tls"] = tls
     found["anonymous"] = "always" if given.get("allow_anonymous") == "true" else "never"
-    if (number := _number(made, part.line, given.get("max_connections", "0"))) > 0:  # -1 is no limit there
+    if (number := _number(made, stanza.line, given.get("max_connections", "0"))) > 0:  # -1 is no limit there
         found["limits"] = {"connections_max": number}
     return found
 
@@ -229,11 +229,11 @@ _OF_BRIDGES: Final = frozenset(
 # Bridges.
 
 
-def _bridge(made: Made, part: Part) -> None:
-    given, name = part.given, name_of(part.line.value)
+def _bridge(made: Made, stanza: Stanza) -> None:
+    given, name = stanza.given, name_of(stanza.line.value)
     places = (given.get("address") or given.get("addresses") or "").split()
     if not places:
-        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", part.line.number)
+        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", stanza.line.number)
         return
     tls = {ours: given[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in given}
     scheme = SCHEMES["tls" if tls else "plain"]
@@ -248,11 +248,11 @@ def _bridge(made: Made, part: Part) -> None:
     if version := VERSIONS.get(given.get("bridge_protocol_version", "")):
         link["version"] = version
     if "keepalive_interval" in given:
-        link["heartbeat_secs"] = _number(made, part.line, given["keepalive_interval"])
+        link["heartbeat_secs"] = _number(made, stanza.line, given["keepalive_interval"])
     if given.get("cleansession") == "true":
         link["session_expiry_secs"] = 0
     taken = [0]
-    for line in part.topics:
+    for line in stanza.topics:
         taken.append(_topic(made, name, line))
     link["qos"] = max(taken)
     made.configuration.setdefault("links", {})[name] = link

@@ -32,7 +32,7 @@ app = typer.Typer()
 
 @app.command()
 def replay(
-    url: Annotated[str, typer.Argument(help="Where to: mqtt(s)://, amqp(s):// or amqpfast(s)://")],
+    url: Annotated[str, typer.Argument(help="Where to: the URL of any broker, as amqp://host:port")],
     journal: JournalFolder = None,
     archive: Archive = None,
     begin: Begin = None,
@@ -101,16 +101,16 @@ def _sent(
     access: Access, rows: DataFrame, pace: Pace, marks: Progress, to: Address | None, at_target: bool
 ) -> Replayed:
     from gateway.pipeline.jobs.replay import Replay
-    from gateway.pipeline.live.sink import peer_of
+    from gateway.pipeline.live.sink import client_of
 
-    peer = peer_of(access)
+    client = client_of(access)
     try:
-        sender = Replay(peer, pace, marks, to=to, at_target=at_target, tell=progress)
+        sender = Replay(client, pace, marks, to=to, at_target=at_target, tell=progress)
         done = sender.send(rows.toLocalIterator(prefetchPartitions=True))
     except BaseException:
-        peer.cut()
+        client.cut()
         raise
-    peer.close()
+    client.close()
     return done
 
 

@@ -106,7 +106,7 @@ def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> Cli
 
 
 class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The peer object of a link's stream, for as long as that connection lives."""
+    """The owner of a link's stream, for as long as that connection lives."""
 
     _codes = ReplyCode
 
@@ -444,17 +444,19 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         status: LinkStatus,
         *,
         client_id: str,
+        publishing: type[AmqpLinkPublisher] = AmqpLinkPublisher,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
-        self.options = settings
-        self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
-        self.publisher = AmqpLinkPublisher(
-            self.stats,
+        """`publishing`: the kind of its publisher."""
+        publisher = publishing(
+            status.stats,
             self._missing,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
+        super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self.options = settings
+        self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
 
     def queue_arguments(self, queue: str) -> Headers:
         """Those of a queue that it declares."""
@@ -468,13 +470,13 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for declaration in (*fresh, *gone):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
-        if self._peer is not None:
-            self._peer.rearrange(fresh)
+        if self._connection is not None:
+            self._connection.rearrange(fresh)
 
     def connect(self, stream: Stream, target: Target, now: float) -> AmqpLinkConnection:
         """A connection stands: begin the handshake."""
-        self._peer = AmqpLinkConnection(self, stream, target, now)
-        return self._peer
+        self._connection = AmqpLinkConnection(self, stream, target, now)
+        return self._connection
 
     # What batches ask: this is their source.
 
@@ -514,11 +516,11 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, clock.now())
 
-    def disconnected(self, peer: AmqpLinkConnection, why: str) -> None:
+    def disconnected(self, connection: AmqpLinkConnection, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is peer:
+        if self._connection is connection:
             self.stats.blocked = False
-        super().disconnected(peer, why)
+        super().disconnected(connection, why)
 
     def met(self, declaration: Declaration) -> bool:
         """The broker has what is needed; False: the mapping does not ask for it any more."""

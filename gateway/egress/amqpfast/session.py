@@ -77,7 +77,7 @@ CONTENT_FAULTS: Final = frozenset(
 
 
 class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]):
-    """The peer object of a link's stream, for as long as that connection lives."""
+    """The owner of a link's stream, for as long as that connection lives."""
 
     _codes = ReplyCode
 
@@ -499,29 +499,29 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         *,
         client_id: str,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
-        self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
-        self.publisher = FastLinkPublisher(
-            self.stats,
+        publisher = FastLinkPublisher(
+            status.stats,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
+        super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
     # What the link asks.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: consume and leave what that means. Destinations cannot be declared."""
         fresh, gone = self.sources.want(subscriptions)
-        if self._peer is not None and self._peer.open:
-            self._peer.rearrange(fresh, gone)
+        if self._connection is not None and self._connection.open:
+            self._connection.rearrange(fresh, gone)
         else:
             self.sources.leave_behind(gone)
 
     def connect(self, stream: Stream, target: Target, now: float) -> FastLinkConnection:
         """A connection stands: begin the negotiation."""
-        self._peer = FastLinkConnection(self, stream, target, now)
-        return self._peer
+        self._connection = FastLinkConnection(self, stream, target, now)
+        return self._connection
 
     def tick(self, now: float) -> None:
         """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""

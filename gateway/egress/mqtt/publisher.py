@@ -27,7 +27,7 @@ import trio
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
 from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions
-from gateway.egress.confirming import Unconfirmed as Waiting
+from gateway.egress.confirming import Unconfirmed as UnconfirmedSlice
 from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -57,7 +57,7 @@ _NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
 # these are at most limits.hops_max, which is at most 255.
 _FORMS: Final = tuple(f"mqtt5 after {hops} hops" for hops in range(256))
 
-Entry = tuple[SubBatch, int]
+PlaceInBatch = tuple[SubBatch, int]
 """A message: its part, and its position there."""
 
 
@@ -126,8 +126,8 @@ class MqttLinkPublisher(ConfirmedSink):
         self._outlet: Outlet | None = None
         self._numbers: dict[int, int] = {}  # of what is on its way, by packet id
         self._received: dict[int, None] = {}  # of that: PUBREC came, PUBREL is said
-        self._kept: dict[Entry, int] = {}  # packet ids of what was on its way when the connection went
-        self._released: dict[Entry, None] = {}  # of that: PUBREC had come
+        self._kept: dict[PlaceInBatch, int] = {}  # packet ids of what was on its way when the connection went
+        self._released: dict[PlaceInBatch, None] = {}  # of that: PUBREC had come
         self._inherited = True  # the broker may hold ids of QoS 2 that we know nothing of
         self._sweeps = False  # they are to be released before more is sent
         self._next_id = 1
@@ -243,7 +243,7 @@ class MqttLinkPublisher(ConfirmedSink):
         """Not what has been sent before: its packet id is in use."""
         return (part, at) not in self._kept
 
-    def _take(self, room: int) -> Waiting:
+    def _take(self, room: int) -> UnconfirmedSlice:
         """The next of what waits. Without a connection it is the one to blame, which the broker has not
         received; its packet id is free."""
         if self._outlet is not None:

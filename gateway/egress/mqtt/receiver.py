@@ -90,29 +90,29 @@ class MqttLinkReceiver:
         self._limits = limits
         self._stats = stats
         self._settled = settled
-        self._peer: Bringer | None = None
+        self._connection: Bringer | None = None
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
         self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
 
-    def attach(self, peer: Bringer, *, present: bool) -> None:
+    def attach(self, connection: Bringer, *, present: bool) -> None:
         """A connection is usable; `present`: the broker kept the session."""
         if not present:
             self.epoch += 1
             self._once.clear()
-        peer.epoch = self.epoch
-        self._peer = peer
+        connection.epoch = self.epoch
+        self._connection = connection
 
     def detach(self) -> None:
         """The connection is gone."""
-        self._peer = None
+        self._connection = None
 
     # What the connection tells.
 
     def take(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, peer: Bringer, rows: list[PublishRow], now: float
+        self, connection: Bringer, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
         """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up. Returns those
         that are left for another turn, when many have new topics.
@@ -125,12 +125,12 @@ class MqttLinkReceiver:
         if not batch.receipts:
             batch.received = clock.now()
         echoes = None
-        if peer.machine.version is not Version.V5:
-            rows = self._within_limits(peer, rows)
+        if connection.machine.version is not Version.V5:
+            rows = self._within_limits(connection, rows)
             echoes = dispatcher.echoes if dispatcher.echoes.awaited else None
         entries = self._entries
         publish = dispatcher.publish
-        sender = peer.sender
+        sender = connection.sender
         behind = self._held.on
         memory = dispatcher.memory
         raw_max, properties_max = self._limits.properties_bytes_max, self._limits.properties_max
@@ -138,7 +138,7 @@ class MqttLinkReceiver:
         left: list[PublishRow] = []
         for flags, topic, packet_id, raw, body in in_turn:
             entry = entries.get(topic)
-            if entry is None and peer.stream.spent():
+            if entry is None and connection.stream.spent():
                 left = [(flags, topic, packet_id, raw, body), *in_turn]
                 break
             qos = flags >> 1 & 3
@@ -156,17 +156,19 @@ class MqttLinkReceiver:
                 elif echoes is not None:
                     hops = echoes.hops(topic, body, sender, now)
             except RemoteProtocolError as error:
-                self._bury(peer, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error)))
+                self._bury(
+                    connection, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error))
+                )
                 continue
             message = Message(
                 entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
             )
             receipt: Receipt | None = None
             if qos:
-                if qos == 2 and not self._first_time(peer, packet_id):
+                if qos == 2 and not self._first_time(connection, packet_id):
                     continue
                 self.unsettled += 1
-                receipt = (peer, packet_id, qos, message, 0)
+                receipt = (connection, packet_id, qos, message, 0)
                 if behind:
                     self._held.behind(receipt)
                     continue
@@ -200,7 +202,7 @@ class MqttLinkReceiver:
     def tick(self, now: float) -> None:
         """Try released messages again whose turn it is; while the broker is away they wait, and while memory
         is short."""
-        if self._peer is None or self._dispatcher.memory.short:
+        if self._connection is None or self._dispatcher.memory.short:
             return
         if not self.batch.receipts:
             self.batch.received = clock.now()
@@ -221,12 +223,12 @@ class MqttLinkReceiver:
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """The broker hears what became of its messages."""
-        peer = self._peer
-        plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is peer]
-        if peer is not None and refused is None and len(plain) == len(receipts):
+        connection = self._connection
+        plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is connection]
+        if connection is not None and refused is None and len(plain) == len(receipts):
             self.unsettled -= len(plain)
-            peer.pubacks += plain
-            peer.stream.mark()
+            connection.pubacks += plain
+            connection.stream.mark()
         else:
             for at, receipt in enumerate(receipts):
                 if receipt is None:
@@ -245,35 +247,35 @@ class MqttLinkReceiver:
     def _accept(self, receipt: Receipt) -> None:
         """Acknowledge a message."""
         self.unsettled -= 1
-        peer, packet_id, qos, _, _ = receipt
+        connection, packet_id, qos, _, _ = receipt
         if qos == 1:
-            if peer is self._peer:
-                peer.pubacks.append(packet_id)
-                peer.stream.mark()
-        elif peer.epoch == self.epoch and packet_id in self._once:
+            if connection is self._connection:
+                connection.pubacks.append(packet_id)
+                connection.stream.mark()
+        elif connection.epoch == self.epoch and packet_id in self._once:
             self._once[packet_id] = True
-            if self._peer is not None:
-                self._peer.pubrecs.append(packet_id)
-                self._peer.stream.mark()
+            if self._connection is not None:
+                self._connection.pubrecs.append(packet_id)
+                self._connection.stream.mark()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
         """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
         the message becomes a dead letter and is acknowledged: it would only block those behind it."""
-        peer, packet_id, qos, message, attempts = receipt
+        connection, packet_id, qos, message, attempts = receipt
         if outcome.verdict is Verdict.RELEASED:
             if outcome.reason is Reason.STORE:
                 self._held.refused(receipt)
                 return
             wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
-            retry: Receipt = (peer, packet_id, qos, message, attempts + 1)
+            retry: Receipt = (connection, packet_id, qos, message, attempts + 1)
             self._retries.append((trio.current_time() + wait, retry))
             return
-        answers = peer if qos == 1 else self._peer
+        answers = connection if qos == 1 else self._connection
         if answers is None or answers.machine.version is not Version.V5:
             self._dispatcher.dead_letters.add([message], "", outcome, partial(self._buried, receipt))
             return
         self.unsettled -= 1
-        if answers is not self._peer or peer.epoch != self.epoch:
+        if answers is not self._connection or connection.epoch != self.epoch:
             return
         if qos == 2:
             self._once.pop(packet_id, None)
@@ -286,8 +288,8 @@ class MqttLinkReceiver:
         self._settled()
 
     def _retry(self, receipt: Receipt) -> None:
-        peer, _, qos, message, _ = receipt
-        if qos == 1 and peer is not self._peer and peer.epoch == self.epoch:
+        connection, _, qos, message, _ = receipt
+        if qos == 1 and connection is not self._connection and connection.epoch == self.epoch:
             self.unsettled -= 1  # the broker has delivered it again on this connection
             return
         entry = self._dispatcher.entry(self._name, None, message.address)
@@ -308,7 +310,7 @@ class MqttLinkReceiver:
             self._entries[topic] = entry
         return entry
 
-    def _first_time(self, peer: Bringer, packet_id: int) -> bool:
+    def _first_time(self, connection: Bringer, packet_id: int) -> bool:
         """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
@@ -316,10 +318,10 @@ class MqttLinkReceiver:
             return True
         self._stats.duplicates += 1
         if accepted:
-            peer.pubrecs.append(packet_id)
+            connection.pubrecs.append(packet_id)
         return False
 
-    def _within_limits(self, peer: Bringer, rows: list[PublishRow]) -> list[PublishRow]:
+    def _within_limits(self, connection: Bringer, rows: list[PublishRow]) -> list[PublishRow]:
         """Before MQTT 5 a broker cannot be told how much we take."""
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
@@ -329,20 +331,20 @@ class MqttLinkReceiver:
             if len(row[4]) <= limit:
                 kept.append(row)
             else:
-                self._bury(peer, row, OVERSIZED)
+                self._bury(connection, row, OVERSIZED)
         return kept
 
-    def _bury(self, peer: Bringer, row: PublishRow, outcome: Outcome) -> None:
+    def _bury(self, connection: Bringer, row: PublishRow, outcome: Outcome) -> None:
         """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
         it, would bring the same one again with the next connection; and it need not be the broker's fault,
         for RabbitMQ makes a topic of any routing key."""
         flags, topic, packet_id, _, body = row
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
-        message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
+        message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
         self._stats.refuse(outcome)
         then = None
-        if qos and (qos == 1 or self._first_time(peer, packet_id)):
+        if qos and (qos == 1 or self._first_time(connection, packet_id)):
             self.unsettled += 1
-            then = partial(self._buried, (peer, packet_id, qos, message, 0))
+            then = partial(self._buried, (connection, packet_id, qos, message, 0))
         self._dispatcher.dead_letters.add([message], "", outcome, then)

@@ -24,15 +24,15 @@ from typing import Any, Final
 
 from gateway.access.scram import METHOD, Proof, ScramError
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import OneSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms
 from gateway.egress.mqtt.receiver import Bringer, MqttLinkReceiver
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import Address
-from gateway.model.batch import Sink, SubBatch
-from gateway.model.message import Message, Sender
+from gateway.model.batch import SubBatch
+from gateway.model.message import Sender
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import Bounds, violation
@@ -67,7 +67,7 @@ _REFUSES_VERSION: Final = (b"\x20\x02\x00\x01", b"\x20\x02\x00\x84")
 
 
 class MqttLinkConnection(Bringer):
-    """The peer object of the link's stream.
+    """The owner of the link's stream.
 
     The handshake must be over at `deadline`.
     """
@@ -270,7 +270,7 @@ PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
-class MqttLinkSession:
+class MqttLinkSession(OneSink):
     """One link's side of everything. Implements `LinkSession` and `Sink`."""
 
     def __init__(
@@ -283,6 +283,7 @@ class MqttLinkSession:
         *,
         client_id: str,
     ) -> None:
+        super().__init__(self)
         self.name = name
         self.status = status
         self.stats = stats = status.stats
@@ -300,8 +301,7 @@ class MqttLinkSession:
         self._client_id = client_id
         self._shares = settings.share is not None
         self._proves = settings.authentication == "scram-sha-256"
-        self._peer: MqttLinkConnection | None = None
-        self._sinks: tuple[Sink, ...] = (self,)
+        self._connection: MqttLinkConnection | None = None
         self._older = False  # the broker has refused MQTT 5.0
         self._other = False  # it went away without a word: try the other version once
         self._spoke_5: set[str] = set()  # by address
@@ -325,8 +325,8 @@ class MqttLinkSession:
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
         self.filters.want(tuple(topic for _, topic in subscriptions.bindings))
-        if self._peer is not None:
-            self._peer.stream.mark()
+        if self._connection is not None:
+            self._connection.stream.mark()
 
     def connect(self, stream: Stream, target: Target, now: float) -> MqttLinkConnection:
         """A connection stands: say CONNECT."""
@@ -372,74 +372,64 @@ class MqttLinkSession:
         self.filters.tick(now)
         self.receiver.tick(now)
         self.publisher.tick(now)
-        if self._peer is not None:
-            self._peer.stream.mark()
-
-    # What the dispatcher asks: a namespace, and the sink of everything in it.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every topic of the broker is reached through this link."""
-        return self._sinks
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address decides; never asked."""
-        return self._sinks
-
-    @property
-    def retained(self) -> None:
-        """The broker retains what is published with the flag."""
+        if self._connection is not None:
+            self._connection.stream.mark()
 
     def publish(self, part: SubBatch) -> None:
         """Owe the messages to the broker."""
         self.publisher.publish(part)
-        if self._peer is not None and self._peer.held:
+        if self._connection is not None and self._connection.held:
             self.balance()
 
     # What the connection tells.
 
-    def came_up(self, peer: MqttLinkConnection, *, present: bool) -> None:
+    def came_up(self, connection: MqttLinkConnection, *, present: bool) -> None:
         """The broker has let us in; `present`: it knows the session of before (5: 3.2.2.1.1)."""
-        machine = peer.machine
-        self._peer = peer
+        machine = connection.machine
+        self._connection = connection
         self._other = False
         if machine.version is Version.V5:
-            self._spoke_5.add(peer.stream.remote)
+            self._spoke_5.add(connection.stream.remote)
         self.stats.spoke(machine, machine.version.name.lower())
         self.status.came_up()
-        self.receiver.attach(peer, present=present)
+        self.receiver.attach(connection, present=present)
         self.filters.attach(machine, present=present)
         terms = Terms(
             machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
         )
         # MQTT 3.1 has no word for it, and to repeat with the same ids is right in either case.
-        self.publisher.attach(peer, peer.stream, terms, present=present or machine.version is Version.V31)
-        peer.stream.mark()
+        self.publisher.attach(
+            connection, connection.stream, terms, present=present or machine.version is Version.V31
+        )
+        connection.stream.mark()
 
-    def lost(self, peer: MqttLinkConnection, reason: str) -> None:
+    def lost(self, connection: MqttLinkConnection, reason: str) -> None:
         """The connection is gone; before it was usable, that may be for the version."""
-        if peer is self._peer:
-            self._peer = None
+        if connection is self._connection:
+            self._connection = None
             self.receiver.detach()
             self.filters.detach()
-            self.publisher.detach(too_large=peer.too_large)
-        elif peer.refuses_version:
+            self.publisher.detach(too_large=connection.too_large)
+        elif connection.refuses_version:
             self._older = True
             if self._settings.version == "auto" and (self._shares or self._proves):
                 reason += f"; {NEEDS_5 if self._shares else PROVES_IN_5}"
-        elif not peer.answered and peer.stream.remote not in self._spoke_5:
+        elif not connection.answered and connection.stream.remote not in self._spoke_5:
             self._other = not self._other
         self.status.went_down(reason)
 
     def balance(self) -> None:
         """Stop reading while the broker has sent more than `prefetch` unsettled messages, which only those
         can that Receive Maximum does not bind. While we wait for acknowledgements we must go on."""
-        peer = self._peer
-        if peer is None:
+        connection = self._connection
+        if connection is None:
             return
         most = self._settings.prefetch
         unsettled = self.receiver.unsettled
-        if peer.held or unsettled > most:
-            peer.hold(unsettled > (most // 2 if peer.held else most) and not self.publisher.in_flight)
+        if connection.held or unsettled > most:
+            connection.hold(
+                unsettled > (most // 2 if connection.held else most) and not self.publisher.in_flight
+            )
 
     def _version(self) -> Version:
         given = self._settings.version

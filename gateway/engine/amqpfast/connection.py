@@ -60,12 +60,12 @@ class Speaker(Protocol):
     def came_up(self) -> None:
         """All that is needed is there."""
 
-    def disconnected(self, peer: FastEngineConnection, why: str) -> None:
+    def disconnected(self, connection: FastEngineConnection, why: str) -> None:
         """The connection is gone."""
 
 
 class FastEngineConnection(ClusterConnection):
-    """The peer object of its stream, for as long as that connection lives."""
+    """The owner of its stream, for as long as that connection lives."""
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings = session.settings

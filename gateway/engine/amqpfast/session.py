@@ -29,7 +29,7 @@ from gateway.engine.connection import OUTLIVES_SECS
 from gateway.engine.consumers import Content
 from gateway.engine.envelope import ENGINE
 from gateway.engine.names import names_of
-from gateway.engine.outboxes import Entering
+from gateway.engine.outboxes import SubBatchSource
 from gateway.engine.shares import TOUCH_SECS
 from gateway.engine.unrouted import Unrouted
 from gateway.model.address import Address
@@ -90,17 +90,22 @@ class FastEngineSession(Unrouted):
         )
         self.reader = MessageReader()
         self.questions: deque[Question] = deque()
-        self.when_up: Callable[[], None] = _nothing  # there is another connection
-        self.each_second: Callable[[float], None] = _nothing_then
+        self._when_up: Callable[[], None]  # from `serve` on
+        self._each_second: Callable[[float], None]
         self._flush = flush
         self._dispatcher = dispatcher
         self._recipient = Recipient(self.publisher)
-        self._peer: FastEngineConnection | None = None
+        self._connection: FastEngineConnection | None = None
         self._up = False
         self._consumed: dict[ClusterStorage, None] = {}
         self._kept: dict[ClusterStorage, None] = {}  # that go when nobody touches them
         self._touched: dict[ClusterStorage, None] = {}
         self._touch_at = 0.0
+
+    def serve(self, when_up: Callable[[], None], each_second: Callable[[float], None]) -> None:
+        """Say to those who have the destinations that there is another connection, and what time it is.
+        Before it runs."""
+        self._when_up, self._each_second = when_up, each_second
 
     @property
     def why_not(self) -> str:
@@ -150,8 +155,8 @@ class FastEngineSession(Unrouted):
 
     def connect(self, stream: Stream, target: Target, now: float) -> FastEngineConnection:
         """A connection stands: begin the handshake."""
-        self._peer = FastEngineConnection(self, stream, target, now)
-        return self._peer
+        self._connection = FastEngineConnection(self, stream, target, now)
+        return self._connection
 
     def turn_done(self) -> None:
         """Hand out what this wake-up has brought."""
@@ -166,12 +171,12 @@ class FastEngineSession(Unrouted):
     def tick(self, now: float) -> None:
         """Once a second: what clients have and do not use is used."""
         if self._up:
-            self.each_second(now)
-        if self._up and self._peer is not None and now >= self._touch_at:
+            self._each_second(now)
+        if self._up and self._connection is not None and now >= self._touch_at:
             self._touch_at = now + min(TOUCH_SECS, self.settings.engine_timeout_secs / 2)
             for storage in self._kept:
                 if not storage.prefetch:
-                    self._peer.consumers.touch(storage.queue)
+                    self._connection.consumers.touch(storage.queue)
 
     # What the connection says.
 
@@ -181,13 +186,13 @@ class FastEngineSession(Unrouted):
         self.status.came_up()
         for storage in list(self._consumed):
             storage.pump()
-        self.when_up()
+        self._when_up()
 
-    def disconnected(self, peer: FastEngineConnection, why: str) -> None:
+    def disconnected(self, connection: FastEngineConnection, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
-        if self._peer is not peer:
+        if self._connection is not connection:
             return
-        self._peer = None
+        self._connection = None
         self._up = False
         self.stats.blocked = False
         self.publisher.close()
@@ -201,8 +206,8 @@ class FastEngineSession(Unrouted):
     def question(self, method: m.Method, answered: Answer) -> None:
         """Ask the cluster for something that it may refuse."""
         self.questions.append(Question(method, answered))
-        if self._peer is not None:
-            self._peer.ask_next()
+        if self._connection is not None:
+            self._connection.ask_next()
 
     async def answer(self, method: m.Method) -> tuple[int, str]:
         """The same, from a task that waits for the answer."""
@@ -225,10 +230,10 @@ class FastEngineSession(Unrouted):
     def look(self, queue: str, done: Callable[[Seen], None]) -> None:
         """`done` is called with what waits in a queue."""
         look = Look(queue, self.reader, done, clock.now())
-        if self._peer is None:
+        if self._connection is None:
             look.end()
         else:
-            self._peer.look(look)
+            self._connection.look(look)
 
     def keep(self, storage: ClusterStorage, *, ends: bool) -> None:
         """The cluster has its queue. `ends`: it goes when it is not used."""
@@ -241,8 +246,8 @@ class FastEngineSession(Unrouted):
         self._consumed.pop(storage, None)
         self._kept.pop(storage, None)
         self._touched.pop(storage, None)
-        if self._peer is not None:
-            self._peer.consumers.end(storage, None)
+        if self._connection is not None:
+            self._connection.consumers.end(storage, None)
 
     def delete(self, storage: ClusterStorage) -> None:
         """Its queue goes, with all that is in it."""
@@ -251,12 +256,12 @@ class FastEngineSession(Unrouted):
 
     def renew(self, storage: ClusterStorage) -> None:
         """Another number of its messages can be taken here."""
-        if self._peer is None or not self._up or storage not in self._consumed:
+        if self._connection is None or not self._up or storage not in self._consumed:
             storage.prefetch = 0
-        elif self._peer.consumers.consumes(storage):
-            self._peer.consumers.renew(storage)
+        elif self._connection.consumers.consumes(storage):
+            self._connection.consumers.renew(storage)
         elif storage.prefetch:
-            self._peer.consumers.begin(storage)
+            self._connection.consumers.begin(storage)
 
     def touch(self, storage: ClusterStorage) -> None:
         """It has something to hand out when the wake-up ends."""
@@ -271,7 +276,7 @@ class FastEngineSession(Unrouted):
     ) -> None:
         """Publish a part to a queue, or to the topics. What is for a queue comes back if that is not there,
         and `missing` hears of it."""
-        batch = part.batch.onward(Outgoing(part, missing))
+        batch = part.batch.onward(ClusterSource(part, missing))
         for at, message in enumerate(messages):
             try:
                 octets = self._encoded(message)
@@ -318,7 +323,7 @@ class FastEngineSession(Unrouted):
         self._dispatcher.dead_letters.add([message], "", outcome, then)
 
 
-class Outgoing(Entering):
+class ClusterSource(SubBatchSource):
     """The source of what goes to the cluster of one part. `missing` hears when it came back."""
 
     def __init__(self, part: SubBatch, missing: Callable[[], None] | None) -> None:
@@ -332,14 +337,6 @@ class Outgoing(Entering):
             outcome.reason is Reason.NO_ROUTE for outcome in (refused or {}).values()
         ):
             self._missing()
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
-
-
-def _nothing_then(now: float) -> None:
-    """Nothing is due."""
 
 
 def _log_refusal(code: int, text: str) -> None:

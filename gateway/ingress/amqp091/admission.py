@@ -6,8 +6,7 @@ What becomes of a client that is in, its connection says: one with queues here, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -25,12 +24,12 @@ from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
-from gateway.ingress.guests import Farewell, Guests, InFlight
+from gateway.ingress.guests import Guests
+from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import Sender
-from gateway.model.spooled import Piece
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import EXTERNAL
 from gateway.protocols.amqp091.events import Authenticate, Open
@@ -91,7 +90,7 @@ class AmqpEntrance(ListenerSource):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AmqpNewcomer(ABC):
+class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     """A client's connection, as far as it gets in and may do things."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
@@ -110,43 +109,6 @@ class AmqpNewcomer(ABC):
         self._ready = False
 
     @abstractmethod
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
-
-    @abstractmethod
-    def data_to_send(self) -> bytes | list[Piece]:
-        """Whatever was encoded."""
-
-    @abstractmethod
-    def drained(self) -> None:
-        """The client reads again."""
-
-    @abstractmethod
-    def lost(self, reason: str) -> None:
-        """The connection is gone."""
-
-    @abstractmethod
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading; returns what undoes it, None when this must not be stopped."""
-
-    @abstractmethod
-    def tick(self, now: float) -> None:
-        """Do what is due by the clock."""
-
-    @abstractmethod
-    def shut_down(self, farewell: Farewell) -> None:
-        """Say goodbye and end the stream."""
-
-    @property
-    @abstractmethod
-    def idle(self) -> bool:
-        """Nothing of this connection awaits settlement."""
-
-    @abstractmethod
-    def in_flight(self) -> InFlight:
-        """What is under way."""
-
-    @abstractmethod
     def _let_in(self) -> None:
         """The client is in, and waits for its connection.open-ok."""
 
@@ -157,6 +119,11 @@ class AmqpNewcomer(ABC):
     @abstractmethod
     def _recheck(self) -> None:
         """Channels that hold what they may not hold any more are closed. Raises Undecided."""
+
+    @property
+    def virtual_host(self) -> str:
+        """Where it is, or the first that it may ask for."""
+        return self.host_name
 
     # What it may do.
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from gateway import __version__
 from gateway.model.properties import Headers, Value, ValueType, string
 
-Announced = Literal["rabbitmq", "gateway"]
+Product = Literal["rabbitmq", "gateway"]
 CAPABILITIES: Final = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -25,13 +25,13 @@ CAPABILITIES: Final = (
     "per_consumer_qos",
     "direct_reply_to",
 )
-PRODUCTS: Final[dict[Announced, tuple[str, str]]] = {
+PRODUCTS: Final[dict[Product, tuple[str, str]]] = {
     "rabbitmq": ("RabbitMQ", "3.10.8"),
     "gateway": ("gateway", __version__),
 }
 
 
-def server_properties(announced: Announced) -> Headers:
+def server_properties(announced: Product) -> Headers:
     """The server-properties of a listener (1.4.2.1), in RabbitMQ's order."""
     product, version = PRODUCTS[announced]
     yes = Value(ValueType.BOOL, True)

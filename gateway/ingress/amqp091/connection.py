@@ -28,7 +28,7 @@ from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
 from gateway.ingress.amqp091.special import look_closer
-from gateway.ingress.guests import Farewell, InFlight
+from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message
@@ -62,7 +62,7 @@ class Taken(Exception):
 
 
 class AmqpConnection(ActingGuest):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -118,17 +118,6 @@ class AmqpConnection(ActingGuest):
 
     # What the stream asks.
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        machine = self.machine
-        handshake = not self._ready
-        self._process(self.stream.postponed() or machine.receive_data(data, now))
-        if handshake:
-            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
-                self._process(events)
-        if machine.unread:
-            self.stream.again()
-
     def data_to_send(self) -> bytes | list[Piece]:
         """Confirms that have gathered, and whatever was encoded."""
         if self.confirming:
@@ -183,6 +172,11 @@ class AmqpConnection(ActingGuest):
             return None
         self.stream.hold()
         return self.stream.release
+
+    @property
+    def channel_count(self) -> int:
+        """Channels that are open."""
+        return len(self.channels)
 
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
@@ -609,6 +603,11 @@ class AmqpConnection(ActingGuest):
         """Octets of messages that have not come whole, or are not committed."""
         channels = self.channels.values()
         return self.machine.begun + sum(one.transaction.octets for one in channels if one.transaction)
+
+    @property
+    def outstanding_octets(self) -> int:
+        """Octets of what consumers have been sent and have not acknowledged."""
+        return self.outstanding.octets
 
     def let_go_for_memory(self) -> None:
         """506: there is none for what it has begun."""

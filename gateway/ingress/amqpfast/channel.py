@@ -8,7 +8,7 @@ socket before they were read.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -27,10 +27,11 @@ from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large, LargeDeliveries
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
+from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
-from gateway.model.message import MESSAGE_OCTETS, Message, Sender, weight_of
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
 from gateway.protocols.amqpfast.events import Fragment
@@ -38,7 +39,6 @@ from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX, Service
 from gateway.protocols.amqpfast.translate import encode_properties
-from gateway.transport.stream import Stream
 
 NUMBERS_LOW: Final = (
     1_000_000  # message numbers left at which a channel is closed, for they cannot start anew
@@ -70,12 +70,9 @@ class FastSource(ListenerSource):
         super().undeliverable(message, outcome)
 
 
-class FastGuest(ABC):
+class FastGuest(HandshakingGuest[ServerConnection]):
     """A client's connection, as its channels and the source of its listener know it."""
 
-    stream: Stream
-    machine: ServerConnection
-    sender: Sender
     host: FastHost
     owner: str
     client_name: str
@@ -150,21 +147,6 @@ class FastGuest(ABC):
     @abstractmethod
     def replied(self, count: int) -> None:
         """So many messages have been answered."""
-
-    # What memory asks of who publishes; see gateway.broker.memory.Publisher.
-
-    @abstractmethod
-    def hold(self) -> Callable[[], None] | None: ...
-
-    @abstractmethod
-    def told_of_memory(self, short: bool) -> None: ...
-
-    @property
-    @abstractmethod
-    def begun(self) -> int: ...
-
-    @abstractmethod
-    def let_go_for_memory(self) -> None: ...
 
 
 class FragmentedMessage(Protocol):

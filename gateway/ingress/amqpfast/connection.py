@@ -23,7 +23,7 @@ from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMAN
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
-from gateway.ingress.guests import Farewell, InFlight
+from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
@@ -72,11 +72,12 @@ FAREWELLS: Final = {
     Farewell.EXPIRED: ReplyCode.ACCESS_REFUSED,
     Farewell.REVOKED: ReplyCode.ACCESS_REFUSED,
     Farewell.UNSERVED: ReplyCode.TEMPORARILY_FORBIDDEN,
+    Farewell.RULES_CHANGED: ReplyCode.ACCESS_REFUSED,
 }
 
 
 class FastConnection(ActingGuest):
-    """The peer object of one client's stream."""
+    """The owner of one client's stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -196,17 +197,6 @@ class FastConnection(ActingGuest):
 
     # What the stream asks.
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        machine = self.machine
-        handshake = not self._ready
-        self._process(self.stream.postponed() or machine.receive_data(data, now))
-        if handshake:
-            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
-                self._process(events)
-        if machine.unread:
-            self.stream.again()
-
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
         if self.sending:
@@ -275,6 +265,16 @@ class FastConnection(ActingGuest):
     # What the listener asks.
 
     @property
+    def virtual_host(self) -> str:
+        """Where it is, or the first that it may ask for."""
+        return self.host.name
+
+    @property
+    def channel_count(self) -> int:
+        """Channels that are open."""
+        return len(self.channels)
+
+    @property
     def idle(self) -> bool:
         """Nothing that this client wants to be told about awaits its outcome."""
         return not self.publisher.unsettled and not self._pauses
@@ -291,13 +291,15 @@ class FastConnection(ActingGuest):
         self.stream.hold()
         return self.stream.release
 
-    def told_of_memory(self, short: bool) -> None:
-        """The client sees that it is not read."""
-
     @property
     def begun(self) -> int:
         """Octets of what is not committed; what arrives in parts has a limit over all connections."""
         return sum(channel.pending_octets for channel in self.channels.values())
+
+    @property
+    def outstanding_octets(self) -> int:
+        """Octets of what consumers have been sent and have not acknowledged."""
+        return self.outstanding.octets
 
     def let_go_for_memory(self) -> None:
         """506: there is none for what it has begun."""

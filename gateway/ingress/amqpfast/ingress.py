@@ -28,7 +28,7 @@ from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings import FastListener
-from gateway.settings.amqpfast import Peer
+from gateway.settings.amqpfast import PeerService
 
 log = structlog.get_logger(limited=True)
 
@@ -43,7 +43,7 @@ class FastIngress(FastSource):
         self.options = options
         self.anonymous = options.anonymous
         self.hosts = [services.fast_hosts[host] for host in options.virtual_hosts]
-        self.peers: dict[str, dict[str, Peer]] = {
+        self.peers: dict[str, dict[str, PeerService]] = {
             host: given.peers for host, given in options.virtual_hosts.items()
         }
         # What the clients of 2005 expect, where it is not what the text says.

@@ -21,7 +21,7 @@ from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
 from gateway.protocols.amqpfast.translate import fit_priority
-from gateway.settings.amqpfast import Peer
+from gateway.settings.amqpfast import PeerService
 
 CONNECT_SECS_MAX: Final = 10.0
 READ_OCTETS: Final = 65_536
@@ -29,7 +29,7 @@ UNSENT_OCTETS_HIGH: Final = 262_144  # towards the address; then the client is n
 CONGESTED_SECS: Final = 0.05  # how often a tunnel looks whether its client reads again
 
 
-def begin_session(peer: Peer, handle: FastHandle, name: str) -> PeerSession:
+def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSession:
     """The beginning of a session with the peer called `name`."""
     return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
 
@@ -108,7 +108,7 @@ class Echo:
 class Tunnel:
     """Octets between a handle and an address, both ways."""
 
-    def __init__(self, peer: Peer, handle: FastHandle, name: str) -> None:
+    def __init__(self, peer: PeerService, handle: FastHandle, name: str) -> None:
         self._peer = peer
         self._handle = handle
         self._name = name

@@ -7,15 +7,16 @@ from typing import Any, Self
 
 import structlog
 
-from gateway.ingress.guests import Farewell, Guests, InFlight
+from gateway.ingress.guest import Farewell, Guest, InFlight
+from gateway.ingress.guests import Guests
 from gateway.model.message import Sender
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
 
-class PendingConnection:
-    """The first peer object of a stream; whatever it waits for, `look` finds in `octets`.
+class PendingConnection(Guest):
+    """The first owner of a stream; whatever it waits for, `look` finds in `octets`.
 
     The octets of its connection count as its listener's only if they never come to be another's.
     """
@@ -36,7 +37,7 @@ class PendingConnection:
         raise NotImplementedError
 
     def leave(self) -> bytes:
-        """Another peer object takes the stream; returns the octets that it begins with."""
+        """Another owner takes the stream; returns the octets that it begins with."""
         self._guests.forget(self)
         octets, self.octets = self.octets, b""
         return octets
@@ -86,7 +87,7 @@ class PendingConnection:
     # What the listener asks.
 
     @property
-    def machine(self) -> Self:
+    def frames(self) -> Self:
         """It counts its frames itself: none."""
         return self
 
@@ -108,6 +109,9 @@ class PendingConnection:
         if now >= self.since + self._guests.limits.connect_timeout_secs:
             self._guests.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("it did not say in time what it is")
+
+    def rules_changed(self) -> None:
+        """It holds nothing."""
 
     def shut_down(self, farewell: Farewell) -> None:
         """No protocol has begun whose words could be used."""

@@ -14,7 +14,8 @@ from typing import Final
 
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.pending import PendingConnection
-from gateway.ingress.guests import Connection, Entrance, Guests
+from gateway.ingress.guest import Guest
+from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.listener import Listener
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings, SharedListener
@@ -97,7 +98,7 @@ class SharedPort:
         """A client has connected."""
         return Undecided(self, self._guests, stream, now)
 
-    def entrance(self, connection: Connection) -> Entrance | None:
+    def entrance(self, connection: Guest) -> Entrance | None:
         """Nobody is let in here: who has said what it speaks goes to another listener."""
 
     def forget_entries(self) -> None:

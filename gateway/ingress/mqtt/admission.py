@@ -102,6 +102,11 @@ class AdmittedGuest(MqttGuest):
         self.authentication: Authentication | TokenShown | None = None
         self._ingress = ingress
 
+    @property
+    def leaves_a_will(self) -> bool:
+        """Whether something is published when it goes."""
+        return self.will is not None
+
     @abstractmethod
     def current_rights(self) -> Rights:
         """As the rules are now."""
@@ -165,7 +170,7 @@ class AdmittedGuest(MqttGuest):
         machine, stream = self.machine, self.stream
         if machine.state is State.CLOSED:
             return  # likewise, or it left
-        if isinstance(stream.peer, Login):
+        if isinstance(stream.owner, Login):
             raise violation("AUTH goes on before the last one was answered")
         ongoing = self.authentication
         assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"

@@ -22,7 +22,7 @@ from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guests import Farewell, InFlight
+from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
@@ -71,11 +71,12 @@ FAREWELLS: Final = {
     Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
     Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
     Farewell.UNSERVED: ReasonCode.SERVER_BUSY,
+    Farewell.RULES_CHANGED: ReasonCode.NOT_AUTHORIZED,
 }
 
 
 class MqttConnection(AdmittedGuest):
-    """The peer object of one client's stream, and its session's outlet."""
+    """The owner of one client's stream, and its session's outlet."""
 
     __slots__ = (
         "_answers",
@@ -641,9 +642,6 @@ class MqttConnection(AdmittedGuest):
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, ReasonCode.QUOTA_EXCEEDED, LOW_ON_MEMORY.text)
         self.stream.mark()
-
-    def told_of_memory(self, short: bool) -> None:
-        """MQTT has no word for it."""
 
     @property
     def begun(self) -> int:

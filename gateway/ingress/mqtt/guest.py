@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 
 from gateway.broker.routing import RoutingEntry
-from gateway.ingress.guests import Farewell, InFlight
+from gateway.ingress.guest import Guest
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-class MqttGuest(ABC):
-    """The peer object of one client's stream."""
+class MqttGuest(Guest):
+    """The owner of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
 
@@ -22,6 +21,11 @@ class MqttGuest(ABC):
         self.stream = stream
         self.sender = sender
         self.machine = machine
+
+    @property
+    def frames(self) -> ServerConnection:
+        """The protocol machine counts them."""
+        return self.machine
 
     # What the source tells of published messages.
 
@@ -36,36 +40,6 @@ class MqttGuest(ABC):
     @abstractmethod
     def taken_over(self) -> None:
         """Another connection has come with the same client identifier (3.1.4)."""
-
-    # What the stream and the listener ask; see StreamOwner and Connection.
-
-    @abstractmethod
-    def receive(self, data: bytes, now: float) -> None: ...
-
-    @abstractmethod
-    def data_to_send(self) -> bytes: ...
-
-    @abstractmethod
-    def drained(self) -> None: ...
-
-    @abstractmethod
-    def lost(self, reason: str) -> None: ...
-
-    @property
-    @abstractmethod
-    def idle(self) -> bool: ...
-
-    @abstractmethod
-    def in_flight(self) -> InFlight: ...
-
-    @abstractmethod
-    def hold(self) -> Callable[[], None] | None: ...
-
-    @abstractmethod
-    def tick(self, now: float) -> None: ...
-
-    @abstractmethod
-    def shut_down(self, farewell: Farewell) -> None: ...
 
 
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]

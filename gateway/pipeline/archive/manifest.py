@@ -93,12 +93,12 @@ class Archive:
     @property
     def system(self) -> Arrow:
         """Arrow's file system."""
-        return self.place.kept().system
+        return self.place.arrow().system
 
     @property
     def root(self) -> str:
         """The folder on it."""
-        return self.place.kept().path
+        return self.place.arrow().path
 
     def path(self, below: str) -> str:
         """The whole path of a file of the archive."""

@@ -229,7 +229,7 @@ def is_table_name(text: str) -> bool:
 
 def format_at(place: Place) -> TableFormat | None:
     """The format of the table in a folder; None: there is none. Raises PipelineError: nobody answers."""
-    system, path = place.reached().kept()
+    system, path = place.reached().arrow()
     for found in FORMATS.values():
         if system.get_file_info(f"{path}/{found.mark}").type == fs.FileType.Directory:
             return found

@@ -27,7 +27,7 @@ from gateway.pipeline.archive.tables import between, is_table_name, since, snaps
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
-from gateway.pipeline.journal.planning import Part, next_of, reader_of
+from gateway.pipeline.journal.planning import JournalPartition, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches, spark_writes
@@ -131,11 +131,11 @@ def _appended(
     """What has come since; and how many rows are missing in it."""
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
-    parts = [part for part in table.partitions() if isinstance(part, Part)]
+    parts = [part for part in table.partitions() if isinstance(part, JournalPartition)]
     if not parts:
         return manifest, 0
 
-    def written(some: Sequence[Part]) -> list[Filed]:
+    def written(some: Sequence[JournalPartition]) -> list[Filed]:
         name = f"{some[0].shard.replace('/', '~')}-{some[0].first:020}"
         return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_octets)
 
@@ -151,7 +151,7 @@ def _appended(
     return archive.save(manifest.changed(offsets=ends, gained=files)), missing
 
 
-def _shared_out(parts: Sequence[Part], tasks: int) -> Iterator[Sequence[Part]]:
+def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
     """What each task takes: `tasks` of them, or more where those would take more than PARTS_MAX."""
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):

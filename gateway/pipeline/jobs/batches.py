@@ -22,6 +22,6 @@ def belong(to: Place, kept: Place) -> None:
 
 
 def _has(place: Place, prefix: str) -> bool:
-    system, path = place.kept()
+    system, path = place.arrow()
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return any(info.base_name.startswith(prefix) for info in found)

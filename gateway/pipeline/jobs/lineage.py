@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gateway.pipeline.stores import Place
-from gateway.store.journal.mappings import folders_of, kept
+from gateway.store.journal.mappings import folders_of, versions
 from gateway.store.journal.reader import JournalReader
 
 VERSIONS = "version string, file string, text string"
@@ -23,7 +23,7 @@ def mappings(spark: SparkSession, journal: Place) -> DataFrame:
     root = journal.path()
     shards = JournalReader(root).shards() if root.is_dir() else ()
     for folder in folders_of(root, shards):
-        for one in kept(folder):
+        for one in versions(folder):
             with one.path.open("rb") as file:
                 found[one.version, one.name] = file.read(one.path.stat().st_size).decode()
     return spark.createDataFrame([(*named, text) for named, text in found.items()], VERSIONS)

@@ -123,7 +123,7 @@ class Replay:
 
     def __init__(
         self,
-        peer: Client,
+        client: Client,
         pace: Pace,
         progress: Progress,
         *,
@@ -134,7 +134,7 @@ class Replay:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._peer = peer
+        self._client = client
         self._pace = pace
         self._progress = progress
         self._to = to
@@ -173,7 +173,7 @@ class Replay:
     def _idle(self, due: float) -> None:
         """Wait until a message is due, and stay connected."""
         while (left := due - self._clock()) > 0:
-            self._peer.rest(0.0)
+            self._client.rest(0.0)
             self._sleep(min(left, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
@@ -214,7 +214,7 @@ class Replay:
 
     def _flush(self, run: list[Message], last: Position | None) -> None:
         if run:
-            refused = self._peer.publish_many(run, in_flight=self._in_flight)
+            refused = self._client.publish_many(run, in_flight=self._in_flight)
             self.done.sent += len(run) - len(refused)
             self.done.refused += len(refused)
             for at, why in list(refused.items())[:3]:

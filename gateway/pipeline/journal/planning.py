@@ -2,9 +2,9 @@
 headers of blocks in the file that is in use, never contents.
 
 A `Span` is a run of blocks in one file, about a mebibyte of them: what the planner of a stream keeps of rows
-that wait to be read, for it would be much to keep every block of a slow device's week. A task gets a `Part`:
-a range of rows of a shard, with the place of its first block; should the writer have put another file there
-meanwhile, the rows are found by their numbers.
+that wait to be read, for it would be much to keep every block of a slow device's week. A task gets a
+`JournalPartition`: a range of rows of a shard, with the place of its first block; should the writer have put
+another file there meanwhile, the rows are found by their numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 @dataclass
-class Part(InputPartition):
+class JournalPartition(InputPartition):
     """What one task reads: rows `first` to before `next` of a shard; the blocks begin at `place`."""
 
     shard: str
@@ -48,11 +48,11 @@ class Part(InputPartition):
     next: int
     place: Place | None
 
-    def split(self, count: int) -> Iterator[Part]:
+    def split(self, count: int) -> Iterator[JournalPartition]:
         """The same rows in `count` parts, fewer when there are not so many; neighbours read a block twice."""
         step = -(-(self.next - self.first) // count)
         for first in range(self.first, self.next, step):
-            yield Part(self.shard, first, min(first + step, self.next), self.place)
+            yield JournalPartition(self.shard, first, min(first + step, self.next), self.place)
 
 
 class Shard:
@@ -99,20 +99,20 @@ class Shard:
         left = next((place for place, span in enumerate(self._spans) if span.next > until), None)
         del self._spans[: len(self._spans) if left is None else left]
 
-    def parts(self, first: int, until: int, octets: int) -> Iterator[Part]:
+    def parts(self, first: int, until: int, octets: int) -> Iterator[JournalPartition]:
         """Rows `first` to before `until`, in parts of about `octets`."""
         begin, place, size = first, None, 0
         for span in self._spans:
             if span.next <= first or span.first >= until:
                 continue
             if place is not None and size + span.octets > octets:
-                yield Part(self.name, begin, span.first, place)
+                yield JournalPartition(self.name, begin, span.first, place)
                 place, size = None, 0
             if place is None:  # blocks of other times may lie before it, and are not walked over
                 begin, place = max(first, span.first), span.place
             size += span.octets
         if place is not None:
-            yield Part(self.name, begin, until, place)
+            yield JournalPartition(self.name, begin, until, place)
 
     def octets(self, first: int, until: int) -> int:
         """Of the blocks with these rows, about."""
@@ -198,12 +198,12 @@ def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
 
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: Options
-) -> list[Part]:
+) -> list[JournalPartition]:
     """Tasks for these rows of each shard: at least `minPartitions`, of `partitionBytes` at most, about; those
     of a shard are alike, so that none is waited for."""
     octets = {name: shards[name].octets(*range_) for name, range_ in ranges.items()}
     size = max(1, min(options.partition_octets, sum(octets.values()) // options.partitions_min))
-    parts: list[Part] = []
+    parts: list[JournalPartition] = []
     for name, range_ in ranges.items():
         count = max(1, -(-(octets[name] - SPAN_OCTETS) // size))
         parts += shards[name].parts(*range_, octets[name] // count + SPAN_OCTETS)

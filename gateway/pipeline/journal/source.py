@@ -28,7 +28,7 @@ from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
 from gateway.pipeline.journal.filters import Wanted, narrowed, wanted_of
 from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
 from gateway.pipeline.journal.planning import (
-    Part,
+    JournalPartition,
     Shard,
     bounded,
     first_of,
@@ -107,11 +107,11 @@ def _read(
     wanted: Wanted,
     names: tuple[str, ...],
     part: InputPartition,
-    batches: Callable[[Options, Wanted, tuple[str, ...], Part], Iterator[Arrow]] | None = None,
+    batches: Callable[[Options, Wanted, tuple[str, ...], JournalPartition], Iterator[Arrow]] | None = None,
 ) -> Iterator[Arrow]:
     """The rows of a part, as `batches` makes them (None: about BATCH_ROWS in a batch). Raises JournalError;
     PipelineError for what only this machine has against it."""
-    if not isinstance(part, Part):  # Spark's own, when there is nothing to read
+    if not isinstance(part, JournalPartition):  # Spark's own, when there is nothing to read
         return
     spare_imports()
     try:
@@ -128,11 +128,15 @@ def _read(
         ) from error
 
 
-def _gathered(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
+def _gathered(
+    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
     return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
 
 
-def _coded(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
+def _coded(
+    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
     return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
 
 
@@ -153,7 +157,7 @@ def _mapped(
     options: Options,
     wanted: Wanted,
     names: tuple[str, ...],
-    part: Part,
+    part: JournalPartition,
     made: Callable[[Block, Sequence[str]], Arrow],
 ) -> Iterator[Arrow]:
     """A batch for each block."""

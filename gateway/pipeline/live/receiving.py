@@ -116,24 +116,24 @@ class Receiver:
         good = time.monotonic()
         wait = RETRY_SECS_MIN
         while not self._closing:
-            peer: Client | None = None
+            client: Client | None = None
             try:
-                peer = self._connect()
+                client = self._connect()
                 good, wait = time.monotonic(), RETRY_SECS_MIN
-                self._receive(peer)
-                peer.close()
+                self._receive(client)
+                client.close()
                 return
             except LinkError as error:
                 self._begin_life()
-                if peer is not None:
-                    peer.cut()
+                if client is not None:
+                    client.cut()
                     good = time.monotonic()
                 if time.monotonic() - good >= self._limits.away_secs_max:
                     self._fail(error)
                     return
             except (GatewayError, OSError) as error:
-                if peer is not None:
-                    peer.cut()
+                if client is not None:
+                    client.cut()
                 self._fail(error)
                 return
             time.sleep(wait)
@@ -151,16 +151,16 @@ class Receiver:
             while self._first + len(self._held) > self._planned:
                 self._octets -= len(self._held.pop().row.message.body)
 
-    def _receive(self, peer: Client) -> None:
+    def _receive(self, client: Client) -> None:
         while not self._closing:
             with self._lock:
                 answers, self._answers = list(self._answers), deque()
                 full = len(self._held) >= self._limits.messages_max or self._octets >= self._limits.octets_max
-            peer.acknowledge(answers)
+            client.acknowledge(answers)
             if full:
-                peer.rest(TURN_SECS)
+                client.rest(TURN_SECS)
                 continue
-            arrivals = peer.arrivals(TURN_SECS)
+            arrivals = client.arrivals(TURN_SECS)
             if arrivals:
                 now = int(time.time() * SECOND)
                 with self._lock:

@@ -101,31 +101,31 @@ class Publication:
         batch = context.getLocalProperty("streaming.sql.batchId")
         run = f"{query}:{batch}" if query else self._run
         run = f"{run}:{context.partitionId()}"
-        peer: Client | None = None
+        client: Client | None = None
         rows = refused = 0
         try:
             for arrow in batches:
                 messages = self._shape.messages(arrow, run, rows)
                 while some := list(islice(messages, CHUNK_ROWS)):
-                    peer = peer or peer_of(self._given.access())
-                    refused += self._publish(peer, some)
+                    client = client or client_of(self._given.access())
+                    refused += self._publish(client, some)
                     rows += len(some)
         except BaseException:
-            if peer is not None:
-                peer.cut()
+            if client is not None:
+                client.cut()
             raise
-        if peer is not None:
-            peer.close()
+        if client is not None:
+            client.close()
         return Published(rows, refused)
 
-    def _publish(self, peer: Client, messages: Sequence[Message]) -> int:
+    def _publish(self, client: Client, messages: Sequence[Message]) -> int:
         """Publish some; returns how many were refused for good."""
         left = dict(enumerate(messages))
         final: dict[int, Refusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
         for attempt in range(self._attempts):
             positions = list(left)
-            refused = peer.publish_many([left[at] for at in positions], in_flight=in_flight)
+            refused = client.publish_many([left[at] for at in positions], in_flight=in_flight)
             again: dict[int, Message] = {}
             for at, refusal in refused.items():
                 position = positions[at]
@@ -167,7 +167,7 @@ class StreamPublisher(DataSourceStreamArrowWriter):
         return self._publication.publish(iterator)
 
 
-def peer_of(access: Access) -> Client:
+def client_of(access: Access) -> Client:
     """A connection to publish on. Raises LinkError."""
-    made: Client = resolve_name(DIALECTS[access.target.protocol].peer)(access)
+    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made

@@ -102,11 +102,11 @@ class MqttSource(LiveSource):
         given = self.chosen
         client_id = given.text("clientId") or ""
         session = given.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
-        peer = MqttClient(
+        client = MqttClient(
             given.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
         )
-        peer.subscribe(given.listed("topics"), given.whole("qos", 1, least=0, most=1))
-        return peer
+        client.subscribe(given.listed("topics"), given.whole("qos", 1, least=0, most=1))
+        return client
 
 
 class AmqpSource(LiveSource):
@@ -133,13 +133,13 @@ class AmqpSource(LiveSource):
         """Consume from all queues."""
         given = self.chosen
         queues = given.listed("queues")
-        peer = AmqpClient(given.access(self.protocol))
+        client = AmqpClient(given.access(self.protocol))
         exchange = given.text("exchange")
         if exchange is not None:
-            peer.declare(queues[0], exchange, given.listed("bindingKeys") or ["#"])
+            client.declare(queues[0], exchange, given.listed("bindingKeys") or ["#"])
         for queue in queues:
-            peer.consume(queue, None, "", prefetch=min(max(1, self.window // len(queues)), 65_535))
-        return peer
+            client.consume(queue, None, "", prefetch=min(max(1, self.window // len(queues)), 65_535))
+        return client
 
 
 class FastSource(LiveSource):
@@ -160,8 +160,7 @@ class FastSource(LiveSource):
         if not self.chosen.listed("destinations"):
             self.chosen.needed("destinations", "queue:orders,topic:plant.")
         for one in self.chosen.listed("destinations"):
-            service = one.partition(":")[0]
-            if service not in SERVICES or ":" not in one:
+            if AMQPFAST.split(one)[0] is None:
                 raise PipelineError(
                     f"option destinations: {one!r} is not service:name with one of {', '.join(SERVICES)}"
                 )
@@ -171,15 +170,16 @@ class FastSource(LiveSource):
     def connect(self) -> Client:
         """Consume all destinations."""
         given = self.chosen
-        peer = FastClient(given.access(self.protocol), client_name=given.text("clientId") or "")
+        client = FastClient(given.access(self.protocol), client_name=given.text("clientId") or "")
         destinations = given.listed("destinations")
         prefetch = min(max(1, self.window // len(destinations)), 65_535)
         for at, one in enumerate(destinations):
-            service, _, name = one.partition(":")
+            service, name = AMQPFAST.split(one)
+            assert service is not None  # `check` has seen to it
             subscription = given.text("subscription") or ""
             durable = f"{subscription}.{at}" if subscription and service == "topic" else ""
-            peer.consume(service, name, identifier=durable, prefetch=prefetch)
-        return peer
+            client.consume(service, name, identifier=durable, prefetch=prefetch)
+        return client
 
 
 class Carried(InputPartition):

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
+from gateway import documents
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.cases import run_cases
 from gateway.mapping.loading import Mapping, parse
@@ -53,7 +54,7 @@ def with_tests(mapping: Mapping, text: str, candidate: Candidate, rows: Sequence
             taken.add(case["name"])
             cases.append(case)
     while True:
-        made = _appended(text, cases)
+        made = _appended(text, mapping.file, cases)
         results = run_cases(parse(made, mapping.file))[len(mapping.document.tests) :]
         passed = [case for case, result in zip(cases, results, strict=True) if result.passed]
         if len(passed) == len(cases):
@@ -61,10 +62,10 @@ def with_tests(mapping: Mapping, text: str, candidate: Candidate, rows: Sequence
         cases = passed
 
 
-def _appended(text: str, cases: Sequence[Case]) -> str:
+def _appended(text: str, file: str, cases: Sequence[Case]) -> str:
     if not cases:
         return text
-    document = yaml.safe_load(text)
+    document = documents.parse(text, file).content
     if "tests" not in document:  # then comments can stay
         return f"{text.rstrip()}\n{_dumped({'tests': list(cases)})}"
     document["tests"] = [*(document["tests"] or []), *cases]

@@ -52,7 +52,8 @@ class AmqpDialect(Dialect):
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
     listener_settings = "gateway.settings.amqp091:AmqpListener"
     link_settings = "gateway.settings.amqp091:AmqpLink"
-    peer = "gateway.clients.amqp:AmqpClient"
+    client = "gateway.clients.amqp:AmqpClient"
+    trials = "gateway.cli.amqp091.trials:trials"
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqp", "plain", 5672), Scheme("amqps", "tls", 5671))

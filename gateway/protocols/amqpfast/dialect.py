@@ -46,7 +46,7 @@ class FastDialect(Dialect):
     link = "gateway.egress.amqpfast.session:FastLinkSession"
     listener_settings = "gateway.settings.amqpfast:FastListener"
     link_settings = "gateway.settings.amqpfast:FastLink"
-    peer = "gateway.clients.amqpfast:FastClient"
+    client = "gateway.clients.amqpfast:FastClient"
     commands = "gateway.cli.amqpfast.commands:FastCommands"
     has_virtual_hosts = True
     meeting = "virtual_host"

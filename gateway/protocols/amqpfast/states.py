@@ -223,7 +223,7 @@ class Channel:
         self.restartable = opened.restartable
         self.out_of_band = opened.out_of_band
         self.handles: dict[int, Handle] = {}
-        self.incoming: Incoming | None = None
+        self.incoming: PartialMessage | None = None
         self.out = out
         self.sending: Handle | None = None
         self.streaming = False
@@ -290,7 +290,7 @@ class Channel:
 
 
 # Of a message: whether it is the first, head, body size, offset, octets of the body.
-Part = tuple[bool, bytes, int, int, bytes]
+TakenFragment = tuple[bool, bytes, int, int, bytes]
 
 
 class Handle:
@@ -377,7 +377,9 @@ class Handle:
         self._check_total(incoming.got + command.fragment_size, incoming.body_size, last=not command.partial)
         return Flowing(self, command, incoming)
 
-    def take_fragment(self, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int) -> Part:
+    def take_fragment(
+        self, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int
+    ) -> TakenFragment:
         """Take an admitted fragment: (whether it is the first, head, body size, offset, octets of the body).
 
         Raises ScopedFault for a head that is none, a body over `limit` octets and sizes that do not add up.
@@ -410,7 +412,7 @@ class Handle:
             incoming.got = got
         else:
             number = getattr(command, "message_number", 0)
-            self.channel.incoming = Incoming(self, mode, number, body_size, got)
+            self.channel.incoming = PartialMessage(self, mode, number, body_size, got)
         return incoming is None, head, max(body_size, 0), offset, octets
 
     def take_prepare(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
@@ -442,7 +444,7 @@ class Handle:
         return ScopedFault(text, code, Scope.HANDLE, self.number)
 
 
-class Incoming:
+class PartialMessage:
     """A message of the peer that has begun: how much of it has come.
 
     `body_size` is -1 when the machine cannot know it: streaming has no end, and what is out of band is not
@@ -477,7 +479,9 @@ class Flowing:
 
     __slots__ = ("command", "handle", "incoming", "left")
 
-    def __init__(self, handle: Handle, command: m.HandleSend | m.HandleNotify, incoming: Incoming) -> None:
+    def __init__(
+        self, handle: Handle, command: m.HandleSend | m.HandleNotify, incoming: PartialMessage
+    ) -> None:
         self.handle = handle
         self.command = command
         self.incoming = incoming

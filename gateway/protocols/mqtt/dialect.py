@@ -41,7 +41,8 @@ class MqttDialect(Dialect):
     link = "gateway.egress.mqtt.session:MqttLinkSession"
     listener_settings = "gateway.settings.mqtt:MqttListener"
     link_settings = "gateway.settings.mqtt:MqttLink"
-    peer = "gateway.clients.mqtt:MqttClient"
+    client = "gateway.clients.mqtt:MqttClient"
+    trials = "gateway.cli.mqtt.trials:trials"
     schemes = (
         Scheme("mqtt", "plain", 1883),
         Scheme("mqtts", "tls", 8883),

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 FOLDER: Final = "mappings"
 NAME: Final = re.compile(r"([0-9a-f]+)-(.+)")
-KEPT_MAX: Final = 1_000  # of the newest; somebody may have a program write the mapping
+VERSIONS_MAX: Final = 1_000  # of the newest; somebody may have a program write the mapping
 
 
-class Kept(NamedTuple):
+class MappingVersion(NamedTuple):
     """A mapping file: its version, its name without folders, and where its text is."""
 
     version: str
@@ -28,7 +28,7 @@ def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
     """Write those that are not there; `texts` has the file and its text by version. Raises OSError."""
     folder = journal / FOLDER
     fresh = {f"{version}-{Path(file).name}": text for version, (file, text) in texts.items()}
-    there = {one.path.name for one in kept(journal)}
+    there = {one.path.name for one in versions(journal)}
     if not fresh.keys() - there:
         return
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -36,8 +36,8 @@ def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
         draft = folder / f".{name}.tmp"
         draft.write_text(fresh[name], encoding="utf-8")
         draft.replace(folder / name)
-    newest = sorted(kept(journal), key=lambda one: one.path.stat().st_mtime, reverse=True)
-    for one in newest[KEPT_MAX:]:
+    newest = sorted(versions(journal), key=lambda one: one.path.stat().st_mtime, reverse=True)
+    for one in newest[VERSIONS_MAX:]:
         one.path.unlink(missing_ok=True)
 
 
@@ -46,8 +46,8 @@ def folders_of(journal: Path, shards: Iterable[str]) -> list[Path]:
     return [journal, *(journal / head for head in sorted({one.rpartition("/")[0] for one in shards}) if head)]
 
 
-def kept(journal: Path) -> list[Kept]:
+def versions(journal: Path) -> list[MappingVersion]:
     """Those that are there."""
     folder = journal / FOLDER
     names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
-    return [Kept(found[1], found[2], path) for found, path in names if found is not None]
+    return [MappingVersion(found[1], found[2], path) for found, path in names if found is not None]

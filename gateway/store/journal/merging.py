@@ -38,7 +38,7 @@ from gateway.store.journal.summary import Summary, index_draft, is_small, summar
 MERGED_ROWS: Final = 4_096
 MERGED_OCTETS: Final = 4 * 1_048_576
 _SET: Final = ("properties", "message_id")
-_Entry = tuple[bytes | None, ...]
+_Texts = tuple[bytes | None, ...]
 
 
 class _Dictionary:
@@ -47,7 +47,7 @@ class _Dictionary:
     def __init__(self, columns: Sequence[str], *, nulls: bool = False) -> None:
         self._entries = Entries(len(columns), nulls=nulls)
         self._columns = columns
-        self.numbers: dict[_Entry, int] = {}
+        self.numbers: dict[_Texts, int] = {}
 
     def indices(self, block: Block, prefix: str = "") -> bytes:
         """The indices of a block into this dictionary."""

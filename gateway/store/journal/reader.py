@@ -143,7 +143,7 @@ class Stretch(NamedTuple):
     routes: frozenset[str] | None
 
 
-class _Found(NamedTuple):
+class _OpenBlock(NamedTuple):
     """A block in an open file, of which rows from `begin` on have not been seen."""
 
     file: BinaryIO
@@ -466,8 +466,8 @@ class JournalReader:
         whole: bool = False,
         wanted: _Wanted | None = None,
     ) -> Iterator[Any]:
-        """The blocks (`_Found`) and gaps from row `start` on, each row once; what `wanted` excludes is passed
-        over where a file says so. `whole`: of complete files Stretches."""
+        """The blocks (`_OpenBlock`) and gaps from row `start` on, each row once; what `wanted` excludes is
+        passed over where a file says so. `whole`: of complete files Stretches."""
         expected = start
         looked: tuple[int, list[tuple[Path, int]]] | None = None
         while True:
@@ -514,7 +514,7 @@ class JournalReader:
                             yield (
                                 self._told(shard, item, file)
                                 if item.header.gap
-                                else _Found(file, item, begin)
+                                else _OpenBlock(file, item, begin)
                             )
                     else:
                         continue
@@ -681,7 +681,7 @@ class JournalReader:
             if end is not None and behind >= end:
                 return  # what is wrong behind it is not asked for
 
-    def _read(self, shard: str, found: _Found) -> Block | Gap:
+    def _read(self, shard: str, found: _OpenBlock) -> Block | Gap:
         """The block, or a Gap in the place of what cannot be read."""
         at, header = found.at, found.at.header
         try:

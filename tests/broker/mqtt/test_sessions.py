@@ -226,6 +226,7 @@ class Taking:
         self.session.pump()
 
 
+@pytest.mark.needs("time")
 def test_who_takes_much_is_not_left_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0.02))
     assert fast.run(1_000) > 10
@@ -242,6 +243,7 @@ def test_who_takes_less_than_the_delay_is_worth_is_left_no_further_behind(
     assert max(steady.waited[250:]) <= 512 + 2 * 40
 
 
+@pytest.mark.needs("time")
 def test_without_a_delay_the_session_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0))
     assert fast.run(500) == 0
@@ -254,6 +256,7 @@ def test_nobody_waits_for_who_takes_little(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(slow.session) == 4_000
 
 
+@pytest.mark.needs("time")
 def test_nobody_waits_early_for_who_takes_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Taking(monkeypatch, 100_000, SessionLimits(delay_secs=0.02))
     fast.run(300)
@@ -271,6 +274,7 @@ def test_nobody_waits_early_for_who_takes_nothing_any_more(monkeypatch: pytest.M
     assert fast.space.tally.queue_full == 0
 
 
+@pytest.mark.needs("time")
 def test_nobody_waits_for_what_came_while_the_client_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Taking(monkeypatch, 50_000, SessionLimits(delay_secs=0.02))
     fast.session.detach()

@@ -181,7 +181,7 @@ async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
     publish(one, source, bodies(0, 2))
     assert one.world.published == []
     one.stream.congested = False
-    one.peer.drained()
+    one.connection.drained()
     one.move()
     assert accepted(source) == bodies(0, 2)
 

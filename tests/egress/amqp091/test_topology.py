@@ -40,7 +40,7 @@ async def test_the_handshake_says_who_and_what_we_are() -> None:
         "connection.blocked",
     }
     assert one.world.response == b"\0erp\0secret"
-    assert one.peer.machine.heartbeat == 7
+    assert one.connection.machine.heartbeat == 7
     assert one.link.ups == 1
     assert one.stats.frames()["0-9-1", "in", "connection.open-ok"] == 1
 
@@ -198,7 +198,7 @@ async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
 
 async def test_a_refused_login_is_the_reason_that_the_link_gives() -> None:
     one = LinkRig()
-    one.stream.peer = one.session.connect(one.stream, one.settings.target(), 0.0)  # type: ignore[arg-type]
+    one.stream.owner = one.session.connect(one.stream, one.settings.target(), 0.0)  # type: ignore[arg-type]
     one.remote.machine.authenticated = lambda: one.remote.machine.close(403, "ACCESS_REFUSED - no")  # type: ignore[method-assign]
     one.move()
     assert one.link.downs == ["403 ACCESS_REFUSED - no"]
@@ -208,9 +208,9 @@ async def test_a_refused_login_is_the_reason_that_the_link_gives() -> None:
 
 async def test_a_broker_that_does_not_answer_is_left(autojump_clock: trio.testing.MockClock) -> None:
     one = LinkRig(connect_timeout_secs=3.0)
-    one.stream.peer = one.session.connect(one.stream, one.settings.target(), trio.current_time())  # type: ignore[arg-type]
+    one.stream.owner = one.session.connect(one.stream, one.settings.target(), trio.current_time())  # type: ignore[arg-type]
     await trio.sleep(3.5)
-    one.peer.tick(trio.current_time())
+    one.connection.tick(trio.current_time())
     assert one.link.downs == ["no handshake in time"]
 
 
@@ -219,17 +219,17 @@ async def test_a_silent_broker_is_left_after_two_heartbeats(autojump_clock: trio
     one.connect()
     for _ in range(25):
         await trio.sleep(1)
-        one.peer.tick(trio.current_time())
+        one.connection.tick(trio.current_time())
         if one.link.downs:
             break
-        one.peer.data_to_send()
+        one.connection.data_to_send()
     assert one.link.downs == ["heartbeat timeout"]
-    assert one.peer.machine.sent["heartbeat"] >= 2
+    assert one.connection.machine.sent["heartbeat"] >= 2
 
 
 async def test_shutting_down_says_goodbye() -> None:
     one = LinkRig()
     one.connect()
-    one.peer.shut_down()
+    one.connection.shut_down()
     one.remote.receive(one.stream.last)
     assert one.remote.machine.closed

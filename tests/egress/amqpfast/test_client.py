@@ -15,7 +15,7 @@ from gateway.egress.amqpfast.handles import Consumer, Delivery
 from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast.spec import Scope
 from gateway.settings import Limits
-from gateway.settings.amqpfast import FastVirtualHost, Peer
+from gateway.settings.amqpfast import FastVirtualHost, PeerService
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import gateway_here, settings_of
 
@@ -184,7 +184,7 @@ async def test_a_tunnel_ends_with_its_other_side(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, answer, [listener])
-        peer = Peer(kind="tcp", host="127.0.0.1", port=listener.socket.getsockname()[1])
+        peer = PeerService(kind="tcp", host="127.0.0.1", port=listener.socket.getsockname()[1])
         fast = make_listener(
             protocol="amqpfast",
             host="127.0.0.1",

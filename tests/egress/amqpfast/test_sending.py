@@ -133,7 +133,7 @@ async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
     one.publish(source, bodies(0, 2))
     assert one.world.sent == []
     one.stream.congested = False
-    one.peer.drained()
+    one.connection.drained()
     one.move()
     assert accepted(source) == bodies(0, 2)
 
@@ -290,8 +290,8 @@ async def test_heartbeats_go_both_ways_and_silence_ends_the_connection(
     for _ in range(31):
         await trio.sleep(1)
         if not one.stream.closed:
-            one.peer.tick(trio.current_time())
-            one.peer.data_to_send()
+            one.connection.tick(trio.current_time())
+            one.connection.data_to_send()
     assert one.link.downs == ["heartbeat timeout"]
     assert one.stats.frames()["0.7c0", "out", "connection.ping"] >= 3
 
@@ -306,7 +306,7 @@ async def test_a_server_that_says_no_ping_hears_none_and_may_be_silent(
     one.connect()
     for _ in range(100):
         await trio.sleep(1)
-        one.peer.tick(trio.current_time())
+        one.connection.tick(trio.current_time())
         one.move()
     assert one.link.downs == []
     assert ("0.7c0", "out", "connection.ping") not in one.stats.frames()
@@ -337,12 +337,12 @@ async def test_a_server_that_offers_what_we_do_not_know(mechanisms: str) -> None
     one = LinkRig()
     one.world.limits = {"mechanisms": mechanisms}
     one.connect()
-    assert not one.peer.open
+    assert not one.connection.open
     assert one.stats.protocol_errors.counts == {"bad_field_value": 1}
     assert one.world.credentials is None
 
 
 async def test_stopping_says_goodbye() -> None:
     one, _ = rig()
-    one.peer.shut_down()
+    one.connection.shut_down()
     assert one.link.downs == ["the gateway is stopping"]

@@ -36,12 +36,12 @@ routes:
 
 
 class FakeStream:
-    """What a peer object asks of a stream."""
+    """What an owner asks of a stream."""
 
     remote = "broker:1883"
 
     def __init__(self) -> None:
-        self.peer: MqttLinkConnection | None = None
+        self.owner: MqttLinkConnection | None = None
         self.closed = False
         self.ending = False
         self.congested = False
@@ -62,8 +62,8 @@ class FakeStream:
         self.congested = True
 
     def again(self) -> None:
-        assert self.peer is not None
-        self.peer.receive(b"", trio.current_time())
+        assert self.owner is not None
+        self.owner.receive(b"", trio.current_time())
 
     def postpone(self, events: list[Event]) -> None:
         self._postponed = events
@@ -84,8 +84,8 @@ class FakeStream:
     def end(self, reason: str) -> None:
         if not self.ending and not self.closed:
             self.ending = True
-            assert self.peer is not None
-            self.last = self.peer.data_to_send()
+            assert self.owner is not None
+            self.last = self.owner.data_to_send()
             self._lose(reason)
 
     def abort(self, reason: str) -> None:
@@ -94,10 +94,10 @@ class FakeStream:
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        peer, self.peer = self.peer, None
+        owner, self.owner = self.owner, None
         self.why = reason
-        if peer is not None:
-            peer.lost(reason)
+        if owner is not None:
+            owner.lost(reason)
 
 
 class Collector:
@@ -232,9 +232,9 @@ class World:
         self.remote = Remote(self)
 
     @property
-    def peer(self) -> MqttLinkConnection:
-        assert self.stream.peer is not None
-        return self.stream.peer
+    def connection(self) -> MqttLinkConnection:
+        assert self.stream.owner is not None
+        return self.stream.owner
 
     def subscribe(self, *filters: str) -> None:
         self.session.route(Subscriptions(bindings=tuple(("", one) for one in filters)), Targets())
@@ -243,28 +243,28 @@ class World:
         """A new connection, up to where it is usable or refused."""
         self.stream = FakeStream()
         self.remote = Remote(self)
-        peer = self.session.connect(cast(Stream, self.stream), self.settings.target(), now)
-        self.stream.peer = peer
-        self.stats.opened(peer.machine)
+        connection = self.session.connect(cast(Stream, self.stream), self.settings.target(), now)
+        self.stream.owner = connection
+        self.stats.opened(connection.machine)
         self.talk()
         return self.remote
 
     def talk(self, now: float = 0.0) -> None:
         """Carry octets to and fro until nobody has anything to say; each arrival is one wake-up."""
         for _ in range(1_000):
-            said = self.stream.peer.data_to_send() if self.stream.peer else self.stream.last
+            said = self.stream.owner.data_to_send() if self.stream.owner else self.stream.last
             self.stream.last = b""
             if said:
                 self.remote.receive(said)
             answer = self.remote.machine.data_to_send()
-            if answer and self.stream.peer is not None:
-                self.stream.peer.receive(answer, now)
+            if answer and self.stream.owner is not None:
+                self.stream.owner.receive(answer, now)
                 self.session.turn_done()
             if not said and not answer:
                 return
         raise AssertionError("they never stop talking")
 
-    def drop(self, reason: str = "closed by the peer") -> None:
+    def drop(self, reason: str = "closed by the connection") -> None:
         self.stream.abort(reason)
 
     def publish(self, *messages: Message, receipts: Iterable[Any] | None = None) -> SubBatch:

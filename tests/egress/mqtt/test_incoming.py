@@ -292,13 +292,13 @@ async def test_reading_stops_while_too_much_is_unsettled() -> None:
     world.deliver(*[row(str(number), 1, number) for number in range(5, 9)])
     assert world.stream.holds == 1
     for now in (6.0, 40.0):  # it is not the broker that is silent, and we must not be either
-        world.peer.tick(now)
-        assert world.stream.peer.data_to_send() == b"\xc0\x00"  # type: ignore[union-attr]
+        world.connection.tick(now)
+        assert world.stream.owner.data_to_send() == b"\xc0\x00"  # type: ignore[union-attr]
     world.local.parts[0].accept()
     assert world.stream.holds == 1
     world.local.parts[1].settle_at([0, 1])
     assert world.stream.holds == 0
-    world.peer.tick(41.0)
+    world.connection.tick(41.0)
     world.talk()
     assert len(remote.acks_of(PUBACK)) == 6
     assert world.link.downs == []

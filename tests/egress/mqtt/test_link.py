@@ -20,13 +20,13 @@ def connect_to(world: World, answer: bytes | None) -> Version:
     """A connection whose broker gives `answer` to CONNECT, or hangs up; returns the version that was said."""
     world.stream, world.remote = FakeStream(), Remote(world)
     peer = world.session.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
-    world.stream.peer = peer
+    world.stream.owner = peer
     world.stats.opened(peer.machine)
     said = peer.data_to_send()
     assert said[:1] == b"\x10"
     if answer is not None:
         peer.receive(answer, 0.0)
-    if world.stream.peer is not None and not peer.opened:
+    if world.stream.owner is not None and not peer.opened:
         world.drop()
     return peer.machine.version
 
@@ -59,7 +59,7 @@ async def test_the_version_that_is_said(
     found = []
     for answer in answers:
         found.append(connect_to(world, answer))
-        if world.stream.peer is not None:
+        if world.stream.owner is not None:
             world.drop()
     assert found == said
 
@@ -151,11 +151,11 @@ async def test_another_version_makes_its_subscriptions_anew() -> None:
     world.subscribe("a", "b")
     connect_to(world, None)
     world.connect()
-    assert world.peer.machine.version is OLDER
+    assert world.connection.machine.version is OLDER
     world.drop()
     world.present = True
     remote = world.connect()
-    assert world.peer.machine.version is FIVE
+    assert world.connection.machine.version is FIVE
     assert sorted(one for packet in remote.said(Unsubscribe) for one in packet.filters) == ["a", "b"]
     assert filters(remote) == ["a", "b"]
     assert type(remote.events[1]) is Unsubscribe
@@ -283,15 +283,15 @@ async def test_silence_is_broken_by_pings_and_ends_the_connection() -> None:
     world = World(heartbeat_secs=10)
     remote = world.connect()
     for now in (1.0, 4.9, 5.0, 6.0):
-        world.peer.tick(now)
+        world.connection.tick(now)
         world.talk(now)
     assert len(remote.said(Pingreq)) == 1
-    world.peer.tick(10.5)
-    remote.receive(world.peer.data_to_send())
+    world.connection.tick(10.5)
+    remote.receive(world.connection.data_to_send())
     remote.machine.data_to_send()  # the broker's answer is lost
-    world.peer.tick(19.9)
+    world.connection.tick(19.9)
     assert world.link.downs == []
-    world.peer.tick(20.1)
+    world.connection.tick(20.1)
     assert world.stream.closed
     assert world.link.downs == ["the broker has been silent for 15 s"]
     assert world.stats.protocol_errors.counts == {"keep_alive_timeout": 1}
@@ -300,7 +300,7 @@ async def test_silence_is_broken_by_pings_and_ends_the_connection() -> None:
 async def test_a_broker_that_does_not_answer_connect() -> None:
     world = World(connect_timeout_secs=3.0)
     stream = world.stream = FakeStream()
-    stream.peer = peer = world.session.connect(cast(Stream, stream), world.settings.target(), 100.0)
+    stream.owner = peer = world.session.connect(cast(Stream, stream), world.settings.target(), 100.0)
     peer.tick(102.9)
     assert world.link.downs == []
     peer.tick(103.0)
@@ -312,7 +312,7 @@ async def test_goodbye() -> None:
     world = World()
     remote = world.connect()
     world.deliver(row("x", 1, 5))
-    world.peer.shut_down()
+    world.connection.shut_down()
     world.talk()
     assert remote.said(Disconnect) == [Disconnect(0)]
     assert world.stream.ending
@@ -347,7 +347,7 @@ async def test_the_brokers_goodbye(reason: int, reference: str, why: str) -> Non
 async def test_a_broker_that_breaks_the_protocol_is_counted_and_left() -> None:
     world = World()
     world.connect()
-    world.peer.receive(b"\x40\x02\x00\x00", 0.0)
+    world.connection.receive(b"\x40\x02\x00\x00", 0.0)
     assert world.stream.ending
     assert world.stats.protocol_errors.total == 1
     assert len(world.link.downs) == 1

@@ -332,7 +332,7 @@ async def test_a_congested_connection_waits_until_it_has_drained() -> None:
     world.talk()
     assert (world.sent(), world.outcomes) == ([], {})
     world.stream.congested = False
-    world.peer.drained()
+    world.connection.drained()
     world.talk()
     assert len(world.outcomes) == 2
 
@@ -343,13 +343,13 @@ async def test_large_messages_go_in_bounded_pieces() -> None:
     world.connect()
     bodies = [bytes([number]) * 600_000 for number in range(6)]
     seen: list[int] = []
-    sending = world.peer.send
+    sending = world.connection.send
 
     def watched(rows: list[tuple[int, bytes, int, bytes, bytes]]) -> object:
         seen.append(sum(len(row[4]) for row in rows))
         return sending(rows)
 
-    world.peer.send = watched  # type: ignore[method-assign, assignment]
+    world.connection.send = watched  # type: ignore[method-assign, assignment]
     world.publish(*[message(body) for body in bodies])
     world.talk()
     assert seen == [600_000] * 6
@@ -410,6 +410,7 @@ async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
     assert len(world.link.downs) == most + 1  # once more, for "a" was acknowledged the first time
 
 
+@pytest.mark.needs("time")
 async def test_one_that_is_never_acknowledged_does_not_keep_what_came_behind_it() -> None:
     """Nor is it lost when numbers begin anew."""
     world = World()

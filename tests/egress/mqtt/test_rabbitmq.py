@@ -37,7 +37,7 @@ def client(port: int, client_id: str) -> paho.Client:
 def test_a_link_falls_back_and_messages_pass_both_ways(rabbitmq: RabbitMQ, tmp_path: Path, qos: int) -> None:
     port = rabbitmq.mqtt_port
     with linked(port, tmp_path, qos=qos) as gateway, channel(gateway) as amqp:
-        peer = conversation(gateway)._peer
+        peer = conversation(gateway)._connection
         assert peer is not None
         assert peer.machine.version is Version.V311
         queue = queue_of(amqp, "up.#")

@@ -70,7 +70,7 @@ class Fast(Raw):
         responses: Headers | None = None,
         listener: str = "amqpfast",
         tls: ssl.SSLContext | None = None,
-        **tuning: int,
+        **tuning: Any,
     ) -> None:
         super().__init__(gateway.port(listener))
         if tls is not None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING
-from gateway.settings.amqpfast import FastVirtualHost, Peer
+from gateway.settings.amqpfast import FastVirtualHost, PeerService
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, Fast
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -28,8 +28,8 @@ def target() -> Iterator[socket.socket]:
 def tunnelling(target: socket.socket) -> Iterator[Running]:
     (closed,) = free_ports(1)
     peers = {
-        "shell": Peer(host=LOOPBACK, port=target.getsockname()[1]),
-        "closed": Peer(host=LOOPBACK, port=closed),
+        "shell": PeerService(host=LOOPBACK, port=target.getsockname()[1]),
+        "closed": PeerService(host=LOOPBACK, port=closed),
     }
     listener = make_listener(
         protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts={"/": FastVirtualHost(peers=peers)}

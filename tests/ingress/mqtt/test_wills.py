@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from gateway.ingress.guests import Farewell
+from gateway.ingress.guest import Farewell
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.ingress.clients import Mqtt, connect

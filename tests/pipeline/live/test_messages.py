@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, string
+from gateway.pipeline.live import source
 from gateway.pipeline.live.messages import Shape
 from gateway.pipeline.live.options import CONNECTION, Options
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -147,3 +148,26 @@ def test_lists_may_hold_commas() -> None:
     assert said.listed("topics") == ["a,b", "c"]
     assert said.listed("queues") == ["x", "y"]
     assert said.listed("none") == []
+
+
+class Consumes:
+    """Stands in for a client: what it is asked to consume."""
+
+    def __init__(self, access: object, *, client_name: str) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+
+    def consume(self, service: str, name: str, *, identifier: str, prefetch: int) -> None:
+        self.asked.append((service, name, identifier))
+
+
+def test_destinations_are_read_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "FastClient", Consumes)
+    given = {"url": "amqpfast://h", "clientId": "c", "subscription": "s"}
+    asked = source.FastSource({**given, "destinations": '["queue:a:b%3A","topic:plant.","queue:"]'})
+    asked.check()
+    client = asked.connect()
+    assert isinstance(client, Consumes)
+    assert client.asked == [("queue", "a:b%3A", ""), ("topic", "plant.", "s.1"), ("queue", "", "")]
+    for wrong in ("plant", "stack:plant", ":plant"):
+        with pytest.raises(PipelineError, match=f"destinations: '{wrong}' is not service:name with one of"):
+            source.FastSource({**given, "destinations": wrong}).check()

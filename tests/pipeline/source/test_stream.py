@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from gateway.errors import PipelineError
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.journal.options import Offsets, options_of
-from gateway.pipeline.journal.planning import SPAN_OCTETS, Part
+from gateway.pipeline.journal.planning import SPAN_OCTETS, JournalPartition
 from gateway.pipeline.journal.source import JournalStream, JournalTable
 from gateway.store.journal import reader, segments
 from gateway.store.journal.merging import merge_segments
@@ -230,7 +230,11 @@ def test_the_planner_keeps_spans_and_not_blocks(tmp_path: Path) -> None:
     files = [path.stat().st_size for path in tmp_path.glob("*.gwj")]
     assert len(found._shards["0"]._spans) <= sum(octets // SPAN_OCTETS + 1 for octets in files)
     assert (
-        sum(part.next - part.first for part in found.partitions({"0": 0}, end) if isinstance(part, Part))
+        sum(
+            part.next - part.first
+            for part in found.partitions({"0": 0}, end)
+            if isinstance(part, JournalPartition)
+        )
         == 2_000
     )
     found.latestOffset(end, ALL)

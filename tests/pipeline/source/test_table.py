@@ -17,7 +17,7 @@ from gateway.pipeline.archive.tables import between
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
-from gateway.pipeline.journal.planning import Part
+from gateway.pipeline.journal.planning import JournalPartition
 from gateway.pipeline.journal.source import FilteredTable, JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
@@ -132,7 +132,7 @@ def test_each_use_of_a_table_has_its_own_conditions(spark: SparkSession, journal
 def test_an_executor_without_the_folder_says_what_is_wanted(tmp_path: Path) -> None:
     found = JournalTable(options_of({"path": str(tmp_path / "j")}, stream=False), ("sequence",))
     with pytest.raises(PipelineError, match=r"no such folder on \S+, though the driver has it: every"):
-        list(found.read(Part("0", 0, 5, None)))
+        list(found.read(JournalPartition("0", 0, 5, None)))
 
 
 def test_a_file_that_cannot_be_read_is_named(journal: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_is_named(journal: Make, monkeypatch: pytest.
 
     monkeypatch.setattr(JournalReader, "blocks", refused)
     with pytest.raises(PipelineError, match=r"shard 0 of the journal in .* cannot be read on .*0-0\.gwj"):
-        list(found.read(Part("0", 0, 5, None)))
+        list(found.read(JournalPartition("0", 0, 5, None)))
 
 
 def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
@@ -154,7 +154,7 @@ def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
     filters = [GreaterThan(("sequence",), 850), EqualTo(("route",), "up")]
     assert list(found.pushFilters(list(filters))) == filters, "Spark applies them again"
     (part,) = found.partitions()
-    assert isinstance(part, Part)
+    assert isinstance(part, JournalPartition)
     assert (part.first, part.next) == (851, 1_000)
     assert [row for batch in found.read(part) for row in batch["sequence"].to_pylist()] == [
         *range(851, 1_000, 2)

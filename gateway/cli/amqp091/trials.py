@@ -1,0 +1,42 @@
+"""What an AMQP 0-9-1 broker is asked: whether queues and exchanges are there, and whether we may publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gateway.cli.trials import Trial
+from gateway.clients.amqp import AmqpClient
+from gateway.errors import LinkError
+from gateway.mapping.linter import Severity
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.settings import AmqpLink, Link
+
+
+def trials(link: Link, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
+    """A look for each queue and exchange, and a message to each exchange, in a transaction that is rolled
+    back. Whether a queue may be consumed cannot be tried without taking its messages."""
+    assert isinstance(link, AmqpLink)
+    missing = Severity.NOTE if link.declare == "create" else Severity.ERROR
+    for queue in dict.fromkeys((*sources.queues, *targets.queues)):
+        yield Trial(f"the queue {queue!r}", missing, _look(queue=queue))
+    bound = [scope for scope, _ in sources.bindings]
+    for exchange in dict.fromkeys((*bound, *targets.scopes)):
+        if exchange:
+            yield Trial(f"the exchange {exchange!r}", missing, _look(exchange=exchange))
+    for exchange in targets.scopes:
+        yield Trial(f"publish to the exchange {exchange!r}", Severity.ERROR, _publish(exchange))
+
+
+def _look(queue: str = "", exchange: str = "") -> Callable[[AmqpClient], object]:
+    return lambda client: client.look_for(queue=queue, exchange=exchange)
+
+
+def _publish(exchange: str) -> Callable[[AmqpClient], object]:
+    def act(client: AmqpClient) -> None:
+        try:
+            client.look_for(exchange=exchange)
+        except LinkError:
+            return  # that it is not there was said
+        client.try_publishing(exchange)
+
+    return act
