@@ -19,15 +19,27 @@ PROBLEM: Final = "application/problem+json"
 
 
 class BadChoiceError(Exception):
-    """The body of the request chooses nothing that there could be; the text says why."""
+    """The request chooses nothing that there could be; the text says why. Answered 400."""
 
 
 class AbsentError(Exception):
     """There is no such thing; the text says what is not there. Answered 404."""
 
 
+class ConflictError(Exception):
+    """What there is already is in the way; the text says what. Answered 409."""
+
+
 class UnavailableError(Exception):
     """What was asked for cannot be had now; the text says why. Answered 503."""
+
+
+PROBLEMS: Final[Mapping[type[Exception], int]] = {
+    BadChoiceError: 400,
+    AbsentError: 404,
+    ConflictError: 409,
+    UnavailableError: 503,
+}
 
 
 def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:

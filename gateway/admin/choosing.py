@@ -1,8 +1,9 @@
 """How operators choose among very many things, and look at them or remove them without anybody else waiting.
 
 A choice is a set of words (`client`, `idle_longer_than`, ...), in a query or in a JSON object. A `*` in a
-text stands for any run of characters. Lists come in pages, ordered by key: `next` of one page is `after` of
-the next one. Whatever walks over all that there is does so in slices, between which the loop turns.
+text stands for any run of characters, unless `exact` is said: clients choose names, and `*` is one. Lists
+come in pages, ordered by key: `next` of one page is `after` of the next one. Whatever walks over all that
+there is does so in slices, between which the loop turns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import islice
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
@@ -26,6 +28,7 @@ SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 SLICE: Final = 500  # things that are looked at between two turns of the loop: about a millisecond
 COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
+EXACT: Final[Mapping[str, type]] = MappingProxyType({"exact": bool})
 DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
 
 SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
@@ -109,6 +112,14 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         return len(text) - at >= len(last) and text.endswith(last)
 
     return matches
+
+
+def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
+    """Whether a text is what this word of a choice says: a pattern, or with `exact` the text itself."""
+    said: str | None = wanted.get(word)
+    if said is None:
+        return lambda _: True
+    return said.__eq__ if wanted.get("exact") else matcher(said)
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:

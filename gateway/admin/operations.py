@@ -30,6 +30,7 @@ MEANINGS: Final = {
     "destination": "By the name of what is bound.",
     "empty": "Without messages, or with some.",
     "endpoint": "By the endpoint's name.",
+    "exact": "Names are meant as they are: * is a *, and a topic no filter.",
     "idle_longer_than": "Unused for so many seconds.",
     "in_use": "In use, or not; of removals: also those in use.",
     "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
@@ -62,6 +63,7 @@ class Operation(NamedTuple):
     takes: Words | type[Row] | None = None
     paged: bool = False
     absent: bool = False  # it may answer 404
+    conflicts: bool = False  # and 409
     streams: bool = False  # the answer is server-sent events, with such data
     door: bool = False
 
@@ -134,6 +136,7 @@ FAILURES: Final = {
     401: "A login or a token is needed.",
     403: "The right to do this is needed.",
     404: "There is no such thing.",
+    409: "What there is already is in the way.",
     503: "It cannot be had now.",
 }
 
@@ -153,6 +156,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
                 },
             },
         }
+    without = {code for code, does in ((404, one.absent), (409, one.conflicts)) if not does}
     kind = "text/event-stream" if one.streams else "application/json"
     given: dict[str, Any] = {
         "operationId": "_".join(
@@ -164,7 +168,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "summary": one.summary,
         "responses": {
             "200": {"description": "Done.", "content": {kind: {"schema": answers}}},
-            **{str(code): _failure(why) for code, why in FAILURES.items() if code != 404 or one.absent},
+            **{str(code): _failure(why) for code, why in FAILURES.items() if code not in without},
         },
     }
     reads = {**one.reads, **({"count": int, "after": str} if one.paged else {})}

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.messages import asked_of, message_shown, plain
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.operations import Operation
@@ -42,7 +42,7 @@ WORDS: Final = {
     "empty": bool,
     "idle_longer_than": float,
 }
-FLAGS: Final = {"in_use": bool}
+FLAGS: Final = {"in_use": bool, **EXACT}
 PEEKED_MAX: Final = 100
 LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
 
@@ -110,7 +110,7 @@ class QueuesApi:
                 "Drop the ready messages of queues",
                 self._purge,
                 QueuesPurged,
-                takes=WORDS | every,
+                takes=WORDS | dict(EXACT) | every,
             ),
             Operation(
                 "POST",
@@ -204,7 +204,7 @@ class QueuesApi:
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, {})
+        wanted = await removal_of(request, WORDS, EXACT)
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         purged = messages = 0
@@ -221,7 +221,7 @@ class QueuesApi:
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
-    queue = matcher(wanted.get("queue", "*"))
+    queue = named(wanted, "queue")
     exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
     empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, AbsentError, BadChoiceError, UnavailableError, answer, problem
+from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer, problem
 from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
@@ -149,8 +149,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 def serving(routes: list[BaseRoute]) -> Starlette:
     handlers: dict[Any, Any] = {
-        AbsentError: _absent,
-        UnavailableError: _unavailable,
+        **dict.fromkeys(PROBLEMS, _problem),
         HTTPException: _other,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -158,12 +157,8 @@ def serving(routes: list[BaseRoute]) -> Starlette:
     return app
 
 
-async def _absent(_: Request, error: Exception) -> Response:
-    return problem(404, str(error))
-
-
-async def _unavailable(_: Request, error: Exception) -> Response:
-    return problem(503, str(error))
+async def _problem(_: Request, error: Exception) -> Response:
+    return problem(PROBLEMS[type(error)], str(error))
 
 
 async def _other(request: Request, error: HTTPException) -> Response:

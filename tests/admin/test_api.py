@@ -151,6 +151,31 @@ def test_the_description_is_one(described: dict[str, Any], client: httpx.Client)
     assert len(set(names)) == len(names)
 
 
+def test_an_act_on_names_with_a_star_is_exact_where_that_is_said(
+    filled: httpx.Client, described: dict[str, Any]
+) -> None:
+    """Clients choose names: what a page shows is acted on by these words."""
+    for path in ("sessions", "queues", "retained"):
+        reads = described["paths"][f"{V1}/{path}"]["get"]["parameters"]
+        assert "exact" in [one["name"] for one in reads], path
+        body = described["paths"][f"{V1}/{path}/remove"]["post"]["requestBody"]
+        assert "exact" in body["content"]["application/json"]["schema"]["properties"], path
+    for path, word in (
+        ("sessions/remove", "client"),
+        ("queues/remove", "queue"),
+        ("queues/purge", "queue"),
+        ("retained/remove", "topic"),
+        ("retained/remove", "client"),
+    ):
+        for name in ("*", "#", "wor*", "a/*", "x/+"):
+            found = filled.post(f"{V1}/{path}", json={word: name, "exact": True})
+            assert (found.status_code, {*found.json().values()}) == (200, {0}), (path, name, found.text)
+    failed = filled.post(f"{V1}/retained/remove", json={"topic": "x/#/kept"})
+    assert checked(described, f"{V1}/retained/remove", "post", failed)["detail"].startswith("topic: 'x/#/k")
+    failed = filled.get(f"{V1}/retained", params={"topic": "x/#/kept"})
+    assert checked(described, f"{V1}/retained", "get", failed)["status"] == 400
+
+
 def test_everything_that_is_read_is_as_it_is_described(
     filled: httpx.Client, described: dict[str, Any]
 ) -> None:

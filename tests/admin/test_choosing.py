@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from gateway.admin import choosing
 from gateway.admin.answers import BadChoiceError, UnavailableError
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of
+from gateway.admin.choosing import Pace, matcher, named, on_disk, page_of, query_of, removal_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 
 WORDS = {"client": str, "idle_longer_than": float, "empty": bool}
@@ -40,6 +40,22 @@ def test_a_star_stands_for_any_text(pattern: str, matching: list[str], others: l
 
 def test_many_stars_take_no_longer() -> None:
     assert not matcher("*a" * 2_000 + "b")("a" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "wanted, matching",
+    [
+        ({}, ["*", "a*", "ab"]),
+        ({"client": "a*"}, ["a*", "ab"]),
+        ({"client": "a*", "exact": False}, ["a*", "ab"]),
+        ({"client": "a*", "exact": True}, ["a*"]),
+        ({"client": "*", "exact": True}, ["*"]),
+        ({"exact": True}, ["*", "a*", "ab"]),
+    ],
+)
+def test_a_star_is_a_star_where_that_is_said(wanted: dict[str, Any], matching: list[str]) -> None:
+    matches = named(wanted, "client")
+    assert [text for text in ("*", "a*", "ab") if matches(text)] == matching
 
 
 def asked(query: str) -> Request:

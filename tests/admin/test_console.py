@@ -250,6 +250,42 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     connection.close()
 
 
+def test_an_act_on_a_row_is_about_that_row_alone(browser: Browser, gateway: Running) -> None:
+    """Clients choose names, and `*` is one: what stands in a row is no pattern."""
+    for name in ("*", "press 9"):
+        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, name, protocol=mqtt.MQTTv5)
+        stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        stays.SessionExpiryInterval = 600
+        client.connect(LOOPBACK, gateway.mqtt, properties=stays)
+        client.loop_start()
+        client.subscribe("x", 1)
+        gateway.until(lambda name=name: name in gateway.gateway.mqtt.sessions)
+        client.disconnect()
+        client.loop_stop()
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for name in ("job*", "job1"):
+        channel.queue_declare(name)
+        channel.basic_publish("", name, b"kept")
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Sessions")
+    page.get_by_role("button", name="End *", exact=True).click()
+    expect(page.get_by_text("1 ended")).to_be_visible()
+    expect(scene.row("press 9")).to_be_visible()
+    scene.turn("Queues")
+    page.get_by_role("button", name="Purge job*", exact=True).click()
+    expect(page.get_by_text("1 messages are gone")).to_be_visible()
+    page.get_by_role("button", name="Delete job*", exact=True).click()
+    expect(page.get_by_text("1 deleted")).to_be_visible()
+    assert len(gateway.ask(lambda: gateway.gateway.host.queues["job1"])) == 1
+    scene.close()
+    channel.queue_delete("job1")
+    connection.close()
+
+
 def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Running) -> None:
     scene = Scene(browser, gateway)
     scene.log_in("bob")

@@ -7,7 +7,7 @@ const PROTOCOLS = ["mqtt", "amqp091", "amqpfast"];
 
 export function Queues() {
   const [looked, look] = useState(null), [into, publish] = useState(null);
-  const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue});
+  const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue, exact: true});
   return html`<h2>Queues</h2>
     <section><${List} path="queues" caption="Queues and durable subscriptions" keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
       filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]]]} columns=${again => [
@@ -49,7 +49,7 @@ export function Connections() {
     filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol", PROTOCOLS]]} columns=${again => [
     ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
     ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
-    ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
+    ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address, endpoint: row.endpoint}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
 }
 
 export function Sessions() {
@@ -58,7 +58,7 @@ export function Sessions() {
     ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
     ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Subscriptions of ${row.client}`} onClick=${async () => show(await get(`sessions/${encodeURIComponent(row.client)}`))}>Show</button>
-      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
+      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
     ${shown && html`<${Dialog} title=${`Subscriptions of ${shown.client}`} close=${() => show(null)}><ul>${shown.filters.map(one => html`<li><code>${one.filter}</code> QoS ${one.qos}</li>`)}</ul><//>`}`;
 }
 
