@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import paho.mqtt.client as mqtt
 import pika
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
 from gateway.settings.journal import Journal
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.needs import needed
+from tests.operator import bearer
 from tests.passwords import hashed
 
 CHROMIUM: Final = "/usr/bin/chromium"
@@ -248,6 +253,24 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     client.disconnect()
     client.loop_stop()
     connection.close()
+
+
+def test_what_nobody_had_subscribed_to_is_no_warning(browser: Browser, gateway: Running) -> None:
+    """The story's dead letter is one; a device that nobody listens to is no fault."""
+    outcome = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
+    letters = gateway.gateway.dead_letters
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    shown = scene.page.locator("dl.numbers div").filter(has_text="dead letters").locator("dd")
+    everything = bearer(gateway.gateway.http_port)
+    purged = httpx.post(f"{scene.at}/api/v1/dead-letters/purge", json={"all": True}, headers=everything)
+    assert purged.status_code == 200
+    gateway.ask(lambda: letters.add([Message(topic_address("a"), b"")], "", outcome))
+    for route, kind in (("", ""), ("alarms", "warn")):
+        if route:
+            gateway.ask(lambda: letters.add([Message(topic_address("a"), b"")], "alarms", outcome))
+        expect(shown).to_have_class(kind)
+    scene.close()
 
 
 def test_an_act_on_a_row_is_about_that_row_alone(browser: Browser, gateway: Running) -> None:

@@ -49,7 +49,7 @@ export function Overview({state}) {
     <section><h3>Now</h3><${Numbers} pairs=${[
       ["messages in /s", number(now("in"))], ["messages out /s", number(now("out"))], ["refused /s", number(now("refused")), now("refused") ? "bad" : ""],
       ["connections", number(sum("connections"))], ["queues", number(state.broker.gateway_queues ?? 0)], ["sessions", number(state.broker.gateway_sessions ?? 0)],
-      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), state.broker.gateway_dead_letters ? "warn" : ""],
+      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), (state.broker.gateway_dead_letters ?? 0) > (state.broker.gateway_dead_letters_unwanted ?? 0) ? "warn" : ""],
       ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : ""]]} /></section>
     ${first && html`<div class="columns">
       <${Chart} title="Messages" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["in", "in", "--flow"], ["out", "out", "--good"]])} />
