@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -28,6 +29,20 @@ ASKED: Final = {**CHOICE, "rates": bool}
 WATCHED_SECS: Final = 1.0
 
 log = structlog.get_logger()
+
+
+class Details(NamedTuple):
+    """What RabbitMQ tells of a connection, too: at which `host` and `port` it came in, whether by TLS; of
+    AMQP 0-9-1 what its client says of itself, and what was agreed.
+    """
+
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+    client_properties: Mapping[str, Any] = MappingProxyType({})
+    frame_max: int = 0
+    channel_max: int = 0
+    timeout: int = 0
 
 
 class Connected(NamedTuple):
@@ -50,6 +65,7 @@ class Connected(NamedTuple):
     version: str = ""
     since: float | None = None
     stream: Stream | None = None
+    details: Details = Details()
 
     @property
     def key(self) -> str:
@@ -59,7 +75,7 @@ class Connected(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """For people and programs."""
         facts = self._asdict()
-        del facts["dismiss"], facts["stream"]
+        del facts["dismiss"], facts["stream"], facts["details"]
         since = facts.pop("since")
         began = None if since is None else time.time() - (trio.current_time() - since)
         facts["since"] = (

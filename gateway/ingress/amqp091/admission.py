@@ -106,7 +106,7 @@ class AmqpNewcomer(ABC):
         self._hears_blocked = False
         self._deadline = now + entrance.limits.connect_timeout_secs
         self._current_rights = CurrentRights(entrance.authorization)
-        self._client_properties: dict[str, Any] = {}
+        self.client_properties: dict[str, Any] = {}
         self._ready = False
 
     @abstractmethod
@@ -234,8 +234,8 @@ class AmqpNewcomer(ABC):
     # Who it is.
 
     def _authenticate(self, event: Authenticate) -> None:
-        self._client_properties = plain(event.client_properties)
-        capabilities = self._client_properties.get("capabilities")
+        self.client_properties = plain(event.client_properties)
+        capabilities = self.client_properties.get("capabilities")
         if not isinstance(capabilities, dict):
             capabilities = {}
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
@@ -326,7 +326,7 @@ class AmqpNewcomer(ABC):
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
         self._entrance.logins.accepted()
-        name = self._client_properties.get("connection_name", "")
+        name = self.client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
         self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
