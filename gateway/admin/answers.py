@@ -49,8 +49,13 @@ def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = N
 
 def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """What is wrong, as RFC 9457 has it."""
+    return Response(problem_of(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
+
+
+def problem_of(code: int, detail: str) -> bytes:
+    """The document of a problem."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
-    return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
+    return orjson.dumps(document)
 
 
 def unless_known(request: Request, response: Response) -> Response:

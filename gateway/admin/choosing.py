@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
-from gateway.admin.operations import Words
+from gateway.admin.operations import Kind, Words
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.store import Store
 
@@ -28,7 +28,7 @@ SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 SLICE: Final = 500  # things that are looked at between two turns of the loop: about a millisecond
 COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
-EXACT: Final[Mapping[str, type]] = MappingProxyType({"exact": bool})
+EXACT: Final[Mapping[str, Kind]] = MappingProxyType({"exact": bool})
 DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
 
 SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
@@ -84,6 +84,10 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
     for word, value in given.items():
         kind = words[word]
+        if isinstance(kind, tuple):
+            if value not in kind:
+                raise BadChoiceError(f"{word} is one of {', '.join(kind)}, not {value!r}")
+            continue
         if kind is float:
             good = type(value) in (int, float) and isfinite(value) and value >= 0
         else:

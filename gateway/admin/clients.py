@@ -20,12 +20,12 @@ from starlette.responses import Response
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
-from gateway.admin.operations import Operation
+from gateway.admin.operations import PROTOCOLS, Operation, Words
 from gateway.transport.stream import Stream
 
 WORDS: Final = ("client", "user", "address")
-CHOICE: Final = dict.fromkeys((*WORDS, "endpoint", "protocol"), str)
-ASKED: Final = {**CHOICE, "rates": bool}
+CHOICE: Final[Words] = {**dict.fromkeys((*WORDS, "endpoint"), str), "protocol": PROTOCOLS}
+ASKED: Final[Words] = {**CHOICE, "rates": bool}
 WATCHED_SECS: Final = 1.0
 
 log = structlog.get_logger()
@@ -172,4 +172,6 @@ async def _choice(request: Request) -> dict[str, str]:
         or choice.keys().isdisjoint(WORDS)
     ):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')
+    if choice.get("protocol", PROTOCOLS[0]) not in PROTOCOLS:
+        raise BadChoiceError(f"protocol is one of {', '.join(PROTOCOLS)}, not {choice['protocol']!r}")
     return choice

@@ -37,7 +37,7 @@ from gateway.admin.models import (
     RouteRow,
     UserRow,
 )
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Operation, Words
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pausing import Pauses
 from gateway.broker.publishing import Publishing
@@ -50,6 +50,7 @@ from gateway.store.store import Store
 from gateway.telemetry.history import History, Key
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 
+OF_KIND: Final[Words] = {"kind": ("listener", "link"), "name": str}
 PUBLISH_SECS: Final = 10.0
 JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
 NEVER_MEASURED: Final = Latency()
@@ -125,7 +126,7 @@ class ProcessApi:
                 "Listeners and links",
                 self._endpoints,
                 EndpointRow,
-                {"kind": str, "name": str},
+                OF_KIND,
                 paged=True,
             ),
             Operation(
@@ -203,7 +204,7 @@ class ProcessApi:
         states = self._process.states()
         history = self._process.history
         rows = [_endpoint(one, states.get(one.name), history) for one in self._process.stats()]
-        return await self._rows(request, rows, words={"kind": str, "name": str})
+        return await self._rows(request, rows, words=OF_KIND)
 
     async def _routes(self, request: Request) -> Response:
         router = self._process.router()

@@ -22,7 +22,7 @@ from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.messages import asked_of, message_shown, plain
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
-from gateway.admin.operations import Operation
+from gateway.admin.operations import HOLDERS, Kind, Operation
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -34,15 +34,15 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
-WORDS: Final = {
-    "protocol": str,
+WORDS: Final[dict[str, Kind]] = {
+    "protocol": HOLDERS,
     "virtual_host": str,
-    "kind": str,
+    "kind": ("queue", "subscription"),
     "queue": str,
     "empty": bool,
     "idle_longer_than": float,
 }
-FLAGS: Final = {"in_use": bool, **EXACT}
+FLAGS: Final[dict[str, Kind]] = {"in_use": bool, **EXACT}
 PEEKED_MAX: Final = 100
 LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
 
@@ -96,7 +96,8 @@ class QueuesApi:
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
-        at, choice, every = "/queues", WORDS | FLAGS, {"all": bool}
+        at, choice = "/queues", WORDS | FLAGS
+        every: dict[str, Kind] = {"all": bool}
         return [
             Operation(
                 "GET", at, "Queues, and durable subscriptions", self._list, QueueRow, choice, paged=True

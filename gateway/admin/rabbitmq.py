@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import orjson
 import trio
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -28,7 +29,7 @@ from gateway.access.authorization import Roles
 from gateway.access.console import console_right
 from gateway.access.principal import Principal
 from gateway.admin.admission import Admission, Caller
-from gateway.admin.answers import NEVER_STORE, UnavailableError, answer, problem
+from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
@@ -45,14 +46,13 @@ from gateway.broker.queue import Consumer
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.protocols.mqtt.dialect import MQTT
 from gateway.store.store import Store
 from gateway.telemetry.history import History, Key
 from gateway.telemetry.metrics import Metrics
 
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
 METHODS: Final = ("GET", "DELETE")
-PROTOCOLS: Final = {MQTT.name: "mqtt", AMQP091.name: "amqp"}  # of listeners
+PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another word
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
 Asked = Callable[..., Any]
 DEFAULT: Final = "amq.default"  # how a path names the exchange whose name is empty
@@ -62,6 +62,12 @@ FREE: Final = "*"  # in PATHS: any word
 
 class NotThereError(Exception):
     """RabbitMQ would answer 404."""
+
+
+class _Path(PathConvertor):
+    """A path below `/api` that is no part of `/api/v1`."""
+
+    regex = r"(?!v1(?:/|$)).*"
 
 
 class Consuming(NamedTuple):
@@ -121,15 +127,14 @@ class RabbitApi:
         self._consuming = consuming
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
-        """The routes for the application, behind those of `/api/v1`."""
-        return [Route("/api/{rest:path}", admission.admitted(self._serve), methods=list(METHODS))]
+        """The routes for the application: of all paths below `/api` but `/api/v1`."""
+        register_url_convertor("rabbitmq", _Path())
+        return [Route("/api/{rest:rabbitmq}", admission.admitted(self._serve), methods=list(METHODS))]
 
     async def _serve(self, request: Request) -> Response:
         # An escaped slash, as that of the virtual host `/`, separates nothing.
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
-        if word == "v1":
-            return problem(404, "there is nothing at this path; see /api/v1/openapi.json")
         try:
             if request.method == "DELETE":
                 act, words = _found(ACTS, (word, *rest))

@@ -165,7 +165,12 @@ async def _other(request: Request, error: HTTPException) -> Response:
     """What the application itself refuses: no such path, or another method."""
     if not request.url.path.startswith("/api"):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
-    return problem(error.status_code, error.detail, error.headers)
+    detail = error.detail
+    if error.status_code == 404:
+        detail = "there is nothing at this path; see /api/v1/openapi.json"
+    elif error.headers and "Allow" in error.headers:
+        detail = f"{request.method} is none of what this path takes: {error.headers['Allow']}"
+    return problem(error.status_code, detail, error.headers)
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:

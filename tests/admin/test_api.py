@@ -133,7 +133,7 @@ def described(client: httpx.Client) -> dict[str, Any]:
 def checked(described: dict[str, Any], path: str, method: str, answer: httpx.Response) -> Any:
     """The answer, which is as it is described."""
     responses = described["paths"][path][method]["responses"]
-    content = responses[str(answer.status_code)]["content"]
+    content = (responses.get(str(answer.status_code)) or responses["default"])["content"]
     kind = answer.headers["content-type"]
     schema = {**content[kind]["schema"], "components": described["components"]}
     jsonschema_rs.Draft202012Validator(schema).validate(answer.json())
@@ -444,8 +444,61 @@ def test_whoever_may_not_is_told_in_the_same_form(client: httpx.Client, describe
             assert checked(described, path, method, answer)["status"] == 401, path
     none = client.get(f"{V1}/nothing")
     assert (none.status_code, none.headers["content-type"]) == (404, "application/problem+json")
-    other = client.put(f"{V1}/queues")
-    assert (other.status_code, json.loads(other.content)["title"]) == (405, "Method Not Allowed")
+    assert none.json()["detail"].endswith("see /api/v1/openapi.json")
+
+
+def test_a_path_takes_no_other_methods(client: httpx.Client, described: dict[str, Any]) -> None:
+    """RabbitMQ's paths, which are any below /api, take none of them over."""
+    by_name = ("/sessions/remove", "/dead-letters/redrive", "/dead-letters/purge")  # one that is called so
+    for path, methods in described["paths"].items():
+        if "{" in path:
+            continue
+        for method in {"get", "delete", "put", "post"} - methods.keys():
+            if method == "get" and path.endswith(by_name):
+                assert client.get(path).status_code == 404
+                continue
+            answer = client.request(method, path)
+            assert answer.status_code == 405, (method, path)
+            assert answer.headers["content-type"] == "application/problem+json"
+            told = answer.json()["detail"]
+            assert told.startswith(f"{method.upper()} is none of what this path takes: "), told
+            checked(described, path, next(iter(methods)), answer)
+    assert client.get("/api/v1").status_code == client.get("/api/v1/").status_code == 404
+    assert client.get("/api/v2").json()["reason"] == "Not Found", "that is RabbitMQ's"
+
+
+def test_what_is_too_large_is_told_in_the_same_form(client: httpx.Client, described: dict[str, Any]) -> None:
+    path = f"{V1}/sessions/remove"
+    answer = client.post(path, content=b" " * 20_000_000)
+    assert checked(described, path, "post", answer)["status"] == 413
+    path = f"{V1}/login"
+    answer = client.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert checked(described, path, "post", answer)["status"] == 415
+
+
+def test_what_there_is_none_of_is_no_choice(client: httpx.Client, described: dict[str, Any]) -> None:
+    for path, words in {
+        "endpoints": {"kind": "zebra"},
+        "queues": {"kind": "listener"},
+        "queues?": {"protocol": "mqtt"},
+        "connections": {"protocol": "zebra"},
+        "rates": {"kind": "queue"},
+        "rates?": {"what": "zebra"},
+    }.items():
+        at = f"{V1}/{path.rstrip('?')}"
+        told = checked(described, at, "get", client.get(at, params=words))
+        assert (told["status"], "is one of" in told["detail"]) == (400, True), path
+    for path, choice in {
+        "queues/purge": {"kind": "zebra"},
+        "connections/disconnect": {"client": "a", "protocol": "zebra"},
+        "drain": {"wait": True},
+        "mappings/reload": {"files": {}},
+        "mappings/dry-run": [],
+    }.items():
+        answer = client.post(f"{V1}/{path}", json=choice)
+        assert checked(described, f"{V1}/{path}", "post", answer)["status"] == 400, path
+    assert client.post(f"{V1}/mappings/dry-run", json={}).status_code == 200
+    assert client.post(f"{V1}/mappings/dry-run", content=b"{").status_code == 400
 
 
 def test_an_operator_has_it_stop(tmp_path: Path) -> None:
