@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, shows_secret
 from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer, problem
-from gateway.admin.events import EventsApi
+from gateway.admin.events import EventsApi, Names
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.models import Status
@@ -124,7 +124,12 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
             return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
         return page.file(request, "index.html")
 
-    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps)
+    metrics = state.metrics
+    names = Names(
+        lambda: [one.name for one in metrics.sources.routes()],
+        lambda: [one.name for one in metrics.endpoints()],
+    )
+    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps, names)
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]

@@ -69,6 +69,27 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
     assert run("clients", "list", *at).code == Exit.FAILED, "it is shown to its own gateway alone"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("clients", "list", "--token-file", "FOLDER/nope"),
+        ("tap", "--token-file", "FOLDER/nope"),
+        ("store", "check", "--store", "FOLDER/nope"),
+        ("store", "repair", "--store", "FOLDER/nope"),
+        ("journal", "export", "--folder", "FOLDER", "--parquet", "FOLDER/out", "--columns", "time,nope"),
+        ("journal", "tail", "--folder", "FOLDER/nope"),
+        ("tokens", "make", "", "--url", "URL"),
+        ("retained", "remove", "--topic", "a/#/b", "--url", "URL"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_end_with_their_exit_code(
+    run: Run, gateway: Running, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    given = [one.replace("FOLDER", str(tmp_path)).replace("URL", url(gateway)) for one in arguments]
+    assert run(*given).code == Exit.USAGE
+
+
 def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:
     from gateway.cli.asking import _here
 
