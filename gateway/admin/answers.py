@@ -58,14 +58,20 @@ def problem_of(code: int, detail: str) -> bytes:
     return orjson.dumps(document)
 
 
+def tag_of(octets: bytes) -> str:
+    """The ETag of an answer."""
+    return f'"{blake2b(octets, digest_size=12).hexdigest()}"'
+
+
 def unless_known(request: Request, response: Response) -> Response:
-    """The answer with its ETag; 304, and nothing more, when whoever asks has it (`If-None-Match`)."""
+    """The answer with its ETag, its own or that of its octets; 304, and nothing more, when whoever asks has
+    it (`If-None-Match`).
+    """
     if response.status_code != 200 or not response.body:
         return response
-    tag = f'"{blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
-    response.headers["ETag"] = tag
-    known = request.headers.get("if-none-match", "")
-    if tag not in [one.strip().removeprefix("W/") for one in known.split(",")]:
+    tag = response.headers.setdefault("ETag", tag_of(bytes(response.body)))
+    known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
+    if "*" not in known and tag.removeprefix("W/") not in known:
         return response
     kept = {name: value for name, value in response.headers.items() if name not in ENTITY}
     return Response(status_code=304, headers=kept)

@@ -15,11 +15,12 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
+import orjson
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, tag_of
 from gateway.admin.operations import Kind, Words
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.store import Store
@@ -30,6 +31,8 @@ SLICE: Final = 500  # things that are looked at between two turns of the loop: a
 COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
 EXACT: Final[Mapping[str, Kind]] = MappingProxyType({"exact": bool})
 DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
+
+PASSING: Final = frozenset(("idle_secs", "expires_secs", "oldest_secs"))  # they only say that time passes
 
 SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
 
@@ -44,8 +47,13 @@ class Page(NamedTuple):
     next: str | None
 
     def answer(self) -> Response:
-        """As JSON."""
-        return answer({"total": self.matching, "items": self.shown, "next": self.next})
+        """As JSON. That time passes changes no ETag: it is a weak one where rows say how long ago is what."""
+        document = {"total": self.matching, "items": self.shown, "next": self.next}
+        if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.shown[:1]):
+            return answer(document)
+        lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.shown]
+        octets = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
+        return answer(document, headers={"ETag": f"W/{tag_of(octets)}"})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:

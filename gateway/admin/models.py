@@ -217,6 +217,9 @@ class EndpointRow(Row):
     up: bool
     why: str
     """Of a link that is down: what went wrong last."""
+    last_error: str
+    """What went wrong last, be it well since or not; of a listener the reason, as metrics have it."""
+    last_error_at: str | None
     connections: int
     messages_in: int
     messages_out: int

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from gateway.access.authorization import Roles
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
 from gateway.admin.choosing import matcher, on_disk, page_of, query_of
-from gateway.admin.messages import asked_of, message_of
+from gateway.admin.messages import asked_of, message_of, moment
 from gateway.admin.models import (
     Draining,
     EndpointRow,
@@ -359,7 +359,7 @@ def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
 
 
 def _endpoint(stats: EndpointStats, state: State | None, history: History) -> dict[str, Any]:
-    link = isinstance(stats, LinkStats)
+    link, last = isinstance(stats, LinkStats), stats.last_error
     errors = dict(stats.protocol_errors.counts)
     if isinstance(stats, LinkStats):
         errors |= stats.failures.counts
@@ -370,6 +370,8 @@ def _endpoint(stats: EndpointStats, state: State | None, history: History) -> di
         "place": "" if state is None else state.place,
         "up": state is not None and state.up,
         "why": "" if state is None else state.why,
+        "last_error": "" if last is None else last.text,
+        "last_error_at": None if last is None else moment(last.utc),
         "connections": stats.connections,
         "messages_in": stats.messages_in,
         "messages_out": stats.messages_out,

@@ -317,7 +317,7 @@ class RabbitApi:
             "exclusive_consumer_tag": self._tag(exclusive),
             "single_active_consumer_tag": self._tag(first if queue.options.single_active else None),
             "memory": queue.in_memory,
-            **({} if idle is None else {"idle_since": _moment(idle)}),
+            **({} if idle is None else {"idle_since": _moment(round(idle))}),
         }
 
     async def exchanges(self, _: Request, *of: str) -> list[Fields]:
@@ -399,7 +399,7 @@ class RabbitApi:
             "ssl": details.tls,
             "channels": one.channels,
             "client_properties": {**plain(dict(details.client_properties)), "connection_name": one.client},
-            **({} if since is None else {"connected_at": int(since * 1_000)}),
+            **({} if since is None else {"connected_at": round(since) * 1_000}),
             **(
                 {
                     "frame_max": details.frame_max,

@@ -227,6 +227,35 @@ def test_what_one_has_already_is_not_sent_again(filled: httpx.Client) -> None:
     assert "etag" not in filled.get(f"{V1}/sessions/nobody").headers
 
 
+def test_time_that_passes_changes_no_tag(filled: httpx.Client, gateway: Running) -> None:
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "away", protocol=mqtt.MQTTv5)
+    stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    stays.SessionExpiryInterval = 600
+    client.connect(LOOPBACK, gateway.mqtt, properties=stays)
+    client.loop_start()
+    gateway.until(lambda: "away" in gateway.gateway.mqtt.sessions)
+    client.disconnect()
+    client.loop_stop()
+    gateway.until(lambda: gateway.gateway.mqtt.sessions["away"].outlet is None)
+    for path in ("sessions", "queues", "outboxes", "endpoints"):
+        first = filled.get(f"{V1}/{path}")
+        tag = first.headers["etag"]
+        trio.run(trio.sleep, 0.05)
+        again = filled.get(f"{V1}/{path}", headers={"If-None-Match": tag})
+        assert (again.status_code, again.headers["etag"]) == (304, tag), path
+    rows = {one["client"]: one["idle_secs"] for one in filled.get(f"{V1}/sessions").json()["items"]}
+    assert rows["away"] > 0.05
+    gone = filled.post(f"{V1}/sessions/remove", json={"client": "away"})
+    assert gone.json()["removed"] == 1
+    changed = filled.get(f"{V1}/sessions", headers={"If-None-Match": first.headers["etag"]})
+    assert changed.status_code == 200
+
+
+def test_a_star_is_any_tag(filled: httpx.Client) -> None:
+    assert filled.get(f"{V1}/roles", headers={"If-None-Match": "*"}).status_code == 304
+    assert filled.get(f"{V1}/sessions/nobody", headers={"If-None-Match": "*"}).status_code == 404
+
+
 def test_one_of_a_kind_is_shown(filled: httpx.Client, described: dict[str, Any]) -> None:
     path = f"{V1}/sessions/{{client}}"
     session = checked(described, path, "get", filled.get(f"{V1}/sessions/a/b"))
@@ -262,6 +291,8 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
     assert limits["retained_messages_max", ""] == 1
     assert limits["queues_max", "amqp091 /"] == 1
     assert limits["queue_messages_max", "queue work"] == 3
+    assert ("store_pending_bytes_max", "") in limits
+    assert limits["fast_memory_total_bytes_max", ""] >= 0
     (transfer,) = rows("transfers", virtual_host="/")
     assert (transfer["client"], transfer["body_bytes"], transfer["under_way"]) == ("slow", 1_000, True)
     assert rows("transfers", virtual_host="none") == []

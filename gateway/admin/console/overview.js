@@ -1,7 +1,7 @@
 // Overview: what happens now, the last hour, routes as a picture.
 import {html, useEffect, useRef} from "./vendor/htm.js";
 import {get, post, useAsked} from "./api.js";
-import {Act, List, millis, number, octets, period, red} from "./parts.js";
+import {Act, List, millis, moment, number, octets, period, red} from "./parts.js";
 
 const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600;
 
@@ -77,7 +77,7 @@ export function Endpoints({kind}) {
     ["Name", row => row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
     ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
     ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["Half within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
-    ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"],
+    ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"], ["Last error", row => row.last_error ? `${row.last_error}, ${moment(row.last_error_at)}` : "none", "text"],
     ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
 }
 
