@@ -264,6 +264,8 @@ class RouteRow(Row):
     in_per_sec: float
     """Messages over the last five seconds, as `out_per_sec`."""
     out_per_sec: float
+    refused_per_sec: float
+    """What failed or was dropped."""
     p50_secs: float | None
     """From reading a message to its acceptance at the end, or in the outbox, for half of all."""
     p99_secs: float | None

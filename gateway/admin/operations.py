@@ -48,6 +48,7 @@ MEANINGS: Final = {
     "queue": "By the queue's name; * is any text.",
     "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",
     "route": "By the route's name.",
+    "sort": "In this order: by `name`, or those with the most `messages` first.",
     "source": "By the exchange that it is bound to.",
     "topic": "By an MQTT topic filter.",
     "user": "By user; in lists of sessions and retained messages * is any text.",

@@ -234,7 +234,7 @@ class ProcessApi:
             "in_flight": route.in_flight,
             "paused": route.name in pauses.routes,
             "held": 0 if gate is None else gate.messages,
-            **_rates(self._process.history, "route", route.name),
+            **_rates(self._process.history, "route", route.name, "in", "out", "refused"),
             **_latency(latency),
         }
 
@@ -380,13 +380,13 @@ def _endpoint(stats: EndpointStats, state: State | None, history: History) -> di
         "errors": errors,
         "in_flight": stats.in_flight if isinstance(stats, LinkStats) else 0,
         "paused": state is not None and state.paused,
-        **_rates(history, "link" if link else "listener", stats.name),
+        **_rates(history, "link" if link else "listener", stats.name, "in", "out"),
         **_latency(stats.latency),
     }
 
 
-def _rates(history: History, kind: str, name: str) -> dict[str, float]:
-    return {f"{what}_per_sec": round(history.now(Key(kind, name, what)), 3) for what in ("in", "out")}
+def _rates(history: History, kind: str, name: str, *what: str) -> dict[str, float]:
+    return {f"{one}_per_sec": round(history.now(Key(kind, name, one)), 3) for one in what}
 
 
 def _latency(latency: Latency) -> dict[str, float | None]:

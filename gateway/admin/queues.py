@@ -42,6 +42,8 @@ WORDS: Final[dict[str, Kind]] = {
     "empty": bool,
     "idle_longer_than": float,
 }
+SORTED: Final[dict[str, Kind]] = {"sort": ("name", "messages")}
+MOST: Final = 10**15  # messages; none has so many
 FLAGS: Final[dict[str, Kind]] = {"in_use": bool, **EXACT}
 PEEKED_MAX: Final = 100
 LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
@@ -100,7 +102,13 @@ class QueuesApi:
         every: dict[str, Kind] = {"all": bool}
         return [
             Operation(
-                "GET", at, "Queues, and durable subscriptions", self._list, QueueRow, choice, paged=True
+                "GET",
+                at,
+                "Queues, and durable subscriptions",
+                self._list,
+                QueueRow,
+                choice | SORTED,
+                paged=True,
             ),
             Operation(
                 "POST", f"{at}/remove", "Delete queues", self._remove, QueuesRemoved, takes=choice | every
@@ -155,8 +163,9 @@ class QueuesApi:
                 yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS | FLAGS)
-        page = await page_of(self.all(), _chooser(wanted), lambda one: one.key, self._shown, count, after)
+        wanted, count, after = await query_of(request, WORDS | FLAGS | SORTED)
+        key = _length_key if wanted.get("sort") == "messages" else _key
+        page = await page_of(self.all(), _chooser(wanted), key, self._shown, count, after)
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
@@ -219,6 +228,15 @@ class QueuesApi:
             await on_disk(self._store, self._flush)
             log.info("an operator purged queues", count=purged, messages=messages, **wanted)
         return answer({"purged": purged, "messages": messages})
+
+
+def _key(one: ListedQueue) -> str:
+    return one.key
+
+
+def _length_key(one: ListedQueue) -> str:
+    """The longest first. Between two pages lengths change: a queue may then be on both, or on neither."""
+    return f"{MOST - len(one.queue):016}\n{one.key}"
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:

@@ -58,15 +58,18 @@ def list_queues(
     in_use: Annotated[
         bool | None, typer.Option("--in-use/--not-in-use", help="With consumers or an owner, or without.")
     ] = None,
+    sort: Annotated[
+        Literal["name", "messages"], typer.Option(help="By name, or the longest first.")
+    ] = "name",
     count: Count = 100,
     after: After = "",
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print queues, in order of protocol, virtual host, kind and name."""
+    """Print queues, in order of protocol, virtual host, kind and name, or the longest first."""
     words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(
-        in_use=in_use, exact=exact or None
+        in_use=in_use, exact=exact or None, sort=None if sort == "name" else sort
     )
     show_page(url, token_file, "/api/v1/queues", words, COLUMNS, count=count, after=after, as_json=as_json)
 

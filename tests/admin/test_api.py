@@ -301,6 +301,20 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
     assert filled.get("/api/overview").json()["message_stats"]["publish"] >= 2
 
 
+def test_the_longest_queues_come_first(filled: httpx.Client) -> None:
+    def names(**asked: str) -> tuple[list[tuple[str, int]], str | None]:
+        page = filled.get(f"{V1}/queues", params={"sort": "messages", **asked}).json()
+        return [(one["queue"], one["messages"]) for one in page["items"]], page["next"]
+
+    every, _ = names()
+    counts = [messages for _, messages in every]
+    assert counts == sorted(counts, reverse=True)
+    first, after = names(count="1")
+    assert first == every[:1]
+    if after is not None:
+        assert names(after=after)[0] == every[1:]
+
+
 def test_the_journals_newest_rows_are_shown(filled: httpx.Client, gateway: Running) -> None:
     found: list[dict[str, Any]] = []
 

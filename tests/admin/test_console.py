@@ -42,6 +42,16 @@ routes:
     to: {endpoint: amqp091, queue: "alarm"}
     on_reject: dead_letter
 """
+SIFTED: Final = """version: 1
+routes:
+  - name: sifted
+    from: {endpoint: mqtt, topic: "sifted"}
+    to: {endpoint: amqp091, queue: stuck}
+    when: >-
+      retain && headers["unit"] == " C=d" && headers["kind"] == "x"
+      && client_id == "press 7" && user == "ann"
+    headers: {by: "{client_id}"}
+"""
 MENDED: Final = MAPPING.replace('queue: "alarm"', 'queue: "alarms"')
 
 
@@ -215,6 +225,64 @@ def test_a_route_is_paused_and_goes_on(browser: Browser, gateway: Running) -> No
     expect(scene.page.get_by_role("img", name=re.compile("readings: paused, 0 held"))).to_be_visible()
     scene.page.get_by_role("button", name="Resume readings").click()
     expect(scene.page.get_by_role("button", name="Pause readings")).to_be_visible()
+    scene.close()
+
+
+def test_a_message_is_tried_with_all_that_it_has(browser: Browser, gateway: Running, file: Path) -> None:
+    """Conditions and templates may ask for each of it."""
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Mappings")
+    page.get_by_label(str(file)).fill(SIFTED)
+    page.get_by_label("Endpoint").select_option("mqtt")
+    page.get_by_label("Topic").fill("sifted")
+    page.get_by_role("button", name="Try").click()
+    expect(page.get_by_text("0 of 1 routes take it")).to_be_visible()
+    page.get_by_label("Headers").fill("unit = C=d\n\n kind=x")
+    page.get_by_label("Retain").select_option("yes")
+    page.get_by_label("Reply to").fill("answers/1")
+    page.get_by_label("By client").fill("press 7")
+    page.get_by_label("By user").fill("ann")
+    page.get_by_role("button", name="Try").click()
+    told = page.get_by_role("listitem").filter(has_text="takes it")
+    expect(told).to_contain_text("sifted takes it to amqp091: ")
+    expect(told).to_contain_text("press 7")
+    scene.shot("sandbox")
+    page.get_by_label("Headers").fill("unit")
+    page.get_by_role("button", name="Try").click()
+    expect(page.get_by_text("a header is NAME=VALUE, not unit")).to_be_visible()
+    scene.close()
+
+
+def test_what_needs_eyes_is_in_the_picture(browser: Browser, gateway: Running, file: Path) -> None:
+    """Of more routes than are drawn those that wait come before those that are busy."""
+    row = """  - name: ROUTE
+    from: {endpoint: mqtt, topic: "many/ROUTE"}
+    to: {endpoint: amqp091, queue: stuck}
+"""
+    before = file.read_text()
+    names = [f"r{number:02}" for number in range(30)]
+    file.write_text("version: 1\nroutes:\n" + "".join(row.replace("ROUTE", name) for name in names))
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Mappings")
+    page.get_by_role("button", name="Reload", exact=True).click()
+    expect(page.get_by_text("taken: 30 routes")).to_be_visible()
+    scene.turn("Routes")
+    expect(page.get_by_text("24 of 30 routes are drawn")).to_be_visible()
+    picture = page.get_by_role("img", name=re.compile("by r00"))
+    expect(picture).not_to_have_attribute("aria-label", re.compile("by r29"))
+    page.get_by_role("button", name="Pause r29").click()
+    expect(page.get_by_role("img", name=re.compile("by r29: paused"))).to_be_visible()
+    scene.shot("many routes")
+    page.get_by_role("button", name="Resume r29").click()
+    expect(page.get_by_role("button", name="Pause r29")).to_be_visible()
+    file.write_text(before)
+    scene.turn("Mappings")
+    page.get_by_role("button", name="Reload", exact=True).click()
+    expect(page.get_by_text("taken: 2 routes")).to_be_visible()
     scene.close()
 
 

@@ -1,7 +1,7 @@
 // Queues, connections, sessions, limits, dead letters, the journal.
 import {html, useState} from "./vendor/htm.js";
 import {get, may, post, useAsked} from "./api.js";
-import {Act, Body, Dialog, List, MessageFields, messageOf, moment, number, octets, period, red, said} from "./parts.js";
+import {Act, Body, Dialog, List, moment, number, octets, period, red, said} from "./parts.js";
 
 const PROTOCOLS = ["mqtt", "amqp091", "amqpfast"];
 
@@ -10,7 +10,7 @@ export function Queues() {
   const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue, exact: true});
   return html`<h2>Queues</h2>
     <section><${List} path="queues" caption="Queues and durable subscriptions" keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
-      filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]]]} columns=${again => [
+      filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]], ["sort", "Order", ["name", "messages"]]]} columns=${again => [
       ["Queue", row => row.queue, "text"], ["Of", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Octets", row => octets(row.messages_bytes), "number"],
       ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
       ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Arguments", row => Object.keys(row.arguments).length ? JSON.stringify(row.arguments) : "–", "text"], ["Idle", row => period(row.idle_secs), "number"],
