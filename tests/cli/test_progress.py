@@ -30,7 +30,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     master, slave = os.openpty()
     with os.fdopen(master, "rb", buffering=0) as screen, os.fdopen(slave, "w") as line:
         monkeypatch.setattr(sys, "stderr", line)
-        yield lambda: screen.read(65_536).decode()
+        yield lambda: screen.read(65_536).decode(errors="replace")
 
 
 def test_a_bar_is_drawn_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,25 @@ def test_a_command_that_may_take_long_has_one(
         with pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code
+        assert text in read()
+
+
+@pytest.mark.parametrize(
+    "command, text",
+    [
+        ("explain --message x -c FOLDER/gateway.yaml", "looking through the journal"),
+        ("pipeline ship --journal FOLDER/journal --to FOLDER/there", "shipping to"),
+        ("pipeline bundle --to FOLDER/bundle", "writing the bundle"),
+    ],
+)
+def test_commands_that_go_through_much_have_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, text: str
+) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "gateway.yaml").write_text(f"journal: {{path: {tmp_path}/journal}}\n")
+    monkeypatch.setattr(progress, "AFTER_SECS", 0.0)
+    monkeypatch.setattr(sys, "argv", ["gateway", *command.replace("FOLDER", str(tmp_path)).split()])
+    with terminal(monkeypatch) as read:
+        with pytest.raises(SystemExit):
+            main()
         assert text in read()
