@@ -61,6 +61,27 @@ class Document:
             place = place[:-1]
         return self.positions.get(place, Position())
 
+    def inside(self, place: Place, line: int, column: int) -> Position | None:
+        """Where a line and a column (from 1) of the text at `place` stand; None: it is written otherwise."""
+        node: Any = _LOADER(self.text).get_single_node()
+        for step in place:
+            if isinstance(node, yaml.MappingNode):
+                node = next((value for key, value in node.value if key.value == str(step)), None)
+            elif isinstance(node, yaml.SequenceNode):
+                node = node.value[int(step)]
+        if not isinstance(node, yaml.ScalarNode):
+            return None
+        lines, start = self.text.splitlines(), node.start_mark
+        if node.style == "|":
+            at = start.line + line
+            written = lines[at] if at < len(lines) else ""
+            indent = len(written) - len(written.lstrip(" "))
+            return Position(at + 1, indent + column)
+        quote = node.style or ""
+        if line > 1 or not lines[start.line][start.column :].startswith(f"{quote}{node.value}{quote}"):
+            return None
+        return Position(start.line + 1, start.column + len(quote) + column)
+
 
 class Complaint(NamedTuple):
     """What a model finds wrong at `place`. `given`: what stands there, None when that is not the point."""

@@ -42,6 +42,10 @@ class MappingError(ConfigurationError):
     """A mapping file that cannot be used, or a pattern, template or expression as one holds them."""
 
 
+class ArgumentError(GatewayError):
+    """Arguments of a command mean nothing; the text says which."""
+
+
 class StoreError(GatewayError):
     """The store cannot be opened, read or written; the text says what is wrong and what to do."""
 

@@ -37,6 +37,10 @@ class TokenRefused(Exception):
     """There can be no such token; the text says why."""
 
 
+class TokenInTheWay(TokenRefused):
+    """What there is already is in the way: the name is taken, or there are too many."""
+
+
 class Token(NamedTuple):
     """What is known of one. Times are seconds since 1970; `expires` None: never."""
 
@@ -95,9 +99,9 @@ class ConsoleTokens:
             digest: one for digest, one in self._tokens.items() if one.expires is None or one.expires > now
         }
         if any(token.name == name for token in self._tokens.values()):
-            raise TokenRefused(f"there is a token with the name {name!r}")
+            raise TokenInTheWay(f"there is a token with the name {name!r}")
         if len(self._tokens) >= TOKENS_MAX:
-            raise TokenRefused(f"there are {TOKENS_MAX} tokens")
+            raise TokenInTheWay(f"there are {TOKENS_MAX} tokens")
         text, digest = _new()
         self._tokens[digest] = Token(name, digest, console, by, now, expires)
         try:

@@ -36,8 +36,8 @@ def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> lis
     return [*found, *_unfed(settings, roles, routes)]
 
 
-def _warning(text: str, file: str = "", line: int = 0) -> Finding:
-    return Finding(Severity.WARNING, CODE, text, file, line)
+def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Finding:
+    return Finding(Severity.WARNING, CODE, text, file, line, column)
 
 
 def _nothing_said(settings: Settings) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def _asked_for(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
     for route in routes:
         if route.rule.role is not None and route.rule.role not in roles.roles:
             text = f"route {route.name!r}: there is no role {route.rule.role!r}, so nobody may feed it"
-            yield _warning(text, route.file, route.line)
+            yield _warning(text, route.file, route.line, route.column)
 
 
 def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
         if any(_may_feed(role, given, route.rule.source.dialect.name) for role in among):
             continue
         text = f"route {route.name!r}: no role lets anybody publish what it takes"
-        yield _warning(text, route.file, route.line)
+        yield _warning(text, route.file, route.line, route.column)
 
 
 def _may_feed(role: Role, given: dict[str, str], protocol: str) -> bool:

@@ -6,13 +6,13 @@ Whatever is below /api needs admission (admission.py). Each of its parts says wh
 """
 
 from gateway.admin.admission import Admission
-from gateway.admin.clients import ClientsApi, Connected
+from gateway.admin.clients import ClientsApi, Connected, Details
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.mappings import MappingsApi
 from gateway.admin.namespaces import NamespacesApi
 from gateway.admin.process import Limit, Process, ProcessApi, State
 from gateway.admin.queues import QueuesApi
-from gateway.admin.rabbitmq import RabbitApi
+from gateway.admin.rabbitmq import Consuming, Door, RabbitApi
 from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
@@ -25,7 +25,10 @@ __all__ = [
     "Admission",
     "ClientsApi",
     "Connected",
+    "Consuming",
     "DetailedMetrics",
+    "Details",
+    "Door",
     "LettersApi",
     "Limit",
     "MappingsApi",

@@ -26,7 +26,7 @@ from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.admin.answers import BadChoiceError, problem, unless_known
+from gateway.admin.answers import PROBLEMS, problem, unless_known
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 from gateway.telemetry.audit import audit
@@ -73,7 +73,7 @@ class Admission:
         self._token_file = token_file
 
     def admitted(self, serve: Serve) -> Serve:
-        """`serve`, for those who may: others are answered 401 or 403, and a choice that cannot be 400."""
+        """`serve`, for those who may: others are answered 401 or 403, and what cannot be with its problem."""
 
         async def serve_or_refuse(request: Request) -> Response:
             caller = await self.caller(request)
@@ -82,8 +82,8 @@ class Admission:
             request.state.caller = caller
             try:
                 response = await serve(request)
-            except BadChoiceError as error:
-                response = problem(400, str(error))
+            except tuple(PROBLEMS) as error:  # whatever was done before it stands in the audit log
+                response = problem(PROBLEMS[type(error)], str(error))
             if request.method in READING:
                 return unless_known(request, response)
             await self._note(request, caller, response)

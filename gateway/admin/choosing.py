@@ -1,8 +1,9 @@
 """How operators choose among very many things, and look at them or remove them without anybody else waiting.
 
 A choice is a set of words (`client`, `idle_longer_than`, ...), in a query or in a JSON object. A `*` in a
-text stands for any run of characters. Lists come in pages, ordered by key: `next` of one page is `after` of
-the next one. Whatever walks over all that there is does so in slices, between which the loop turns.
+text stands for any run of characters, unless `exact` is said: clients choose names, and `*` is one. Lists
+come in pages, ordered by key: `next` of one page is `after` of the next one. Whatever walks over all that
+there is does so in slices, between which the loop turns.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import islice
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
+import orjson
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
-from gateway.admin.operations import Words
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, tag_of
+from gateway.admin.operations import Kind, Words
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.store import Store
 
@@ -26,7 +29,10 @@ SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 SLICE: Final = 500  # things that are looked at between two turns of the loop: about a millisecond
 COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
+EXACT: Final[Mapping[str, Kind]] = MappingProxyType({"exact": bool})
 DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
+
+PASSING: Final = frozenset(("idle_secs", "expires_secs", "oldest_secs"))  # they only say that time passes
 
 SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
 
@@ -41,8 +47,13 @@ class Page(NamedTuple):
     next: str | None
 
     def answer(self) -> Response:
-        """As JSON."""
-        return answer({"total": self.matching, "items": self.shown, "next": self.next})
+        """As JSON. That time passes changes no ETag: it is a weak one where rows say how long ago is what."""
+        document = {"total": self.matching, "items": self.shown, "next": self.next}
+        if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.shown[:1]):
+            return answer(document)
+        lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.shown]
+        octets = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
+        return answer(document, headers={"ETag": f"W/{tag_of(octets)}"})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
@@ -81,6 +92,10 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
     for word, value in given.items():
         kind = words[word]
+        if isinstance(kind, tuple):
+            if value not in kind:
+                raise BadChoiceError(f"{word} is one of {', '.join(kind)}, not {value!r}")
+            continue
         if kind is float:
             good = type(value) in (int, float) and isfinite(value) and value >= 0
         else:
@@ -109,6 +124,14 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         return len(text) - at >= len(last) and text.endswith(last)
 
     return matches
+
+
+def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
+    """Whether a text is what this word of a choice says: a pattern, or with `exact` the text itself."""
+    said: str | None = wanted.get(word)
+    if said is None:
+        return lambda _: True
+    return said.__eq__ if wanted.get("exact") else matcher(said)
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -19,15 +20,29 @@ from gateway import clock
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
-from gateway.admin.operations import Operation
+from gateway.admin.operations import PROTOCOLS, Operation, Words
 from gateway.transport.stream import Stream
 
 WORDS: Final = ("client", "user", "address")
-CHOICE: Final = dict.fromkeys((*WORDS, "endpoint", "protocol"), str)
-ASKED: Final = {**CHOICE, "rates": bool}
+CHOICE: Final[Words] = {**dict.fromkeys((*WORDS, "endpoint"), str), "protocol": PROTOCOLS}
+ASKED: Final[Words] = {**CHOICE, "rates": bool}
 WATCHED_SECS: Final = 1.0
 
 log = structlog.get_logger()
+
+
+class Details(NamedTuple):
+    """What RabbitMQ tells of a connection, too: at which `host` and `port` it came in, whether by TLS; of
+    AMQP 0-9-1 what its client says of itself, and what was agreed.
+    """
+
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+    client_properties: Mapping[str, Any] = MappingProxyType({})
+    frame_max: int = 0
+    channel_max: int = 0
+    timeout: int = 0
 
 
 class Connected(NamedTuple):
@@ -50,6 +65,7 @@ class Connected(NamedTuple):
     version: str = ""
     since: float | None = None
     stream: Stream | None = None
+    details: Details = Details()
 
     @property
     def key(self) -> str:
@@ -59,7 +75,7 @@ class Connected(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """For people and programs."""
         facts = self._asdict()
-        del facts["dismiss"], facts["stream"]
+        del facts["dismiss"], facts["stream"], facts["details"]
         since = facts.pop("since")
         began = None if since is None else clock.utc() - (clock.now() - since)
         facts["since"] = (
@@ -156,4 +172,6 @@ async def _choice(request: Request) -> dict[str, str]:
         or choice.keys().isdisjoint(WORDS)
     ):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')
+    if choice.get("protocol", PROTOCOLS[0]) not in PROTOCOLS:
+        raise BadChoiceError(f"protocol is one of {', '.join(PROTOCOLS)}, not {choice['protocol']!r}")
     return choice

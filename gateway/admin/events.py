@@ -6,8 +6,8 @@ looked at anew before everything that it is told: a session that has ended hears
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
 import trio
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.admin.admission import Admission
-from gateway.admin.answers import NEVER_STORE, UnavailableError
+from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError
 from gateway.admin.choosing import matcher, query_of
 from gateway.admin.messages import message_shown
 from gateway.admin.models import PassedRow, Status
@@ -33,20 +33,32 @@ TAPPED: Final = {"route": str, "endpoint": str, "name": str, "per_second": float
 Told = Callable[[], Awaitable[bytes]]
 
 
+class Names(NamedTuple):
+    """What there is to be watched."""
+
+    routes: Callable[[], Iterable[str]]
+    endpoints: Callable[[], Iterable[str]]
+
+
+NOBODY: Final = Names(tuple, tuple)
+
+
 class EventsApi:
-    """`state` is what is told; None of `taps`: nobody can watch messages."""
+    """`state` is what is told; None of `taps`: nobody can watch messages. `names` may be watched."""
 
     def __init__(
         self,
         admission: Admission,
         state: Callable[[], dict[str, Any]],
         taps: Taps | None = None,
+        names: Names = NOBODY,
         *,
         each_secs: float = TOLD_EACH_SECS,
     ) -> None:
         self._admission = admission
         self._state = state
         self._taps = taps
+        self._names = names
         self.each_secs = each_secs
         self.listeners = 0
 
@@ -56,7 +68,7 @@ class EventsApi:
         passed = "Messages that pass, some of each second, as server-sent events named `message`"
         return [
             Operation("GET", "/events", state, self._listen, Status, streams=True),
-            Operation("GET", "/tap", passed, self._tap, PassedRow, TAPPED, streams=True),
+            Operation("GET", "/tap", passed, self._tap, PassedRow, TAPPED, streams=True, absent=True),
         ]
 
     async def _listen(self, request: Request) -> Response:
@@ -73,6 +85,9 @@ class EventsApi:
 
     async def _tap(self, request: Request) -> Response:
         wanted, _, _ = await query_of(request, TAPPED)
+        for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
+            if wanted.get(word, "") not in ("", *names):
+                raise AbsentError(f"there is no {word} {wanted[word]!r}: nothing would ever pass")
         taps = self._taps
         if taps is None or len(taps.open) >= TAPS_MAX:
             raise UnavailableError(f"{TAPS_MAX} watch already")

@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.access.backends import Denial
-from gateway.access.console_tokens import ADMINISTRATOR, TokenRefused
+from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, problem
+from gateway.admin.answers import BadChoiceError, ConflictError, UnavailableError, answer, choice_of, problem
 from gateway.admin.models import (
     LoggedOut,
     LoginAsked,
@@ -53,7 +53,7 @@ class LoginsApi:
             Operation("POST", "/logout", "End the session", leave, LoggedOut, door=True),
             Operation("GET", "/session", "Who one is, and what one may", self._session, SessionOfCaller),
             Operation("GET", "/tokens", "Tokens that were made", self._tokens, Tokens),
-            Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked),
+            Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked, conflicts=True),
             Operation("POST", "/tokens/revoke", revoke, self._revoke, Revoked, takes=TokenNamed),
         ]
 
@@ -153,6 +153,8 @@ class LoginsApi:
         expires = None if days is None else clock.utc() + days * DAY_SECS
         try:
             text = self._admission.tokens.make(name, console, by=caller.principal.name, expires=expires)
+        except TokenInTheWay as error:
+            raise ConflictError(str(error)) from error
         except TokenRefused as error:
             raise BadChoiceError(str(error)) from error
         except OSError as error:

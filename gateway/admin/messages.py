@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -99,6 +100,11 @@ def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
         except UnicodeDecodeError:
             continue
     return base64.b64encode(body).decode(), "base64"
+
+
+def moment(utc: float) -> str:
+    """A time for people and programs."""
+    return datetime.fromtimestamp(utc, UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:

@@ -217,6 +217,9 @@ class EndpointRow(Row):
     up: bool
     why: str
     """Of a link that is down: what went wrong last."""
+    last_error: str
+    """What went wrong last, be it well since or not; of a listener the reason, as metrics have it."""
+    last_error_at: str | None
     connections: int
     messages_in: int
     messages_out: int
@@ -261,6 +264,8 @@ class RouteRow(Row):
     in_per_sec: float
     """Messages over the last five seconds, as `out_per_sec`."""
     out_per_sec: float
+    refused_per_sec: float
+    """What failed or was dropped."""
     p50_secs: float | None
     """From reading a message to its acceptance at the end, or in the outbox, for half of all."""
     p99_secs: float | None

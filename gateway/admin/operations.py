@@ -8,17 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, Serve
+from gateway.admin.answers import BadChoiceError, choice_of
 from gateway.admin.models import Row
 from gateway.protocols import DIALECTS
 
 PREFIX: Final = "/api/v1"
-NOTHING: Final[Mapping[str, type]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-Words = Mapping[str, type]
-"""The words of a choice, with the type of each: str, int, float (not negative) or bool."""
+Kind = type | tuple[str, ...]
+Words = Mapping[str, Kind]
+"""The words of a choice, with the kind of each: str, int, float (not negative), bool, or the texts that it
+may be."""
+PROTOCOLS: Final = tuple(DIALECTS)
+HOLDERS: Final = tuple(name for name, one in DIALECTS.items() if one.has_virtual_hosts)
 
 MEANINGS: Final = {
     "address": "By the client's address, HOST:PORT.",
@@ -31,6 +38,7 @@ MEANINGS: Final = {
     "destination": "By the name of what is bound.",
     "empty": "Without messages, or with some.",
     "endpoint": "By the endpoint's name.",
+    "exact": "Names are meant as they are: * is a *, and a topic no filter.",
     "idle_longer_than": "Unused for so many seconds.",
     "in_use": "In use, or not; of removals: also those in use.",
     "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
@@ -40,6 +48,7 @@ MEANINGS: Final = {
     "queue": "By the queue's name; * is any text.",
     "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",
     "route": "By the route's name.",
+    "sort": "In this order: by `name`, or those with the most `messages` first.",
     "source": "By the exchange that it is bound to.",
     "topic": "By an MQTT topic filter.",
     "user": "By user; in lists of sessions and retained messages * is any text.",
@@ -63,6 +72,7 @@ class Operation(NamedTuple):
     takes: Words | type[Row] | None = None
     paged: bool = False
     absent: bool = False  # it may answer 404
+    conflicts: bool = False  # and 409
     streams: bool = False  # the answer is server-sent events, with such data
     door: bool = False
 
@@ -79,11 +89,24 @@ def routes_of(operations: Iterable[Operation], admission: Admission) -> list[Bas
     return [
         Route(
             PREFIX + one.path,
-            one.serve if one.door else admission.admitted(one.serve),
+            one.serve if one.door else admission.admitted(_taking_nothing(one)),
             methods=[one.method],
         )
         for one in operations
     ]
+
+
+def _taking_nothing(one: Operation) -> Serve:
+    """Who serves it; what takes nothing refuses to be told more: it would be taken for heard."""
+    if one.method != "POST" or one.takes is not None:
+        return one.serve
+
+    async def serve(request: Request) -> Response:
+        if await request.body() and await choice_of(request) != {}:
+            raise BadChoiceError(f"{request.url.path} takes nothing")
+        return await one.serve(request)
+
+    return serve
 
 
 def description_of(operations: Iterable[Operation], version: str) -> dict[str, Any]:
@@ -114,7 +137,7 @@ def description_of(operations: Iterable[Operation], version: str) -> dict[str, A
     }
 
 
-TYPES: Final[Mapping[type, dict[str, Any]]] = {
+TYPES: Final[Mapping[Any, dict[str, Any]]] = {
     str: {"type": "string"},
     int: {"type": "integer", "minimum": 0},
     float: {"type": "number", "minimum": 0},
@@ -130,11 +153,15 @@ PROBLEM: Final = {
         "detail": {"type": "string", "description": "What is wrong, for people."},
     },
 }
+ANY: Final = "405: the path takes other methods; 400, 408, 431, 501, 505: this is no request that is taken."
 FAILURES: Final = {
     400: "What is asked for cannot be.",
     401: "A login or a token is needed.",
     403: "The right to do this is needed.",
     404: "There is no such thing.",
+    409: "What there is already is in the way.",
+    413: "The body is larger than `http.body_bytes_max`.",
+    415: "The body is of another type.",
     503: "It cannot be had now.",
 }
 
@@ -154,6 +181,9 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
                 },
             },
         }
+    takes = one.takes is not None
+    may = ((404, one.absent), (409, one.conflicts), (413, takes), (415, takes and one.door))
+    without = {code for code, does in may if not does}
     kind = "text/event-stream" if one.streams else "application/json"
     given: dict[str, Any] = {
         "operationId": "_".join(
@@ -165,7 +195,8 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "summary": one.summary,
         "responses": {
             "200": {"description": "Done.", "content": {kind: {"schema": answers}}},
-            **{str(code): _failure(why) for code, why in FAILURES.items() if code != 404 or one.absent},
+            "default": _failure(ANY),
+            **{str(code): _failure(why) for code, why in FAILURES.items() if code not in without},
         },
     }
     reads = {**one.reads, **({"count": int, "after": str} if one.paged else {})}
@@ -174,7 +205,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         for name in _named(one.path)
     ]
     parameters += [
-        {"name": word, "in": "query", "schema": TYPES[kind], "description": MEANINGS[word]}
+        {"name": word, "in": "query", "schema": _said(kind), "description": MEANINGS[word]}
         for word, kind in reads.items()
     ]
     if parameters:
@@ -194,8 +225,12 @@ def _named(path: str) -> list[str]:
 def _body(takes: Words | type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
     if isinstance(takes, type):
         return _schema(takes, schemas)
-    properties = {word: {**TYPES[kind], "description": MEANINGS[word]} for word, kind in takes.items()}
+    properties = {word: {**_said(kind), "description": MEANINGS[word]} for word, kind in takes.items()}
     return {"type": "object", "minProperties": 1, "additionalProperties": False, "properties": properties}
+
+
+def _said(kind: Kind) -> dict[str, Any]:
+    return {"type": "string", "enum": list(kind)} if isinstance(kind, tuple) else TYPES[kind]
 
 
 def _schema(model: type[Row], schemas: dict[str, Any]) -> dict[str, Any]:

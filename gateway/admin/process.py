@@ -22,7 +22,7 @@ from starlette.responses import Response
 from gateway.access.authorization import Roles
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
 from gateway.admin.choosing import matcher, on_disk, page_of, query_of
-from gateway.admin.messages import asked_of, message_of
+from gateway.admin.messages import asked_of, message_of, moment
 from gateway.admin.models import (
     Draining,
     EndpointRow,
@@ -37,7 +37,7 @@ from gateway.admin.models import (
     RouteRow,
     UserRow,
 )
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Operation, Words
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pausing import Pauses
 from gateway.broker.publishing import Publishing
@@ -50,6 +50,7 @@ from gateway.store.store import Store
 from gateway.telemetry.history import History, Key
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 
+OF_KIND: Final[Words] = {"kind": ("listener", "link"), "name": str}
 PUBLISH_SECS: Final = 10.0
 JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
 NEVER_MEASURED: Final = Latency()
@@ -125,7 +126,7 @@ class ProcessApi:
                 "Listeners and links",
                 self._endpoints,
                 EndpointRow,
-                {"kind": str, "name": str},
+                OF_KIND,
                 paged=True,
             ),
             Operation(
@@ -203,7 +204,7 @@ class ProcessApi:
         states = self._process.states()
         history = self._process.history
         rows = [_endpoint(one, states.get(one.name), history) for one in self._process.stats()]
-        return await self._rows(request, rows, words={"kind": str, "name": str})
+        return await self._rows(request, rows, words=OF_KIND)
 
     async def _routes(self, request: Request) -> Response:
         router = self._process.router()
@@ -233,7 +234,7 @@ class ProcessApi:
             "in_flight": route.in_flight,
             "paused": route.name in pauses.routes,
             "held": 0 if gate is None else gate.messages,
-            **_rates(self._process.history, "route", route.name),
+            **_rates(self._process.history, "route", route.name, "in", "out", "refused"),
             **_latency(latency),
         }
 
@@ -358,7 +359,7 @@ def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
 
 
 def _endpoint(stats: EndpointStats, state: State | None, history: History) -> dict[str, Any]:
-    link = isinstance(stats, LinkStats)
+    link, last = isinstance(stats, LinkStats), stats.last_error
     errors = dict(stats.protocol_errors.counts)
     if isinstance(stats, LinkStats):
         errors |= stats.failures.counts
@@ -369,6 +370,8 @@ def _endpoint(stats: EndpointStats, state: State | None, history: History) -> di
         "place": "" if state is None else state.place,
         "up": state is not None and state.up,
         "why": "" if state is None else state.why,
+        "last_error": "" if last is None else last.text,
+        "last_error_at": None if last is None else moment(last.utc),
         "connections": stats.connections,
         "messages_in": stats.messages_in,
         "messages_out": stats.messages_out,
@@ -377,13 +380,13 @@ def _endpoint(stats: EndpointStats, state: State | None, history: History) -> di
         "errors": errors,
         "in_flight": stats.in_flight if isinstance(stats, LinkStats) else 0,
         "paused": state is not None and state.paused,
-        **_rates(history, "link" if link else "listener", stats.name),
+        **_rates(history, "link" if link else "listener", stats.name, "in", "out"),
         **_latency(stats.latency),
     }
 
 
-def _rates(history: History, kind: str, name: str) -> dict[str, float]:
-    return {f"{what}_per_sec": round(history.now(Key(kind, name, what)), 3) for what in ("in", "out")}
+def _rates(history: History, kind: str, name: str, *what: str) -> dict[str, float]:
+    return {f"{one}_per_sec": round(history.now(Key(kind, name, one)), 3) for one in what}
 
 
 def _latency(latency: Latency) -> dict[str, float | None]:

@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.messages import asked_of, message_shown, plain
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
-from gateway.admin.operations import Operation
+from gateway.admin.operations import HOLDERS, Kind, Operation
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -34,15 +34,17 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
-WORDS: Final = {
-    "protocol": str,
+WORDS: Final[dict[str, Kind]] = {
+    "protocol": HOLDERS,
     "virtual_host": str,
-    "kind": str,
+    "kind": ("queue", "subscription"),
     "queue": str,
     "empty": bool,
     "idle_longer_than": float,
 }
-FLAGS: Final = {"in_use": bool}
+SORTED: Final[dict[str, Kind]] = {"sort": ("name", "messages")}
+MOST: Final = 10**15  # messages; none has so many
+FLAGS: Final[dict[str, Kind]] = {"in_use": bool, **EXACT}
 PEEKED_MAX: Final = 100
 LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
 
@@ -96,10 +98,17 @@ class QueuesApi:
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
-        at, choice, every = "/queues", WORDS | FLAGS, {"all": bool}
+        at, choice = "/queues", WORDS | FLAGS
+        every: dict[str, Kind] = {"all": bool}
         return [
             Operation(
-                "GET", at, "Queues, and durable subscriptions", self._list, QueueRow, choice, paged=True
+                "GET",
+                at,
+                "Queues, and durable subscriptions",
+                self._list,
+                QueueRow,
+                choice | SORTED,
+                paged=True,
             ),
             Operation(
                 "POST", f"{at}/remove", "Delete queues", self._remove, QueuesRemoved, takes=choice | every
@@ -110,7 +119,7 @@ class QueuesApi:
                 "Drop the ready messages of queues",
                 self._purge,
                 QueuesPurged,
-                takes=WORDS | every,
+                takes=WORDS | dict(EXACT) | every,
             ),
             Operation(
                 "POST",
@@ -154,8 +163,9 @@ class QueuesApi:
                 yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS | FLAGS)
-        page = await page_of(self.all(), _chooser(wanted), lambda one: one.key, self._shown, count, after)
+        wanted, count, after = await query_of(request, WORDS | FLAGS | SORTED)
+        key = _length_key if wanted.get("sort") == "messages" else _key
+        page = await page_of(self.all(), _chooser(wanted), key, self._shown, count, after)
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
@@ -204,7 +214,7 @@ class QueuesApi:
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, {})
+        wanted = await removal_of(request, WORDS, EXACT)
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         purged = messages = 0
@@ -220,8 +230,17 @@ class QueuesApi:
         return answer({"purged": purged, "messages": messages})
 
 
+def _key(one: ListedQueue) -> str:
+    return one.key
+
+
+def _length_key(one: ListedQueue) -> str:
+    """The longest first. Between two pages lengths change: a queue may then be on both, or on neither."""
+    return f"{MOST - len(one.queue):016}\n{one.key}"
+
+
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
-    queue = matcher(wanted.get("queue", "*"))
+    queue = named(wanted, "queue")
     exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
     empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 

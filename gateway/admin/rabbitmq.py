@@ -2,20 +2,25 @@
 clients ask for most, of the embedded broker of AMQP 0-9-1.
 
 What is said is said in RabbitMQ's words (https://www.rabbitmq.com/docs/http-api-reference); what the gateway
-does not know is left out, as RabbitMQ does where there is none. Rates of queues are over the time since they
-were asked for last. Lists come whole or, asked
-for with `page`, in pages; `columns` chooses fields, `name` a part of the name.
+does not know is left out, as RabbitMQ does where there is none: a test compares the fields with those of a
+RabbitMQ, and the reference says why which of them is not here. Rates of queues are over the time since they
+were asked for last. PATHS are all paths that there are.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
-from urllib.parse import unquote
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import orjson
+import trio
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -24,17 +29,20 @@ from gateway.access.authorization import Roles
 from gateway.access.console import console_right
 from gateway.access.principal import Principal
 from gateway.admin.admission import Admission, Caller
-from gateway.admin.answers import NEVER_STORE, UnavailableError, answer, problem
+from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
 from gateway.admin.queues import gone_from
+from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.exchange import TYPES
 from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.policies import holding
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.queue import Consumer
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.dialect import AMQP091
@@ -43,19 +51,51 @@ from gateway.telemetry.history import History, Key
 from gateway.telemetry.metrics import Metrics
 
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
-PAGE_SIZE: Final = 100
-PAGE_SIZE_MAX: Final = 500
 METHODS: Final = ("GET", "DELETE")
-
-Fields = dict[str, Any]
+PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another word
+VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
+Asked = Callable[..., Any]
+DEFAULT: Final = "amq.default"  # how a path names the exchange whose name is empty
+EXCHANGE_TYPES: Final = [{"name": kind, "enabled": True, "description": ""} for kind in TYPES]
+FREE: Final = "*"  # in PATHS: any word
 
 
 class NotThereError(Exception):
     """RabbitMQ would answer 404."""
 
 
+class _Path(PathConvertor):
+    """A path below `/api` that is no part of `/api/v1`."""
+
+    regex = r"(?!v1(?:/|$)).*"
+
+
+class Consuming(NamedTuple):
+    """Who takes messages out of a queue: a consumer of a channel of the connection from that address."""
+
+    tag: str
+    acknowledges: bool
+    prefetch: int
+    channel: int
+    address: str
+    user: str
+
+
+class Door(NamedTuple):
+    """A listener."""
+
+    name: str
+    protocol: str
+    host: str
+    port: int
+    tls: bool
+
+
 class RabbitApi:
-    """`clients` finds the connections, `why_not` why the gateway is not ready; `flush` ends a wake-up."""
+    """`clients` finds the connections, `why_not` why the gateway is not ready; `flush` ends a wake-up.
+
+    `doors` are the listeners, `consuming` says who a consumer is, if it is a client.
+    """
 
     def __init__(
         self,
@@ -69,6 +109,8 @@ class RabbitApi:
         store: Store | None = None,
         flush: Callable[[], None] = lambda: None,
         node: str = "gateway",
+        doors: Callable[[], Iterable[Door]] = tuple,
+        consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
         self._hosts = hosts
         self._clients = clients
@@ -81,45 +123,26 @@ class RabbitApi:
         self._flush = flush
         self._node = f"gateway@{node}"
         self._began = time.monotonic()
-        self._words: dict[str, Callable[[Request, Sequence[str]], Awaitable[Any]]] = {
-            "overview": self._overview,
-            "whoami": self._whoami,
-            "nodes": self._nodes,
-            "vhosts": self._vhosts,
-            "queues": self._queues,
-            "exchanges": self._exchanges,
-            "bindings": self._bindings,
-            "connections": self._connections,
-            "channels": self._none,
-            "consumers": self._consumers,
-            "users": self._users,
-            "permissions": self._permissions,
-            "policies": self._none,
-            "parameters": self._none,
-            "definitions": self._definitions,
-            "aliveness-test": self._alive,
-            "healthchecks": self._healthy,
-        }
+        self._doors = doors
+        self._consuming = consuming
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
-        """The routes for the application, behind those of `/api/v1`."""
-        return [Route("/api/{rest:path}", admission.admitted(self._serve), methods=list(METHODS))]
+        """The routes for the application: of all paths below `/api` but `/api/v1`."""
+        register_url_convertor("rabbitmq", _Path())
+        return [Route("/api/{rest:rabbitmq}", admission.admitted(self._serve), methods=list(METHODS))]
 
     async def _serve(self, request: Request) -> Response:
         # An escaped slash, as that of the virtual host `/`, separates nothing.
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
-        if word == "v1":
-            return problem(404, "there is nothing at this path; see /api/v1/openapi.json")
         try:
             if request.method == "DELETE":
-                await self._delete(word, rest)
+                act, words = _found(ACTS, (word, *rest))
+                await act(self, *words)
                 return Response(status_code=204)
-            serve = self._words.get(word)
-            if serve is None:
-                raise NotThereError
-            found = _chosen(request, await serve(request, rest))
-            return await _listed(found) if isinstance(found, list) else answer(found)
+            serve, words = _found(PATHS, (word, *rest))
+            found = listed(request.query_params, await serve(self, request, *words))
+            return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except ValueError as error:
@@ -127,10 +150,13 @@ class RabbitApi:
 
     # What there is.
 
-    async def _overview(self, _: Request, __: Sequence[str]) -> Fields:
+    async def overview(self, _: Request) -> Fields:
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         version = self._metrics.version
+        exchanges = sum(
+            len(host.exchanges) + 1 for host in self._hosts.values()
+        )  # the default one is not kept
         return {
             "management_version": version,
             "rates_mode": "basic",
@@ -139,12 +165,12 @@ class RabbitApi:
             "rabbitmq_version": version,
             "cluster_name": self._node,
             "node": self._node,
-            "exchange_types": [{"name": kind, "enabled": True, "description": ""} for kind in TYPES],
+            "exchange_types": EXCHANGE_TYPES,
             "object_totals": {
                 "channels": sum(one.channels for one in self._clients()),
                 "connections": sum(1 for _ in self._clients()),
                 "consumers": sum(len(one.consumers) for one in queues),
-                "exchanges": sum(len(host.exchanges) for host in self._hosts.values()),
+                "exchanges": exchanges,
                 "queues": len(queues),
             },
             "queue_totals": {
@@ -154,8 +180,15 @@ class RabbitApi:
             },
             "message_stats": self._all_stats(),
             "listeners": [
-                {"node": self._node, "protocol": stats.protocol, "name": name}
-                for name, stats in self._metrics.listeners.items()
+                {
+                    "node": self._node,
+                    "protocol": PROTOCOLS.get(one.protocol, one.protocol) + "/ssl" * one.tls,
+                    "ip_address": one.host,
+                    "port": one.port,
+                    "socket_opts": {},
+                    "name": one.name,
+                }
+                for one in self._doors()
             ],
             "contexts": [],
         }
@@ -171,12 +204,16 @@ class RabbitApi:
             found |= _stat(word, count, rate)
         return found
 
-    async def _whoami(self, request: Request, _: Sequence[str]) -> Fields:
+    async def whoami(self, request: Request) -> Fields:
         caller: Caller = request.state.caller
         return {"name": caller.principal.name, "tags": TAGS[caller.right]}
 
-    async def _nodes(self, _: Request, rest: Sequence[str]) -> Any:
+    async def cluster_name(self, _: Request) -> Fields:
+        return {"name": self._node}
+
+    async def nodes(self, _: Request) -> list[Fields]:
         gauges = self._metrics.broker()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         node = {
             "name": self._node,
             "type": "disc",
@@ -184,53 +221,77 @@ class RabbitApi:
             "uptime": int((time.monotonic() - self._began) * 1_000),
             "processors": os.cpu_count(),
             "os_pid": str(os.getpid()),
-            "mem_used": int(gauges.get("gateway_memory_used_bytes", 0)),
+            "mem_used": int(gauges.get("gateway_memory_bytes", 0)),
             "mem_limit": int(gauges.get("gateway_memory_limit_bytes", 0)),
             "mem_alarm": any("memory" in one for one in self._why_not()),
+            "mem_calculation_strategy": "rss",
             "disk_free_alarm": any("store" in one for one in self._why_not()),
+            "fd_total": files,
+            "fd_used": await trio.to_thread.run_sync(_descriptors),  # of many connections they are many
+            "sockets_total": files,
+            "sockets_used": sum(1 for _ in self._clients()),
+            "exchange_types": EXCHANGE_TYPES,
             "partitions": [],
+            "cluster_links": [],
+            "contexts": [],
             "rates_mode": "basic",
         }
-        if not rest:
-            return [node]
-        return _only([node], rest[0])
+        if self._store is not None:
+            usage = await trio.to_thread.run_sync(shutil.disk_usage, self._store.folder)
+            node["disk_free"] = usage.free
+        return [node]
 
-    async def _vhosts(self, _: Request, rest: Sequence[str]) -> Any:
-        rows = []
-        for host in self._hosts.values():
-            ready = sum(len(one) for one in host.queues.values())
-            unacknowledged = sum(one.unacknowledged for one in host.queues.values())
-            rows.append(
-                {
-                    "name": host.name,
-                    "tracing": False,
-                    "messages": ready + unacknowledged,
-                    "messages_ready": ready,
-                    "messages_unacknowledged": unacknowledged,
-                    "cluster_state": {self._node: "running"},
-                }
-            )
-        return _only(rows, rest[0]) if rest else rows
+    async def node(self, request: Request, name: str) -> Fields:
+        return _only(await self.nodes(request), name)
 
-    async def _queues(self, _: Request, rest: Sequence[str]) -> Any:
-        if len(rest) > 1:
-            host = self._host(rest[0])
-            queue = host.queues.get(rest[1])
-            if queue is None:
-                raise NotThereError
-            if rest[2:] == ["bindings"]:
-                every = [one for one in bindings_of(self._hosts) if one.destination is queue]
-                return [_default_binding(host.name, queue), *map(_binding, every)]
-            return self._queue(host, queue)
-        hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
+    async def vhosts(self, _: Request) -> list[Fields]:
+        return [self._vhost(host) for host in self._hosts.values()]
+
+    async def vhost(self, _: Request, name: str) -> Fields:
+        return self._vhost(self._host(name))
+
+    def _vhost(self, host: VirtualHost) -> Fields:
+        ready = sum(len(one) for one in host.queues.values())
+        unacknowledged = sum(one.unacknowledged for one in host.queues.values())
+        return {
+            "name": host.name,
+            "description": "",
+            "tags": [],
+            "metadata": {"description": "", "tags": []},
+            "default_queue_type": "classic",
+            "tracing": False,
+            "messages": ready + unacknowledged,
+            "messages_ready": ready,
+            "messages_unacknowledged": unacknowledged,
+            "cluster_state": {self._node: "running"},
+        }
+
+    async def queues(self, _: Request, *of: str) -> list[Fields]:
         rows: list[Fields] = []
-        for host in hosts:
+        for host in self._hosts_of(of):
             async for some in slices(list(host.queues.values())):
                 rows += [self._queue(host, queue) for queue in some]
         return rows
 
+    async def queue(self, _: Request, of: str, name: str) -> Fields:
+        host = self._host(of)
+        queue = _queue_of(host, name)
+        consumers = [self._consumer(host, queue, one) for one in queue.consumers]
+        return {**self._queue(host, queue), "consumer_details": consumers}
+
+    async def queue_bindings(self, _: Request, of: str, name: str) -> list[Fields]:
+        host = self._host(of)
+        queue = _queue_of(host, name)
+        every = [one for one in bindings_of(self._hosts) if one.destination is queue]
+        return [_default_binding(host.name, queue), *map(_binding, every)]
+
     def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Fields:
         quorum, gone, key = queue.deliveries is not None, gone_from(queue), f"{host.name} {queue.name}"
+        published = self._meter.rate(f"publish {key}", queue.next)
+        settled = self._meter.rate(f"ack {key}", gone)
+        policy = holding(host.policies, queue.name, queue.arguments)
+        idle = None if queue.consumers else time.time() - (time.monotonic() - queue.used)
+        exclusive, first = queue.exclusive_consumer, next(iter(queue.consumers), None)
         return {
             "name": queue.name,
             "vhost": host.name,
@@ -241,88 +302,180 @@ class RabbitApi:
             "arguments": _arguments(queue.arguments),
             "node": self._node,
             "state": "running",
-            "policy": None,
+            "policy": None if policy is None else policy.given.get("name"),
+            "effective_policy_definition": {} if policy is None else policy.given["definition"],
+            "operator_policy": None,
             "messages": len(queue) + queue.unacknowledged,
+            "messages_details": {"rate": round(published - settled, 3)},
             "messages_ready": len(queue),
             "messages_unacknowledged": queue.unacknowledged,
+            "message_bytes": queue.octets,
             "message_bytes_ready": queue.octets,
-            "message_stats": {
-                **_stat("publish", queue.next, self._meter.rate(f"publish {key}", queue.next)),
-                **_stat("ack", gone, self._meter.rate(f"ack {key}", gone)),
-            },
+            "message_bytes_ram": queue.in_memory,
+            "message_stats": {**_stat("publish", queue.next, published), **_stat("ack", gone, settled)},
             "consumers": len(queue.consumers),
+            "exclusive_consumer_tag": self._tag(exclusive),
+            "single_active_consumer_tag": self._tag(first if queue.options.single_active else None),
             "memory": queue.in_memory,
+            **({} if idle is None else {"idle_since": _moment(round(idle))}),
         }
 
-    async def _exchanges(self, _: Request, rest: Sequence[str]) -> Any:
-        rows = [_exchange(one) for one in exchanges_of(self._hosts)]
-        if not rest:
-            return rows
-        host = self._host(rest[0])
-        rows = [one for one in rows if one["vhost"] == host.name]
-        if len(rest) == 1:
-            return rows
-        found = _only(rows, rest[1])
-        if rest[2:] in (["bindings", "source"], ["bindings", "destination"]):
-            every = [_binding(one) for one in bindings_of(self._hosts) if one.virtual_host == host.name]
-            kind = {"destination_type": "exchange"} if rest[3] == "destination" else {}
-            return [one for one in every if one[rest[3]] == rest[1] and kind.items() <= one.items()]
-        return found
+    async def exchanges(self, _: Request, *of: str) -> list[Fields]:
+        names = {host.name for host in self._hosts_of(of)}
+        rows = [_default_exchange(name) for name in sorted(names)]
+        return rows + [_exchange(one) for one in exchanges_of(self._hosts) if one.virtual_host in names]
 
-    async def _bindings(self, _: Request, rest: Sequence[str]) -> list[Fields]:
-        hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
+    async def exchange(self, request: Request, of: str, name: str) -> Fields:
+        return _only(await self.exchanges(request, of), _exchange_name(name))
+
+    async def bindings_from(self, request: Request, of: str, name: str) -> list[Fields]:
+        await self.exchange(request, of, name)
+        return [one for one in await self.bindings(request, of) if one["source"] == _exchange_name(name)]
+
+    async def bindings_to(self, request: Request, of: str, name: str) -> list[Fields]:
+        await self.exchange(request, of, name)
+        leads = ("exchange", _exchange_name(name))
+        every = await self.bindings(request, of)
+        return [one for one in every if (one["destination_type"], one["destination"]) == leads]
+
+    async def bindings(self, _: Request, *of: str) -> list[Fields]:
+        hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
         rows = [_default_binding(host.name, queue) for host in hosts for queue in host.queues.values()]
         async for some in slices(bindings_of(self._hosts)):
             rows += [_binding(one) for one in some if one.virtual_host in names]
         return rows
 
-    async def _connections(self, _: Request, rest: Sequence[str]) -> Any:
+    async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
+        _queue_of(self._host(of), name)
+        return await self._between(request, of, source, ("queue", name))
+
+    async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
+        await self.exchange(request, of, name)
+        return await self._between(request, of, source, ("exchange", _exchange_name(name)))
+
+    async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
+        return _with_key(await self.bound_queue(request, of, source, name), key)
+
+    async def exchange_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
+        return _with_key(await self.bound_exchange(request, of, source, name), key)
+
+    async def _between(self, request: Request, of: str, source: str, leads: tuple[str, str]) -> list[Fields]:
+        rows = await self.bindings_from(request, of, source)
+        return [one for one in rows if (one["destination_type"], one["destination"]) == leads]
+
+    async def connections(self, _: Request) -> list[Fields]:
         rows: list[Fields] = []
         async for some in slices(list(self._clients())):
             rows += [self._connection(one) for one in some]
-        return _only(rows, rest[0]) if rest else rows
+        return rows
+
+    async def connection(self, request: Request, name: str) -> Fields:
+        return _only(await self.connections(request), name)
+
+    async def vhost_connections(self, request: Request, of: str) -> list[Fields]:
+        host = self._host(of)
+        return [one for one in await self.connections(request) if one["vhost"] == host.name]
 
     def _connection(self, one: Connected) -> Fields:
         host, _, port = one.address.rpartition(":")
+        details = one.details
+        since = None if one.since is None else time.time() - (trio.current_time() - one.since)
+        amqp = one.protocol == AMQP091.name
         return {
             "name": one.address,
             "user": one.user,
+            "user_who_performed_action": one.user,
             "user_provided_name": one.client,
             "vhost": one.virtual_host,
-            "protocol": one.protocol,
+            "protocol": "AMQP 0-9-1" if amqp else VERSIONS.get(one.version, one.protocol),
             "state": "running",
             "type": "network",
             "node": self._node,
+            "host": details.host,
+            "port": details.port,
             "peer_host": host.strip("[]"),
             "peer_port": int(port) if port.isdigit() else 0,
+            "ssl": details.tls,
             "channels": one.channels,
-            "client_properties": {"connection_name": one.client},
+            "client_properties": {**plain(dict(details.client_properties)), "connection_name": one.client},
+            **({} if since is None else {"connected_at": round(since) * 1_000}),
+            **(
+                {
+                    "frame_max": details.frame_max,
+                    "channel_max": details.channel_max,
+                    "timeout": details.timeout,
+                }
+                if amqp
+                else {}
+            ),
         }
 
-    async def _consumers(self, _: Request, rest: Sequence[str]) -> list[Fields]:
-        hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
+    async def consumers(self, _: Request, *of: str) -> list[Fields]:
         return [
-            {"queue": {"name": queue.name, "vhost": host.name}}
-            for host in hosts
+            self._consumer(host, queue, one)
+            for host in self._hosts_of(of)
             for queue in host.queues.values()
-            for _ in queue.consumers
+            for one in queue.consumers
         ]
 
-    async def _none(self, _: Request, __: Sequence[str]) -> list[Fields]:
+    def _consumer(self, host: VirtualHost, queue: AmqpQueue, consumer: Consumer) -> Fields:
+        active = not queue.options.single_active or consumer is queue.consumers[0]
+        found: Fields = {
+            "queue": {"name": queue.name, "vhost": host.name},
+            "arguments": {},
+            "exclusive": consumer is queue.exclusive_consumer,
+            "active": active,
+            "activity_status": "single_active" if active and queue.options.single_active else "up",
+        }
+        if not active:
+            found["activity_status"] = "waiting"
+        told = self._consuming(consumer)
+        if told is None:
+            return found
+        peer, _, port = told.address.rpartition(":")
+        return found | {
+            "consumer_tag": told.tag,
+            "ack_required": told.acknowledges,
+            "prefetch_count": told.prefetch,
+            "channel_details": {
+                "name": f"{told.address} ({told.channel})",
+                "number": told.channel,
+                "connection_name": told.address,
+                "peer_host": peer.strip("[]"),
+                "peer_port": int(port) if port.isdigit() else 0,
+                "node": self._node,
+                "user": told.user,
+            },
+        }
+
+    def _tag(self, consumer: Consumer | None) -> str | None:
+        told = None if consumer is None else self._consuming(consumer)
+        return None if told is None else told.tag
+
+    async def nothing(self, _: Request) -> list[Fields]:
         """What there is none of here, or what is not told."""
         return []
 
-    async def _users(self, _: Request, rest: Sequence[str]) -> Any:
-        rows = list(self._all_users())
-        return _only(rows, rest[0]) if rest else rows
+    async def nothing_of_host(self, _: Request, of: str) -> list[Fields]:
+        self._host(of)
+        return []
 
-    def _all_users(self) -> Iterator[Fields]:
+    async def nothing_of_user(self, request: Request, name: str) -> list[Fields]:
+        await self.user(request, name)
+        return []
+
+    async def users(self, _: Request) -> list[Fields]:
         roles = self._roles()
-        for name, has in roles.users.items():
-            yield {"name": name, "tags": TAGS[console_right(Principal(name, roles=has), roles.roles)]}
+        return [
+            {"name": name, "tags": TAGS[console_right(Principal(name, roles=has), roles.roles)], "limits": {}}
+            for name, has in roles.users.items()
+        ]
 
-    async def _permissions(self, _: Request, __: Sequence[str]) -> list[Fields]:
+    async def user(self, request: Request, name: str) -> Fields:
+        return _only(await self.users(request), name)
+
+    async def permissions(self, _: Request) -> list[Fields]:
         roles = self._roles()
         return [
             {
@@ -336,8 +489,36 @@ class RabbitApi:
             for host, given in roles.roles[name].amqp091.items()
         ]
 
-    async def _definitions(self, request: Request, rest: Sequence[str]) -> Fields:
-        hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
+    async def vhost_permissions(self, request: Request, of: str) -> list[Fields]:
+        host = self._host(of)
+        return [one for one in await self.permissions(request) if one["vhost"] == host.name]
+
+    async def user_permissions(self, request: Request, name: str) -> list[Fields]:
+        await self.user(request, name)
+        return [one for one in await self.permissions(request) if one["user"] == name]
+
+    async def permission(self, request: Request, of: str, user: str) -> Fields:
+        """Of several roles the expressions together, as any of them is enough."""
+        found = [one for one in await self.vhost_permissions(request, of) if one["user"] == user]
+        if not found:
+            raise NotThereError
+        if len(found) == 1:
+            return found[0]
+        words = ("configure", "write", "read")
+        return found[0] | {word: "|".join(f"({one[word]})" for one in found if one[word]) for word in words}
+
+    async def policies(self, _: Request, *of: str) -> list[Fields]:
+        return [
+            {"vhost": host.name, "apply-to": "all", "priority": 0, **one.given}
+            for host in self._hosts_of(of)
+            for one in host.policies
+        ]
+
+    async def policy(self, request: Request, of: str, name: str) -> Fields:
+        return _only(await self.policies(request, of), name)
+
+    async def definitions(self, request: Request, *of: str) -> Fields:
+        hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
         queues = [
             {
@@ -369,58 +550,72 @@ class RabbitApi:
             "rabbitmq_version": self._metrics.version,
             "product_name": "gateway",
             "product_version": self._metrics.version,
-            "users": list(self._all_users()) if not rest else [],
+            "users": await self.users(request) if not of else [],
             "vhosts": [{"name": name} for name in sorted(names)],
-            "permissions": await self._permissions(request, ()) if not rest else [],
+            "permissions": await self.permissions(request) if not of else [],
             "topic_permissions": [],
             "parameters": [],
             "global_parameters": [],
-            "policies": [],
+            "policies": await self.policies(request, *of),
             "queues": queues,
-            "exchanges": [
-                {word: one[word] for word in one if word not in ("policy", "user_who_performed_action")}
-                for one in exchanges
-            ],
+            "exchanges": exchanges,
             "bindings": bindings,
         }
 
-    async def _alive(self, _: Request, rest: Sequence[str]) -> Fields:
-        self._host(rest[0] if rest else "/")
+    async def alive(self, _: Request, of: str) -> Fields:
+        self._host(of)
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
         return {"status": "ok"}
 
-    async def _healthy(self, _: Request, __: Sequence[str]) -> Fields:
+    async def healthy(self, _: Request, *of: str) -> Fields:
+        if of and of[0] != self._node:
+            raise NotThereError
         if reasons := self._why_not():
             return {"status": "failed", "reason": "; ".join(reasons)}
         return {"status": "ok"}
 
+    async def checked(self, _: Request) -> Fields:
+        """As the newer paths say it: what is not well is no 200."""
+        if reasons := self._why_not():
+            raise UnavailableError("; ".join(reasons))
+        return {"status": "ok"}
+
+    async def port_open(self, _: Request, port: str) -> Fields:
+        if port not in {str(one.port) for one in self._doors()}:
+            raise UnavailableError(f"nothing listens on port {port}")
+        return {"status": "ok", "port": int(port)}
+
     # What is changed.
 
-    async def _delete(self, word: str, rest: Sequence[str]) -> None:
-        if word == "connections" and len(rest) == 1:
-            chosen = [one for one in self._clients() if one.address == rest[0]]
-            if not chosen:
-                raise NotThereError
-            for one in chosen:
-                one.dismiss()
-            self._flush()
-            return
-        if word != "queues" or len(rest) not in (2, 3):
+    async def close_connection(self, name: str) -> None:
+        chosen = [one for one in self._clients() if one.address == name]
+        if not chosen:
             raise NotThereError
-        host = self._host(rest[0])
-        queue = host.queues.get(rest[1])
-        if queue is None or (len(rest) == 3 and rest[2] != "contents"):
-            raise NotThereError
-        if len(rest) == 3:
-            queue.purge()
-        elif queue.owner is not None:
+        for one in chosen:
+            one.dismiss()
+        self._flush()
+
+    async def delete_queue(self, of: str, name: str) -> None:
+        host = self._host(of)
+        queue = _queue_of(host, name)
+        if queue.owner is not None:
             raise ValueError(f"the queue {queue.name!r} is exclusive")
-        else:
-            host.delete_queue(queue)
-            host.written = False  # we wait for the disk ourselves
+        host.delete_queue(queue)
+        host.written = False  # we wait for the disk ourselves
+        await self._done()
+
+    async def purge_queue(self, of: str, name: str) -> None:
+        _queue_of(self._host(of), name).purge()
+        await self._done()
+
+    async def _done(self) -> None:
         await Pace(self._flush).spend(1)
         await on_disk(self._store, self._flush)
+
+    def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:
+        """The virtual host that is named, or all."""
+        return [self._host(name) for name in of] if of else list(self._hosts.values())
 
     def _host(self, name: str) -> VirtualHost:
         host = self._hosts.get(name)
@@ -429,7 +624,18 @@ class RabbitApi:
         return host
 
 
-async def _listed(rows: list[Fields]) -> Response:
+def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
+    """The row of a path, and the words in its free places. Raises NotThereError."""
+    for path, one in table.items():
+        said = path.split("/")
+        if len(said) == len(words) and all(
+            word in (FREE, given) for word, given in zip(said, words, strict=True)
+        ):
+            return one, [given for word, given in zip(said, words, strict=True) if word == FREE]
+    raise NotThereError
+
+
+async def _as_json(rows: list[Fields]) -> Response:
     """A list as JSON, some rows at a time: there may be very many."""
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
@@ -437,6 +643,36 @@ async def _listed(rows: list[Fields]) -> Response:
 
 def _stat(word: str, count: int, rate: float) -> Fields:
     return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
+
+
+def _descriptors() -> int:
+    """How many files are open; 0 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+def _moment(utc: float) -> str:
+    return datetime.fromtimestamp(utc, UTC).isoformat(timespec="milliseconds")
+
+
+def _queue_of(host: VirtualHost, name: str) -> AmqpQueue:
+    queue = host.queues.get(name)
+    if queue is None:
+        raise NotThereError
+    return queue
+
+
+def _exchange_name(word: str) -> str:
+    return "" if word == DEFAULT else word
+
+
+def _with_key(rows: Iterable[Fields], key: str) -> Fields:
+    for row in rows:
+        if key in (row["properties_key"], unquote(row["properties_key"])):
+            return row
+    raise NotThereError
 
 
 def _built_in(name: str) -> bool:
@@ -468,6 +704,18 @@ def _exchange(one: ListedExchange) -> Fields:
     }
 
 
+def _default_exchange(host: str) -> Fields:
+    return {
+        "name": "",
+        "vhost": host,
+        "type": "direct",
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "arguments": {},
+    }
+
+
 def _binding(one: ListedBinding) -> Fields:
     return {
         "source": one.source,
@@ -476,7 +724,7 @@ def _binding(one: ListedBinding) -> Fields:
         "destination_type": one.kind,
         "routing_key": one.routing_key,
         "arguments": _arguments(one.arguments),
-        "properties_key": one.routing_key or "~",
+        "properties_key": quote(one.routing_key, safe="") or "~",
     }
 
 
@@ -489,50 +737,71 @@ def _default_binding(host: str, queue: AmqpQueue) -> Fields:
         "destination_type": "queue",
         "routing_key": queue.name,
         "arguments": {},
-        "properties_key": queue.name,
+        "properties_key": quote(queue.name, safe=""),
     }
 
 
-def _chosen(request: Request, found: Any) -> Any:
-    """Of a list the page, the names and the columns that are asked for."""
-    query = request.query_params
-    columns = [one for one in query.get("columns", "").split(",") if one]
-    rows = found if isinstance(found, list) else [found]
-    if isinstance(found, list) and (part := query.get("name")):
-        rows = [row for row in rows if part in str(row.get("name", ""))]
-    if isinstance(found, list) and "page" in query:
-        page, size = int(query["page"]), int(query.get("page_size", PAGE_SIZE))
-        if page < 1 or not 0 < size <= PAGE_SIZE_MAX:
-            raise ValueError(f"page counts from 1, page_size is at most {PAGE_SIZE_MAX}")
-        total, shown = len(rows), rows[(page - 1) * size : page * size]
-        return {
-            "total_count": len(found),
-            "filtered_count": total,
-            "item_count": len(shown),
-            "page": page,
-            "page_size": size,
-            "page_count": max(-(-total // size), 1),
-            "items": [_columns(row, columns) for row in shown],
-        }
-    if not columns:
-        return rows if isinstance(found, list) else found
-    return [_columns(row, columns) for row in rows] if isinstance(found, list) else _columns(found, columns)
-
-
-def _columns(row: Fields, columns: Sequence[str]) -> Fields:
-    """`a.b` is `b` in `a`."""
-    if not columns:
-        return row
-    made: Fields = {}
-    for column in columns:
-        value: Any = row
-        for step in column.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
-        if value is None:
-            continue
-        place = made
-        *above, last = column.split(".")
-        for step in above:
-            place = place.setdefault(step, {})
-        place[last] = value
-    return made
+PATHS: Final[Mapping[str, Asked]] = {
+    "overview": RabbitApi.overview,
+    "whoami": RabbitApi.whoami,
+    "cluster-name": RabbitApi.cluster_name,
+    "nodes": RabbitApi.nodes,
+    "nodes/*": RabbitApi.node,
+    "vhosts": RabbitApi.vhosts,
+    "vhosts/*": RabbitApi.vhost,
+    "vhosts/*/connections": RabbitApi.vhost_connections,
+    "vhosts/*/permissions": RabbitApi.vhost_permissions,
+    "vhosts/*/topic-permissions": RabbitApi.nothing_of_host,
+    "vhosts/*/channels": RabbitApi.nothing_of_host,
+    "queues": RabbitApi.queues,
+    "queues/*": RabbitApi.queues,
+    "queues/*/*": RabbitApi.queue,
+    "queues/*/*/bindings": RabbitApi.queue_bindings,
+    "exchanges": RabbitApi.exchanges,
+    "exchanges/*": RabbitApi.exchanges,
+    "exchanges/*/*": RabbitApi.exchange,
+    "exchanges/*/*/bindings/source": RabbitApi.bindings_from,
+    "exchanges/*/*/bindings/destination": RabbitApi.bindings_to,
+    "bindings": RabbitApi.bindings,
+    "bindings/*": RabbitApi.bindings,
+    "bindings/*/e/*/q/*": RabbitApi.bound_queue,
+    "bindings/*/e/*/q/*/*": RabbitApi.queue_binding,
+    "bindings/*/e/*/e/*": RabbitApi.bound_exchange,
+    "bindings/*/e/*/e/*/*": RabbitApi.exchange_binding,
+    "connections": RabbitApi.connections,
+    "connections/*": RabbitApi.connection,
+    "channels": RabbitApi.nothing,
+    "consumers": RabbitApi.consumers,
+    "consumers/*": RabbitApi.consumers,
+    "users": RabbitApi.users,
+    "users/*": RabbitApi.user,
+    "users/*/permissions": RabbitApi.user_permissions,
+    "users/*/topic-permissions": RabbitApi.nothing_of_user,
+    "permissions": RabbitApi.permissions,
+    "permissions/*/*": RabbitApi.permission,
+    "topic-permissions": RabbitApi.nothing,
+    "policies": RabbitApi.policies,
+    "policies/*": RabbitApi.policies,
+    "policies/*/*": RabbitApi.policy,
+    "operator-policies": RabbitApi.nothing,
+    "parameters": RabbitApi.nothing,
+    "global-parameters": RabbitApi.nothing,
+    "vhost-limits": RabbitApi.nothing,
+    "user-limits": RabbitApi.nothing,
+    "definitions": RabbitApi.definitions,
+    "definitions/*": RabbitApi.definitions,
+    "aliveness-test/*": RabbitApi.alive,
+    "healthchecks/node": RabbitApi.healthy,
+    "healthchecks/node/*": RabbitApi.healthy,
+    "health/checks/alarms": RabbitApi.checked,
+    "health/checks/local-alarms": RabbitApi.checked,
+    "health/checks/virtual-hosts": RabbitApi.checked,
+    "health/checks/port-listener/*": RabbitApi.port_open,
+}
+"""What can be asked for, each path with who answers it; `*` is a word that is handed on."""
+ACTS: Final[Mapping[str, Asked]] = {
+    "connections/*": RabbitApi.close_connection,
+    "queues/*/*": RabbitApi.delete_queue,
+    "queues/*/*/contents": RabbitApi.purge_queue,
+}
+"""What DELETE does."""

@@ -12,10 +12,14 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.models import RateRow
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Operation, Words
 from gateway.telemetry.history import STEP_SECS, History, Key
 
-WORDS: Final = {"kind": str, "name": str, "what": str}
+WORDS: Final[Words] = {
+    "kind": ("process", "listener", "link", "route"),
+    "name": str,
+    "what": ("in", "out", "settled", "refused", "dead_letters"),
+}
 METERED_MAX: Final = 20_000
 METERED_SECS_MIN: Final = 1.0
 SHOWN_MAX: Final = 200  # series, of 360 numbers each

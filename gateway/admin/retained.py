@@ -1,6 +1,7 @@
 """Retained MQTT messages over HTTP: for which topics there are any, and an operator's way to clear them.
 
-`topic` is an MQTT topic filter; `client` and `user` are those of whoever published the message.
+`topic` is an MQTT topic filter, or with `exact` the topic itself; `client` and `user` are those of whoever
+published the message.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.answers import answer
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.answers import BadChoiceError, answer
+from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import Removed, RetainedRow
 from gateway.admin.operations import Operation
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
+from gateway.protocols.mqtt.octets import is_filter
 from gateway.store.store import Store
 
 WORDS: Final = {"topic": str, "client": str, "user": str}
+CHOICE: Final = WORDS | dict(EXACT)
 
 log = structlog.get_logger()
 
@@ -39,24 +42,24 @@ class RetainedApi:
         """What can be asked."""
         at = "/retained"
         return [
-            Operation("GET", at, "Retained messages", self._list, RetainedRow, WORDS, paged=True),
+            Operation("GET", at, "Retained messages", self._list, RetainedRow, CHOICE, paged=True),
             Operation(
                 "POST",
                 f"{at}/remove",
                 "Clear retained messages",
                 self._remove,
                 Removed,
-                takes=WORDS | {"all": bool},
+                takes=CHOICE | {"all": bool},
             ),
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS)
+        wanted, count, after = await query_of(request, CHOICE)
         page = await page_of(self._retained.messages(), _chooser(wanted), _topic, shown, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, {})
+        wanted = await removal_of(request, WORDS, EXACT)
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         removed = 0
@@ -76,16 +79,24 @@ def _topic(message: Message) -> str:
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:
-    pattern = wanted.get("topic", "#").split("/")
-    client, user = matcher(wanted.get("client", "*")), matcher(wanted.get("user", "*"))
+    topic, client, user = _topics(wanted), named(wanted, "client"), named(wanted, "user")
 
     def chosen(message: Message) -> bool:
         sender = message.sender
-        return (
-            topic_matches(pattern, _topic(message).split("/")) and client(sender.client) and user(sender.user)
-        )
+        return topic(_topic(message)) and client(sender.client) and user(sender.user)
 
     return chosen
+
+
+def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a topic is chosen. Raises BadChoiceError for a filter that is none."""
+    said: str = wanted.get("topic", "#")
+    if wanted.get("exact") and "topic" in wanted:
+        return said.__eq__
+    if not is_filter(said):
+        raise BadChoiceError(f"topic: {said!r} is no topic filter")
+    pattern = said.split("/")
+    return lambda topic: topic_matches(pattern, topic.split("/"))
 
 
 def shown(message: Message) -> dict[str, Any]:

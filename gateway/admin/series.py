@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError
 from gateway.admin.choosing import matcher, page_of
+from gateway.admin.operations import HOLDERS
 from gateway.admin.queues import ListedQueue, gone_from
 from gateway.broker.mqtt.session import Session
 from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed
@@ -81,6 +82,8 @@ class DetailedMetrics:
 def _queue_chooser(asked: Any) -> Callable[[ListedQueue], bool]:
     named = matcher(asked.get("queue", "*"))
     host, protocol = asked.get("virtual_host"), asked.get("protocol")
+    if protocol not in (None, *HOLDERS):
+        raise BadChoiceError(f"protocol is one of {', '.join(HOLDERS)}, not {protocol!r}")
     return lambda one: (
         named(one.name) and host in (None, one.virtual_host) and protocol in (None, one.protocol)
     )

@@ -24,8 +24,8 @@ from starlette.routing import BaseRoute, Route
 
 from gateway import clock
 from gateway.admin.admission import Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, AbsentError, BadChoiceError, UnavailableError, answer, problem
-from gateway.admin.events import EventsApi
+from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer, problem
+from gateway.admin.events import EventsApi, Names
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.models import Status
@@ -125,7 +125,12 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
             return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
         return page.file(request, "index.html")
 
-    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps)
+    metrics = state.metrics
+    names = Names(
+        lambda: [one.name for one in metrics.sources.routes()],
+        lambda: [one.name for one in metrics.endpoints()],
+    )
+    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps, names)
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
@@ -150,8 +155,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 def serving(routes: list[BaseRoute]) -> Starlette:
     handlers: dict[Any, Any] = {
-        AbsentError: _absent,
-        UnavailableError: _unavailable,
+        **dict.fromkeys(PROBLEMS, _problem),
         HTTPException: _other,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -159,19 +163,20 @@ def serving(routes: list[BaseRoute]) -> Starlette:
     return app
 
 
-async def _absent(_: Request, error: Exception) -> Response:
-    return problem(404, str(error))
-
-
-async def _unavailable(_: Request, error: Exception) -> Response:
-    return problem(503, str(error))
+async def _problem(_: Request, error: Exception) -> Response:
+    return problem(PROBLEMS[type(error)], str(error))
 
 
 async def _other(request: Request, error: HTTPException) -> Response:
     """What the application itself refuses: no such path, or another method."""
     if not request.url.path.startswith("/api"):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
-    return problem(error.status_code, error.detail, error.headers)
+    detail = error.detail
+    if error.status_code == 404:
+        detail = "there is nothing at this path; see /api/v1/openapi.json"
+    elif error.headers and "Allow" in error.headers:
+        detail = f"{request.method} is none of what this path takes: {error.headers['Allow']}"
+    return problem(error.status_code, detail, error.headers)
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:

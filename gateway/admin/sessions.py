@@ -16,14 +16,14 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.answers import AbsentError, answer
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
 from gateway.admin.operations import Operation
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 
 WORDS: Final = {"client": str, "user": str, "idle_longer_than": float}
-FLAGS: Final = {"in_use": bool}
+FLAGS: Final = {"in_use": bool, **EXACT}
 LEAVE_SECS: Final = 10.0  # until a client that was disconnected has gone, or need not be waited for
 
 log = structlog.get_logger()
@@ -134,7 +134,7 @@ def _idle_secs(session: Session) -> float:
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[Session], bool]:
-    client, user = matcher(wanted.get("client", "*")), matcher(wanted.get("user", "*"))
+    client, user = named(wanted, "client"), named(wanted, "user")
     idle, in_use = wanted.get("idle_longer_than"), wanted.get("in_use")
 
     def chosen(session: Session) -> bool:

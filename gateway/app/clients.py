@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Protocol, runtime_checkable
 
-from gateway.admin import Connected
+from gateway.admin import Connected, Consuming, Details, Door
 from gateway.broker.mqtt.session import Session
+from gateway.broker.queue import Consumer
 from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
 
@@ -39,7 +41,57 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     "" if entrance is None else entrance.version,
                     None if entrance is None else entrance.since,
                     stream,
+                    _details(listener, connection),
                 )
+
+
+class _Channel(Protocol):
+    """On which something is consumed."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def connection(self) -> Guest: ...
+
+
+@runtime_checkable
+class _Tagged(Protocol):
+    """A consumer as RabbitMQ tells of one: a client's, by its tag, on a channel."""
+
+    tag: str
+    no_ack: bool
+    prefetch: int
+
+    @property
+    def channel(self) -> _Channel: ...
+
+
+def _details(listener: Listener, connection: Guest) -> Details:
+    """Of one of its connections."""
+    return Details(listener.host, listener.port, listener.front.tls is not None, *connection.agreed())
+
+
+def consuming(consumer: Consumer) -> Consuming | None:
+    """Who takes messages out of a queue, if that is a client with channels and tags."""
+    if not isinstance(consumer, _Tagged):
+        return None
+    channel = consumer.channel
+    return Consuming(
+        consumer.tag,
+        not consumer.no_ack,
+        consumer.prefetch,
+        channel.number,
+        channel.connection.stream.remote,
+        channel.connection.sender.user,
+    )
+
+
+def doors(listeners: Mapping[str, Listener]) -> list[Door]:
+    """Where clients may come in."""
+    return [
+        Door(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
+        for one in listeners.values()
+    ]
 
 
 def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:

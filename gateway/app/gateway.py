@@ -38,7 +38,7 @@ from gateway.admin import (
     serve,
 )
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
-from gateway.app.clients import connected, dismiss, revoke
+from gateway.app.clients import connected, consuming, dismiss, doors, revoke
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
@@ -241,6 +241,8 @@ class Gateway:
                 store=store,
                 flush=flush,
                 node=self.settings.replica,
+                doors=partial(doors, self.listeners),
+                consuming=consuming,
             ),
             self.dispatcher.taps,
             DetailedMetrics(queues.all, lambda: list(self.mqtt.sessions.values())),

@@ -61,7 +61,7 @@ def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingErro
 def _all(errors: list[MappingError]) -> MappingError:
     """One that tells of all."""
     first, *others = errors
-    return MappingError(first.reason, file=first.file, line=first.line, others=others)
+    return MappingError(first.reason, file=first.file, line=first.line, column=first.column, others=others)
 
 
 class MappingFiles:

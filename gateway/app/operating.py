@@ -159,6 +159,10 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))
     yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.octets)
     yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used)
+    yield Limit("fast_memory_total_bytes_max", "", limits.fast_memory_total_bytes_max, spool.held)
+    if gateway.store is not None:
+        pending = gateway.store.figures.pending_octets
+        yield Limit("store_pending_bytes_max", "", limits.store_pending_bytes_max, pending)
     yield Limit("retained_bytes_max", "", limits.retained_bytes_max, mqtt.retained.octets)
     yield Limit("dead_letters_bytes_max", "", limits.dead_letters_bytes_max, gateway.dead_letters.octets)
     http = gateway.settings.http

@@ -227,6 +227,7 @@ class BrokerCore:
         """Its share of the broker's gauges."""
         return {
             "gateway_dead_letters": lambda: len(self.dead_letters),
+            "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted,
             "gateway_dead_letters_bytes": lambda: self.dead_letters.octets,
             "gateway_deduplication_ids": lambda: sum(len(ids.accepted) for ids in self.deduplication),
         }

@@ -15,7 +15,7 @@ from gateway.cli.exits import Exit
 from gateway.cli.findings import lines_of
 from gateway.cli.groups import COMPLETE, group_of
 from gateway.cli.version import described
-from gateway.errors import ConfigurationError, GatewayError
+from gateway.errors import ArgumentError, ConfigurationError, GatewayError
 
 FILES: Final = {
     "access": "access",
@@ -86,6 +86,9 @@ def main() -> None:
     except ConfigurationError as error:
         print("\n".join(lines_of(error)), file=sys.stderr)
         sys.exit(Exit.CONFIGURATION)
+    except ArgumentError as error:
+        print(error, file=sys.stderr)
+        sys.exit(Exit.USAGE)
     except GatewayError as error:
         print(error, file=sys.stderr)
         sys.exit(Exit.FAILED)

@@ -16,11 +16,12 @@ import orjson
 
 from gateway.access.console_tokens import ADMINISTRATOR, left_tokens
 from gateway.access.places import is_loopback
-from gateway.errors import ConfigurationError, GatewayError
+from gateway.errors import ArgumentError, ConfigurationError, GatewayError
 from gateway.settings import load_settings, secret_from
 
 PATIENCE_SECS: Final = 120.0
 UNAUTHORIZED: Final = 401
+BAD_REQUEST: Final = 400  # what was asked for cannot be: the arguments say so
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_SECS: Final = 1.0
 
@@ -52,7 +53,7 @@ def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, 
 
 
 def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """The answer, to be read. Raises GatewayError."""
+    """The answer, to be read. Raises GatewayError, an ArgumentError when it was asked for what cannot be."""
     body = None if choice is None else orjson.dumps(choice)
     at = _here(url)
     refused: HTTPError | None = None
@@ -65,7 +66,8 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
             return build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS)
         except HTTPError as error:
             if error.code != UNAUTHORIZED:
-                raise GatewayError(f"{url}: {_reason(error)}") from error
+                kind = ArgumentError if error.code == BAD_REQUEST else GatewayError
+                raise kind(f"{url}: {_reason(error)}") from error
             refused = refused or error
         except (URLError, OSError, http.client.HTTPException) as error:
             why = error.reason if isinstance(error, URLError) else error

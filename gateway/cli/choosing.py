@@ -42,6 +42,7 @@ Idle = Annotated[
     str | None,
     typer.Option("--idle-longer-than", metavar="TIME", help="Unused for so long: 90s, 15m, 12h, 7d."),
 ]
+Exact = Annotated[bool, typer.Option("--exact", help="Names as they are: * is a *, and a topic no filter.")]
 All = Annotated[bool, typer.Option("--all", help="All of them; needs --yes.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Yes, all of them.")]
 

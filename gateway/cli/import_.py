@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.findings import show
+from gateway.cli.findings import documents_of, show
+from gateway.cli.options import AsJson
 
 if TYPE_CHECKING:
     from gateway.cli.importing.made import Made
@@ -40,14 +42,16 @@ def rabbitmq(
     ],
     to: To = Path("."),
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take RabbitMQ's definitions: queues, users and policies as they are, shovels and federation as links.
 
-    What means nothing here, or cannot be taken, is told, and left out.
+    What means nothing here, or cannot be taken, is told, and left out. When the file is none, nothing is
+    written: exit code 1.
     """
     from gateway.cli.importing.rabbitmq import made_of
 
-    _write(made_of, file, to, force)
+    _write(made_of, file, to, force, as_json)
 
 
 @group.command()
@@ -57,29 +61,38 @@ def mosquitto(
     ],
     to: To = Path("."),
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take Mosquitto's configuration: listeners, access rules and limits, bridges as links with routes.
 
-    What means nothing here, or cannot be taken, is told with its line, and left out. Passwords are hashed
-    otherwise: users have to be given theirs again, by `gateway passwd`.
+    What means nothing here, or cannot be taken, is told with its line, and left out. When the file is none,
+    nothing is written: exit code 1. Passwords are hashed otherwise: users have to be given theirs again, by
+    `gateway passwd`.
     """
     from gateway.cli.importing.mosquitto import made_of
 
-    _write(made_of, file, to, force)
+    _write(made_of, file, to, force, as_json)
 
 
-def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool) -> None:
+def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool, as_json: bool) -> None:
     paths = [to / "gateway.yaml", to / "mapping.yaml"]
     if not force and (there := [str(path) for path in paths if path.exists()]):
         raise typer.BadParameter(f"there is {' and '.join(there)} already; say --force, or --to elsewhere")
     made = make(file, to.resolve())
-    to.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, made.texts(), strict=True):
-        if text:
-            path.touch(mode=0o600)  # passwords of links may be in it
-            path.write_text(text, encoding="utf-8")
-            typer.echo(f"written: {path}")
-    show(made.findings)
-    typer.echo(f"next: gateway check -c {paths[0]}")
+    written: list[str] = []
+    if not made.alien:
+        to.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, made.texts(), strict=True):
+            if text:
+                path.touch(mode=0o600)  # passwords of links may be in it
+                path.write_text(text, encoding="utf-8")
+                written.append(str(path))
+    if as_json:
+        typer.echo(orjson.dumps({"written": written, "findings": documents_of(made.findings)}))
+    else:
+        for name in written:
+            typer.echo(f"written: {name}")
+        show(made.findings)
+        typer.echo(f"next: gateway check -c {paths[0]}" if written else "nothing is written")
     if not made.whole:
         raise typer.Exit(Exit.FAILED)

@@ -22,7 +22,13 @@ app = typer.Typer()
 app.add_typer(journal)
 
 Folder = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="The journal; default: that of the configuration.")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        exists=True,
+        file_okay=False,
+        help="The journal; default: that of the configuration.",
+    ),
 ]
 Shard = Annotated[str | None, typer.Option(help="One shard; default: all.")]
 
@@ -142,12 +148,16 @@ def export(
     from gateway.cli.journal_rows import chosen_shards, reader_of
 
     try:
+        from gateway.pipeline.columns import COLUMNS
         from gateway.pipeline.journal.export import Chosen
         from gateway.pipeline.journal.export import export as job
     except ImportError as error:
         raise PipelineError("the export needs pyarrow: pip install 'gateway[pipeline]'") from error
     reader = reader_of(config, folder)
     names = None if columns is None else [name.strip() for name in columns.split(",")]
+    known = [column.name for column in COLUMNS]
+    if names is not None and (unknown := [name for name in names if name not in known]):
+        raise typer.BadParameter(f"there is no column {unknown[0]!r}, but {', '.join(known)}")
     chosen = Chosen(
         None if shard is None else chosen_shards(reader, shard),
         frozenset(route) if route else None,

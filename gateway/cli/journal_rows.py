@@ -13,6 +13,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import settings_of
+from gateway.cli.progress import shown
 from gateway.settings import Settings
 from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
 from gateway.store.journal.segments import Hole
@@ -54,11 +55,15 @@ def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
     reader = JournalReader(folder, skip=True)
     only = {"message_id": (message_id,)}
     found = False
-    for shard in reader.shards() if folder.is_dir() else ():
-        for item in reader.rows(shard, reader.extent(shard).first, only=only):
-            if not isinstance(item, Gap):
-                print_item(item, as_json)
-                found = True
+    shards = reader.shards() if folder.is_dir() else []
+    with shown("looking through the journal, a shard at a time", len(shards)) as bar:
+        for at, shard in enumerate(shards):
+            bar.update(at)
+            for item in reader.rows(shard, reader.extent(shard).first, only=only):
+                if not isinstance(item, Gap):
+                    bar.end()  # from here on there is something to be seen
+                    print_item(item, as_json)
+                    found = True
     if not found:
         off = "" if settings.journal.enabled else "; the journal is off (journal.enabled)"
         typer.echo(f"no row of {folder} has the message id {message_id!r}{off}", err=True)

@@ -37,6 +37,7 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
             {
                 "file": file,
                 "line": result.line,
+                "column": result.column,
                 "test": result.name,
                 "passed": result.passed,
                 "differences": list(result.differences),
@@ -49,9 +50,8 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
             if result.passed:
                 typer.echo(f"ok {file}:{result.line}: {result.name}")
             for difference in result.differences:
-                typer.echo(
-                    line_of(f"test {result.name!r}: {difference}", "error", "failed", file, result.line)
-                )
+                text = f"test {result.name!r}: {difference}"
+                typer.echo(line_of(text, "error", "failed", file, result.line, result.column))
         typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise typer.Exit(Exit.FAILED)

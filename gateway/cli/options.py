@@ -19,7 +19,14 @@ ConfigFile = Annotated[
 ]
 Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
 TokenFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File with a token; on its own machine it is found.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="File with a token; on its own machine it is found.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 import typer
 
-from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
+from gateway.cli.choosing import After, All, Count, Exact, Idle, Yes, age, chosen, removal, show_page
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask, protocols
 
@@ -55,17 +55,23 @@ def list_queues(
     kind: Kind = None,
     empty: Empty = None,
     idle: Idle = None,
+    exact: Exact = False,
     in_use: Annotated[
         bool | None, typer.Option("--in-use/--not-in-use", help="With consumers or an owner, or without.")
     ] = None,
+    sort: Annotated[
+        Literal["name", "messages"], typer.Option(help="By name, or the longest first.")
+    ] = "name",
     count: Count = 100,
     after: After = "",
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print queues, in order of protocol, virtual host, kind and name."""
-    words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(in_use=in_use)
+    """Print queues, in order of protocol, virtual host, kind and name, or the longest first."""
+    words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(
+        in_use=in_use, exact=exact or None, sort=None if sort == "name" else sort
+    )
     show_page(url, token_file, "/api/v1/queues", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
@@ -95,6 +101,7 @@ def remove(
     kind: Kind = None,
     empty: Empty = None,
     idle: Idle = None,
+    exact: Exact = False,
     every: All = False,
     yes: Yes = False,
     in_use: Annotated[bool, typer.Option("--in-use", help="Also those with consumers.")] = False,
@@ -104,7 +111,8 @@ def remove(
 ) -> None:
     """Delete queues with their messages. Exit code 1 when there is none."""
     words = _words(queue, protocol, virtual_host, kind, empty, idle)
-    found = ask(url, token_file, "/api/v1/queues/remove", removal(words, every=every, yes=yes, in_use=in_use))
+    choice = removal(words, every=every, yes=yes, in_use=in_use, exact=exact)
+    found = ask(url, token_file, "/api/v1/queues/remove", choice)
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
@@ -122,6 +130,7 @@ def purge(
     virtual_host: Host = None,
     kind: Kind = None,
     idle: Idle = None,
+    exact: Exact = False,
     every: All = False,
     yes: Yes = False,
     url: Url = HERE,
@@ -130,7 +139,7 @@ def purge(
 ) -> None:
     """Drop the ready messages of queues, which stay. Exit code 1 when there are none."""
     words = _words(queue, protocol, virtual_host, kind, None, idle)
-    found = ask(url, token_file, "/api/v1/queues/purge", removal(words, every=every, yes=yes))
+    found = ask(url, token_file, "/api/v1/queues/purge", removal(words, every=every, yes=yes, exact=exact))
     typer.echo(
         orjson.dumps(found) if as_json else f"{found['purged']} purged of {found['messages']} messages"
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from gateway.cli.choosing import After, All, Count, Yes, chosen, removal, show_page
+from gateway.cli.choosing import After, All, Count, Exact, Yes, chosen, removal, show_page
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 
@@ -30,6 +30,7 @@ def list_retained(
     topic: Topic = None,
     client: Client = None,
     user: User = None,
+    exact: Exact = False,
     count: Count = 100,
     after: After = "",
     url: Url = HERE,
@@ -37,7 +38,7 @@ def list_retained(
     as_json: AsJson = False,
 ) -> None:
     """Print topics with a retained message, in their order."""
-    words = chosen(topic=topic, client=client, user=user)
+    words = chosen(topic=topic, client=client, user=user, exact=exact or None)
     show_page(url, token_file, "/api/v1/retained", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
@@ -56,6 +57,7 @@ def remove(
     topic: Topic = None,
     client: Client = None,
     user: User = None,
+    exact: Exact = False,
     every: All = False,
     yes: Yes = False,
     url: Url = HERE,
@@ -64,7 +66,7 @@ def remove(
 ) -> None:
     """Clear retained messages; subscribers hear nothing of it. Exit code 1 when there is none."""
     words = chosen(topic=topic, client=client, user=user)
-    found = ask(url, token_file, "/api/v1/retained/remove", removal(words, every=every, yes=yes))
+    found = ask(url, token_file, "/api/v1/retained/remove", removal(words, every=every, yes=yes, exact=exact))
     typer.echo(orjson.dumps(found) if as_json else f"{found['removed']} removed")
     if not found["removed"]:
         raise typer.Exit(Exit.FAILED)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
+from gateway.cli.choosing import After, All, Count, Exact, Idle, Yes, age, chosen, removal, show_page
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 
@@ -29,6 +29,7 @@ def list_sessions(
     client: Client = None,
     user: User = None,
     idle: Idle = None,
+    exact: Exact = False,
     in_use: Annotated[
         bool | None, typer.Option("--in-use/--not-in-use", help="Whose client is connected, or is not.")
     ] = None,
@@ -39,7 +40,7 @@ def list_sessions(
     as_json: AsJson = False,
 ) -> None:
     """Print sessions, in order of client id."""
-    words = chosen(client=client, user=user, idle=idle, in_use=in_use)
+    words = chosen(client=client, user=user, idle=idle, in_use=in_use, exact=exact or None)
     show_page(url, token_file, "/api/v1/sessions", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
@@ -59,6 +60,7 @@ def remove(
     client: Client = None,
     user: User = None,
     idle: Idle = None,
+    exact: Exact = False,
     every: All = False,
     yes: Yes = False,
     in_use: Annotated[bool, typer.Option("--in-use", help="Also of connected clients.")] = False,
@@ -68,9 +70,8 @@ def remove(
 ) -> None:
     """End sessions, with all that they are owed. Exit code 1 when there is none, or some are left."""
     words = chosen(client=client, user=user, idle=idle)
-    found = ask(
-        url, token_file, "/api/v1/sessions/remove", removal(words, every=every, yes=yes, in_use=in_use)
-    )
+    choice = removal(words, every=every, yes=yes, in_use=in_use, exact=exact)
+    found = ask(url, token_file, "/api/v1/sessions/remove", choice)
     if as_json:
         typer.echo(orjson.dumps(found))
     else:

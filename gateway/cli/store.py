@@ -25,7 +25,13 @@ app.add_typer(store)
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--store", metavar="FOLDER", help="Folder of the store; default: store.path of --config."),
+    typer.Option(
+        "--store",
+        metavar="FOLDER",
+        exists=True,
+        file_okay=False,
+        help="Folder of the store; default: store.path of --config.",
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from gateway.cli.tables import table
 from gateway.errors import GatewayError
 
 ROWS_MAX: Final = 12  # of each table
-QUEUES_READ: Final = 1_000  # the longest of so many are shown
+QUEUES_READ: Final = 100  # the longest of all; more than are shown, so that their growth is known
 UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 RIGHT: Final = (
     *("connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors", "matched/s", "delivered/s"),
@@ -38,7 +38,9 @@ class Look(NamedTuple):
 def look(url: str, token_file: Path | None) -> Look:
     """Ask the gateway. Raises GatewayError."""
     status = answered(checked(url), token_file, "/api/v1/status")
-    found = answered(checked(url), token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false")
+    found = answered(
+        checked(url), token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false&sort=messages"
+    )
     return Look(status, found["items"])
 
 

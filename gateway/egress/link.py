@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.egress.connect_errors import reason
 from gateway.errors import ConfigurationError, LinkError
@@ -26,7 +27,7 @@ from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import LinkTls, Remote, Target, address_of
-from gateway.telemetry.stats import FrameCounts, LinkStats
+from gateway.telemetry.stats import FrameCounts, LastError, LinkStats
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Stream, StreamOwner, WriteSet
@@ -317,6 +318,7 @@ class Link:
                 self.stats.failures.add("lost" if held else "failed")
                 if self._stopping:
                     return
+                self.stats.failed = LastError(self.why, clock.utc())
                 pause = self._turns.failed(held)
                 log.warning(
                     "link is down",

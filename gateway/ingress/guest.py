@@ -5,9 +5,10 @@ its protocol has nothing of its own to do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -35,6 +36,15 @@ class InFlight(NamedTuple):
 
     unsettled: int = 0
     unacknowledged: int = 0
+
+
+class Agreed(NamedTuple):
+    """What a client says of itself, and what both sides have agreed on, as far as its protocol has that."""
+
+    client_properties: Mapping[str, Any] = MappingProxyType({})
+    frame_max: int = 0
+    channel_max: int = 0
+    heartbeat_secs: int = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -112,6 +122,10 @@ class Guest(ABC):
     def channel_count(self) -> int:
         """How many channels it has open."""
         return 0
+
+    def agreed(self) -> Agreed:
+        """What was said when it came in."""
+        return Agreed()
 
     # What the disk and memory ask; see gateway.broker.memory.Publisher.
 

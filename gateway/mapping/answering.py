@@ -37,7 +37,7 @@ def answering(asking: Route) -> Route:
     words = vocabulary(pattern)
     place = Target(target.dialect, Template("", target.dialect, words), None, target.scope)
     rule = asking.rule.model_copy(update=update)
-    made = Route(rule, pattern, place, (), None, asking.file, asking.line)
+    made = Route(rule, pattern, place, (), None, asking.file, asking.line, asking.column)
     made.join(asking.tell_kept, asking.returns)
     return made
 

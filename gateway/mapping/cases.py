@@ -30,6 +30,7 @@ class CaseResult(NamedTuple):
     name: str
     file: str
     line: int
+    column: int
     differences: tuple[str, ...]
 
     @property
@@ -64,7 +65,7 @@ def run_cases(
     known = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
     router = Router([mapping], known, hops_max=hops_max)
     return [
-        CaseResult(case.name, mapping.file, mapping.line(("tests", at)), tuple(_run(router, case)))
+        CaseResult(case.name, mapping.file, *mapping.position(("tests", at)), tuple(_run(router, case)))
         for at, case in enumerate(mapping.document.tests)
     ]
 

@@ -10,6 +10,7 @@ other properties decide needs no body.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from decimal import Decimal
@@ -32,6 +33,7 @@ CONDITION_BODY_MAX: Final = 1_048_576  # octets; parsing more would hold up ever
 CONDITION_VALUES_MAX: Final = 3_000  # in body and headers: each is copied for the evaluation, some 4 µs
 HEADERS_DEPTH_MAX: Final = 100  # of tables and arrays in headers: they are made plain by recursion
 
+FAULT: Final = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*?)(?: expecting \{.*)?$", re.M)
 PER_MESSAGE: Final = frozenset((*WORDS_OF_MESSAGE, *WORDS_OF_SENDER))
 # fmt: off
 FUNCTIONS: Final = frozenset((
@@ -41,6 +43,14 @@ FUNCTIONS: Final = frozenset((
     "getHours", "getMinutes", "getSeconds", "getMilliseconds",
 ))
 # fmt: on
+
+
+class ExpressionError(MappingError):
+    """A text is no expression, from `inner` on: line and column of the text, from 1."""
+
+    def __init__(self, reason: str, line: int, column: int) -> None:
+        super().__init__(reason)
+        self.inner = line, column
 
 
 class Undecided(Protocol):
@@ -135,8 +145,7 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
     try:
         program = cel.compile(text)
     except ValueError as error:
-        reason = str(error).partition(": ERROR: ")[2] or error
-        raise MappingError(f"not a CEL expression: {reason}") from error
+        raise _misread(str(error)) from error
     except BaseException as error:
         if not _is_panic(error):
             raise
@@ -144,6 +153,16 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
     if cost is None:
         raise MappingError("not a CEL expression of a kind that can be taken: its costs are not known")
     return program, cost
+
+
+def _misread(told: str) -> MappingError:
+    """The first of the faults that the library tells of, each with a drawing below it."""
+    found = FAULT.search(told)
+    if found is None:
+        return MappingError(f"not a CEL expression: {told.splitlines()[0]}")
+    line, column, reason = found.groups()
+    reason = reason.replace("'<EOF>'", "the end")
+    return ExpressionError(f"not a CEL expression: {reason}", int(line), int(column))
 
 
 def _is_panic(error: BaseException) -> bool:

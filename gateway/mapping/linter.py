@@ -75,7 +75,7 @@ def _problem(error: MappingError) -> Finding:
 
 
 def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
-    return Finding(severity, code, f"route {route.name!r}: {text}", route.file, route.line)
+    return Finding(severity, code, f"route {route.name!r}: {text}", route.file, route.line, route.column)
 
 
 def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
@@ -347,6 +347,7 @@ def undivided_routes(
             f" {route.source!r}: say elected there, or what has the broker divide them (share, or a queue)",
             file=route.file,
             line=route.line,
+            column=route.column,
         )
         for route in routes
         if workers > 1 and not divides(route.source, route.pattern.queue)
@@ -365,7 +366,7 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
         else:
             continue
         told = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
-        found.append(MappingError(told, file=route.file, line=route.line))
+        found.append(MappingError(told, file=route.file, line=route.line, column=route.column))
     return found
 
 
@@ -392,7 +393,7 @@ def unstorable_routes(
             told += " needs the store, and store.enabled is false; use settle: confirmed"
         else:
             continue
-        found.append(MappingError(told, file=route.file, line=route.line))
+        found.append(MappingError(told, file=route.file, line=route.line, column=route.column))
     return found
 
 
@@ -404,6 +405,7 @@ def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingEr
             f" broker.ids_secs, {ids_secs:g} s, for which the cluster keeps ids",
             file=route.file,
             line=route.line,
+            column=route.column,
         )
         for route in routes
         if route.rule.deduplicate is not None and route.rule.deduplicate.window_secs > ids_secs
@@ -431,6 +433,7 @@ def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
             f"route {route.name!r}: private: hash needs journal.hash_key, which is not set",
             file=route.file,
             line=route.line,
+            column=route.column,
         )
         for route in routes
         if "hash" in route.rule.private.values()

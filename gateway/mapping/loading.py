@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from gateway import documents
-from gateway.documents import Complaint, Document, Place, complaints, dotted
+from gateway.documents import Complaint, Document, Place, Position, complaints, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping.schema import MappingFile
 
@@ -36,13 +36,17 @@ class Mapping:
         self.version = sha256(source.text.encode()).hexdigest()[:VERSION_DIGITS]
         self._source = source
 
-    def line(self, place: Place) -> int:
-        """The line of `place`, or of what encloses it when it was not written."""
-        return self._source.position(place).line
+    def position(self, place: Place) -> Position:
+        """Where `place` is, or what encloses it when it was not written."""
+        return self._source.position(place)
 
-    def error(self, place: Place, reason: str) -> MappingError:
-        """The error that `reason` is, at `place`."""
-        return _error(self._source, place, f"{dotted(place)}: {reason}")
+    def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
+        """The error that `reason` is, at `place`; `inner`: at this line and column of the text there."""
+        told = f"{dotted(place)}: {reason}"
+        at = None if inner is None else self._source.inside(place, *inner)
+        if at is None:
+            return _error(self._source, place, told)
+        return MappingError(told, file=self.file, line=at.line, column=at.column)
 
 
 def load(paths: Iterable[str | Path]) -> list[Mapping]:

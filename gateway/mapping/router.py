@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gateway.errors import MappingError
 from gateway.mapping.answering import answering
-from gateway.mapping.conditions import Condition
+from gateway.mapping.conditions import Condition, ExpressionError
 from gateway.mapping.identifying import IdentifyingRoute
 from gateway.mapping.loading import Mapping, Place
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
@@ -325,7 +325,7 @@ def compile_routes(
     for mapping in mappings:
         for at, rule in enumerate(mapping.document.routes):
             place: Place = ("routes", at)
-            line = mapping.line((*place, "name"))
+            line = mapping.position((*place, "name")).line
             for single in _singles(rule, endpoints, worlds):
                 if single.name in names:
                     reason = f"{single.name!r} is also the name of the route at {names[single.name]}"
@@ -385,6 +385,8 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         try:
             return build()
+        except ExpressionError as error:
+            raise mapping.error((*place, *inner), error.reason, error.inner) from error
         except MappingError as error:
             raise mapping.error((*place, *inner), error.reason) from error
 
@@ -403,7 +405,8 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     if rule.when is not None:
         when = rule.when
         condition = located(("when",), lambda: Condition(when, words.known))
-    return Route(rule, pattern, target, headers, condition, mapping.file, mapping.line((*place, "name")))
+    at = mapping.position((*place, "name"))
+    return Route(rule, pattern, target, headers, condition, mapping.file, at.line, at.column)
 
 
 def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:

@@ -80,6 +80,7 @@ class Route:
 
     __slots__ = (
         "_reverses",
+        "column",
         "condition",
         "delivered",
         "dropped",
@@ -130,11 +131,13 @@ class Route:
         condition: Condition | None,
         file: str,
         line: int,
+        column: int = 0,
     ) -> None:
         self.rule = rule
         self.name = rule.name
         self.file = file
         self.line = line
+        self.column = column
         self.source = rule.source.name
         self.target_endpoint = rule.to.name
         self.pattern = pattern

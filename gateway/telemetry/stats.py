@@ -10,9 +10,10 @@ touch the same few integers.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from gateway import clock
 from gateway.model.outcome import Outcome, Reason
 
 LATENCY_BUCKETS_SECS: Final = (
@@ -78,13 +79,21 @@ class OutboxCounts(Protocol):
     def oldest_secs(self) -> float | None: ...
 
 
-class Reasons:
-    """How often each of a few reasons came up."""
+class LastError(NamedTuple):
+    """What went wrong last, in words, and when (UTC seconds)."""
 
-    __slots__ = ("counts",)
+    text: str
+    utc: float
+
+
+class Reasons:
+    """How often each of a few reasons came up, and which one did last."""
+
+    __slots__ = ("counts", "last")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.last: LastError | None = None
 
     def add(self, reason: str, count: int = 1) -> None:
         """Count `reason`, a short constant word."""
@@ -92,6 +101,7 @@ class Reasons:
         if reason not in counts and len(counts) >= REASONS_MAX:
             reason = "other"
         counts[reason] = counts.get(reason, 0) + count
+        self.last = LastError(reason, clock.utc())
 
     @property
     def total(self) -> int:
@@ -199,6 +209,14 @@ class EndpointStats:
         self._open: dict[int, FrameCounts | None] = {}  # None: its version is known
         self._frames: dict[str, _Frames] = {}  # by version
 
+    @property
+    def last_error(self) -> LastError | None:
+        """What went wrong last, be it well since or not."""
+        return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
+
+    def _last_errors(self) -> Iterable[LastError | None]:
+        return (self.protocol_errors.last,)
+
     def opened(self, frames: FrameCounts) -> None:
         """A connection stands; its version is not known yet."""
         self._open[id(frames)] = frames
@@ -292,6 +310,9 @@ class ListenerStats(EndpointStats):
         self.denied = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once
 
+    def _last_errors(self) -> Iterable[LastError | None]:
+        return self.protocol_errors.last, self.refused.last
+
 
 class LinkStats(EndpointStats):
     """One link's counters. `in_flight`: published, not yet confirmed. `failures`: why connections ended.
@@ -305,6 +326,7 @@ class LinkStats(EndpointStats):
         self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
     ) -> None:
         super().__init__(name, protocol, frame_names)
+        self.failed: LastError | None = None  # why the connection before this one ended, or there was none
         self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
         self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
         self.duplicates = 0  # QoS 2 messages that the broker sent again, and that were taken only once
@@ -316,6 +338,9 @@ class LinkStats(EndpointStats):
         self.address = ""
         self.blocked = False
         self.leads: bool | None = None
+
+    def _last_errors(self) -> Iterable[LastError | None]:
+        return self.failed, self.protocol_errors.last
 
     @property
     def reconnects(self) -> int:

@@ -71,13 +71,18 @@ def parse_request(data: bytes) -> Request | None:
 
 
 def response(
-    status: int, text: str, headers: Mapping[str, str] | None = None, *, with_body: bool = True
+    status: int,
+    text: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    with_body: bool = True,
+    kind: str = "text/plain; charset=utf-8",
 ) -> bytes:
-    """A whole response in plain text, after which the connection closes; `with_body` False is for HEAD."""
+    """A whole response, after which the connection closes; `with_body` False is for HEAD."""
     body = text.encode()
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Type: {kind}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
         "Connection: close",

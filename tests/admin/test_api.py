@@ -133,7 +133,7 @@ def described(client: httpx.Client) -> dict[str, Any]:
 def checked(described: dict[str, Any], path: str, method: str, answer: httpx.Response) -> Any:
     """The answer, which is as it is described."""
     responses = described["paths"][path][method]["responses"]
-    content = responses[str(answer.status_code)]["content"]
+    content = (responses.get(str(answer.status_code)) or responses["default"])["content"]
     kind = answer.headers["content-type"]
     schema = {**content[kind]["schema"], "components": described["components"]}
     jsonschema_rs.Draft202012Validator(schema).validate(answer.json())
@@ -149,6 +149,31 @@ def test_the_description_is_one(described: dict[str, Any], client: httpx.Client)
     assert (again.status_code, again.content) == (304, b"")
     names = [one["operationId"] for path in described["paths"].values() for one in path.values()]
     assert len(set(names)) == len(names)
+
+
+def test_an_act_on_names_with_a_star_is_exact_where_that_is_said(
+    filled: httpx.Client, described: dict[str, Any]
+) -> None:
+    """Clients choose names: what a page shows is acted on by these words."""
+    for path in ("sessions", "queues", "retained"):
+        reads = described["paths"][f"{V1}/{path}"]["get"]["parameters"]
+        assert "exact" in [one["name"] for one in reads], path
+        body = described["paths"][f"{V1}/{path}/remove"]["post"]["requestBody"]
+        assert "exact" in body["content"]["application/json"]["schema"]["properties"], path
+    for path, word in (
+        ("sessions/remove", "client"),
+        ("queues/remove", "queue"),
+        ("queues/purge", "queue"),
+        ("retained/remove", "topic"),
+        ("retained/remove", "client"),
+    ):
+        for name in ("*", "#", "wor*", "a/*", "x/+"):
+            found = filled.post(f"{V1}/{path}", json={word: name, "exact": True})
+            assert (found.status_code, {*found.json().values()}) == (200, {0}), (path, name, found.text)
+    failed = filled.post(f"{V1}/retained/remove", json={"topic": "x/#/kept"})
+    assert checked(described, f"{V1}/retained/remove", "post", failed)["detail"].startswith("topic: 'x/#/k")
+    failed = filled.get(f"{V1}/retained", params={"topic": "x/#/kept"})
+    assert checked(described, f"{V1}/retained", "get", failed)["status"] == 400
 
 
 def test_everything_that_is_read_is_as_it_is_described(
@@ -202,6 +227,35 @@ def test_what_one_has_already_is_not_sent_again(filled: httpx.Client) -> None:
     assert "etag" not in filled.get(f"{V1}/sessions/nobody").headers
 
 
+def test_time_that_passes_changes_no_tag(filled: httpx.Client, gateway: Running) -> None:
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "away", protocol=mqtt.MQTTv5)
+    stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    stays.SessionExpiryInterval = 600
+    client.connect(LOOPBACK, gateway.mqtt, properties=stays)
+    client.loop_start()
+    gateway.until(lambda: "away" in gateway.gateway.mqtt.sessions)
+    client.disconnect()
+    client.loop_stop()
+    gateway.until(lambda: gateway.gateway.mqtt.sessions["away"].outlet is None)
+    for path in ("sessions", "queues", "outboxes", "endpoints"):
+        first = filled.get(f"{V1}/{path}")
+        tag = first.headers["etag"]
+        trio.run(trio.sleep, 0.05)
+        again = filled.get(f"{V1}/{path}", headers={"If-None-Match": tag})
+        assert (again.status_code, again.headers["etag"]) == (304, tag), path
+    rows = {one["client"]: one["idle_secs"] for one in filled.get(f"{V1}/sessions").json()["items"]}
+    assert rows["away"] > 0.05
+    gone = filled.post(f"{V1}/sessions/remove", json={"client": "away"})
+    assert gone.json()["removed"] == 1
+    changed = filled.get(f"{V1}/sessions", headers={"If-None-Match": first.headers["etag"]})
+    assert changed.status_code == 200
+
+
+def test_a_star_is_any_tag(filled: httpx.Client) -> None:
+    assert filled.get(f"{V1}/roles", headers={"If-None-Match": "*"}).status_code == 304
+    assert filled.get(f"{V1}/sessions/nobody", headers={"If-None-Match": "*"}).status_code == 404
+
+
 def test_one_of_a_kind_is_shown(filled: httpx.Client, described: dict[str, Any]) -> None:
     path = f"{V1}/sessions/{{client}}"
     session = checked(described, path, "get", filled.get(f"{V1}/sessions/a/b"))
@@ -237,12 +291,28 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
     assert limits["retained_messages_max", ""] == 1
     assert limits["queues_max", "amqp091 /"] == 1
     assert limits["queue_messages_max", "queue work"] == 3
+    assert ("store_pending_bytes_max", "") in limits
+    assert limits["fast_memory_total_bytes_max", ""] >= 0
     (transfer,) = rows("transfers", virtual_host="/")
     assert (transfer["client"], transfer["body_bytes"], transfer["under_way"]) == ("slow", 1_000, True)
     assert rows("transfers", virtual_host="none") == []
     stats = filled.get("/api/queues/%2F/work").json()["message_stats"]
     assert (stats["publish"], stats["ack"], stats["publish_details"]) == (3, 0, {"rate": 0.0})
     assert filled.get("/api/overview").json()["message_stats"]["publish"] >= 2
+
+
+def test_the_longest_queues_come_first(filled: httpx.Client) -> None:
+    def names(**asked: str) -> tuple[list[tuple[str, int]], str | None]:
+        page = filled.get(f"{V1}/queues", params={"sort": "messages", **asked}).json()
+        return [(one["queue"], one["messages"]) for one in page["items"]], page["next"]
+
+    every, _ = names()
+    counts = [messages for _, messages in every]
+    assert counts == sorted(counts, reverse=True)
+    first, after = names(count="1")
+    assert first == every[:1]
+    if after is not None:
+        assert names(after=after)[0] == every[1:]
 
 
 def test_the_journals_newest_rows_are_shown(filled: httpx.Client, gateway: Running) -> None:
@@ -419,8 +489,61 @@ def test_whoever_may_not_is_told_in_the_same_form(client: httpx.Client, describe
             assert checked(described, path, method, answer)["status"] == 401, path
     none = client.get(f"{V1}/nothing")
     assert (none.status_code, none.headers["content-type"]) == (404, "application/problem+json")
-    other = client.put(f"{V1}/queues")
-    assert (other.status_code, json.loads(other.content)["title"]) == (405, "Method Not Allowed")
+    assert none.json()["detail"].endswith("see /api/v1/openapi.json")
+
+
+def test_a_path_takes_no_other_methods(client: httpx.Client, described: dict[str, Any]) -> None:
+    """RabbitMQ's paths, which are any below /api, take none of them over."""
+    by_name = ("/sessions/remove", "/dead-letters/redrive", "/dead-letters/purge")  # one that is called so
+    for path, methods in described["paths"].items():
+        if "{" in path:
+            continue
+        for method in {"get", "delete", "put", "post"} - methods.keys():
+            if method == "get" and path.endswith(by_name):
+                assert client.get(path).status_code == 404
+                continue
+            answer = client.request(method, path)
+            assert answer.status_code == 405, (method, path)
+            assert answer.headers["content-type"] == "application/problem+json"
+            told = answer.json()["detail"]
+            assert told.startswith(f"{method.upper()} is none of what this path takes: "), told
+            checked(described, path, next(iter(methods)), answer)
+    assert client.get("/api/v1").status_code == client.get("/api/v1/").status_code == 404
+    assert client.get("/api/v2").json()["reason"] == "Not Found", "that is RabbitMQ's"
+
+
+def test_what_is_too_large_is_told_in_the_same_form(client: httpx.Client, described: dict[str, Any]) -> None:
+    path = f"{V1}/sessions/remove"
+    answer = client.post(path, content=b" " * 20_000_000)
+    assert checked(described, path, "post", answer)["status"] == 413
+    path = f"{V1}/login"
+    answer = client.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert checked(described, path, "post", answer)["status"] == 415
+
+
+def test_what_there_is_none_of_is_no_choice(client: httpx.Client, described: dict[str, Any]) -> None:
+    for path, words in {
+        "endpoints": {"kind": "zebra"},
+        "queues": {"kind": "listener"},
+        "queues?": {"protocol": "mqtt"},
+        "connections": {"protocol": "zebra"},
+        "rates": {"kind": "queue"},
+        "rates?": {"what": "zebra"},
+    }.items():
+        at = f"{V1}/{path.rstrip('?')}"
+        told = checked(described, at, "get", client.get(at, params=words))
+        assert (told["status"], "is one of" in told["detail"]) == (400, True), path
+    for path, choice in {
+        "queues/purge": {"kind": "zebra"},
+        "connections/disconnect": {"client": "a", "protocol": "zebra"},
+        "drain": {"wait": True},
+        "mappings/reload": {"files": {}},
+        "mappings/dry-run": [],
+    }.items():
+        answer = client.post(f"{V1}/{path}", json=choice)
+        assert checked(described, f"{V1}/{path}", "post", answer)["status"] == 400, path
+    assert client.post(f"{V1}/mappings/dry-run", json={}).status_code == 200
+    assert client.post(f"{V1}/mappings/dry-run", content=b"{").status_code == 400
 
 
 def test_an_operator_has_it_stop(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 
 from gateway.admin import choosing
 from gateway.admin.answers import BadChoiceError, UnavailableError
-from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of
+from gateway.admin.choosing import Pace, matcher, named, on_disk, page_of, query_of, removal_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 
-WORDS = {"client": str, "idle_longer_than": float, "empty": bool}
+WORDS = {"client": str, "idle_longer_than": float, "empty": bool, "kind": ("listener", "link")}
 FLAGS = {"in_use": bool}
 
 
@@ -42,6 +42,22 @@ def test_many_stars_take_no_longer() -> None:
     assert not matcher("*a" * 2_000 + "b")("a" * 100_000)
 
 
+@pytest.mark.parametrize(
+    "wanted, matching",
+    [
+        ({}, ["*", "a*", "ab"]),
+        ({"client": "a*"}, ["a*", "ab"]),
+        ({"client": "a*", "exact": False}, ["a*", "ab"]),
+        ({"client": "a*", "exact": True}, ["a*"]),
+        ({"client": "*", "exact": True}, ["*"]),
+        ({"exact": True}, ["*", "a*", "ab"]),
+    ],
+)
+def test_a_star_is_a_star_where_that_is_said(wanted: dict[str, Any], matching: list[str]) -> None:
+    matches = named(wanted, "client")
+    assert [text for text in ("*", "a*", "ab") if matches(text)] == matching
+
+
 def asked(query: str) -> Request:
     return Request({"type": "http", "method": "GET", "headers": [], "query_string": query.encode()})
 
@@ -57,12 +73,22 @@ async def test_a_query() -> None:
     assert await query_of(asked(""), WORDS) == ({}, 100, "")
     query = "client=a%2A&idle_longer_than=1.5&empty=false&count=5000&after=%C3%A9"
     wanted = {"client": "a*", "idle_longer_than": 1.5, "empty": False}
+    assert await query_of(asked("kind=link"), WORDS) == ({"kind": "link"}, 100, "")
     assert await query_of(asked(query), WORDS) == (wanted, 1_000, "é")
 
 
 @pytest.mark.parametrize(
     "query",
-    ["count=x", "other=1", "empty=yes", "idle_longer_than=x", "idle_longer_than=-1", "idle_longer_than=nan"],
+    [
+        "count=x",
+        "kind=zebra",
+        "kind=",
+        "other=1",
+        "empty=yes",
+        "idle_longer_than=x",
+        "idle_longer_than=-1",
+        "idle_longer_than=nan",
+    ],
 )
 async def test_a_query_that_is_none(query: str) -> None:
     with pytest.raises(BadChoiceError):
@@ -86,6 +112,7 @@ async def test_a_removal(document: Any, chosen: dict[str, Any]) -> None:
     "document",
     [
         *([], "all", {}, {"in_use": True}, {"all": False}, {"all": 1}, {"all": True, "client": "a"}),
+        *({"kind": "zebra"}, {"kind": ["link"]}, {"kind": None}),
         *({"client": 1}, {"client": None}, {"idle_longer_than": "1"}, {"idle_longer_than": True}),
         *({"idle_longer_than": -1}, {"empty": 0}, {"Client": "a"}, {"client": "a", "count": 1}),
     ],

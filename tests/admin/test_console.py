@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import paho.mqtt.client as mqtt
 import pika
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
 from gateway.settings.journal import Journal
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.needs import needed
+from tests.operator import bearer
 from tests.passwords import hashed
 
 CHROMIUM: Final = "/usr/bin/chromium"
@@ -36,6 +41,16 @@ routes:
     from: {endpoint: mqtt, topic: "plant/{line}/alarm"}
     to: {endpoint: amqp091, queue: "alarm"}
     on_reject: dead_letter
+"""
+SIFTED: Final = """version: 1
+routes:
+  - name: sifted
+    from: {endpoint: mqtt, topic: "sifted"}
+    to: {endpoint: amqp091, queue: stuck}
+    when: >-
+      retain && headers["unit"] == " C=d" && headers["kind"] == "x"
+      && client_id == "press 7" && user == "ann"
+    headers: {by: "{client_id}"}
 """
 MENDED: Final = MAPPING.replace('queue: "alarm"', 'queue: "alarms"')
 
@@ -137,6 +152,13 @@ class Scene:
         assert self.complaints == []
 
 
+def put(file: Path, text: str) -> None:
+    """At once: the gateway watches the file, and half of it is no mapping."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(text)
+    draft.replace(file)
+
+
 def serious(page: Page) -> list[str]:
     """What axe finds that keeps somebody out."""
     if not page.evaluate("'axe' in window"):
@@ -188,7 +210,7 @@ def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway:
     expect(told).to_contain_text("alarms takes it to amqp091: ")
     expect(told).to_contain_text("too hot")
     assert file.read_text() == MAPPING, "trying changes nothing"
-    file.write_text(MENDED)
+    put(file, MENDED)
     page.get_by_role("button", name="Reload", exact=True).click()
     expect(page.get_by_text("taken: 2 routes")).to_be_visible()
     scene.turn("Dead letters")
@@ -210,6 +232,64 @@ def test_a_route_is_paused_and_goes_on(browser: Browser, gateway: Running) -> No
     expect(scene.page.get_by_role("img", name=re.compile("readings: paused, 0 held"))).to_be_visible()
     scene.page.get_by_role("button", name="Resume readings").click()
     expect(scene.page.get_by_role("button", name="Pause readings")).to_be_visible()
+    scene.close()
+
+
+def test_a_message_is_tried_with_all_that_it_has(browser: Browser, gateway: Running, file: Path) -> None:
+    """Conditions and templates may ask for each of it."""
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Mappings")
+    page.get_by_label(str(file)).fill(SIFTED)
+    page.get_by_label("Endpoint").select_option("mqtt")
+    page.get_by_label("Topic").fill("sifted")
+    page.get_by_role("button", name="Try").click()
+    expect(page.get_by_text("0 of 1 routes take it")).to_be_visible()
+    page.get_by_label("Headers").fill("unit = C=d\n\n kind=x")
+    page.get_by_label("Retain").select_option("yes")
+    page.get_by_label("Reply to").fill("answers/1")
+    page.get_by_label("By client").fill("press 7")
+    page.get_by_label("By user").fill("ann")
+    page.get_by_role("button", name="Try").click()
+    told = page.get_by_role("listitem").filter(has_text="takes it")
+    expect(told).to_contain_text("sifted takes it to amqp091: ")
+    expect(told).to_contain_text("press 7")
+    scene.shot("sandbox")
+    page.get_by_label("Headers").fill("unit")
+    page.get_by_role("button", name="Try").click()
+    expect(page.get_by_text("a header is NAME=VALUE, not unit")).to_be_visible()
+    scene.close()
+
+
+def test_what_needs_eyes_is_in_the_picture(browser: Browser, gateway: Running, file: Path) -> None:
+    """Of more routes than are drawn those that wait come before those that are busy."""
+    row = """  - name: ROUTE
+    from: {endpoint: mqtt, topic: "many/ROUTE"}
+    to: {endpoint: amqp091, queue: stuck}
+"""
+    before = file.read_text()
+    names = [f"r{number:02}" for number in range(30)]
+    put(file, "version: 1\nroutes:\n" + "".join(row.replace("ROUTE", name) for name in names))
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Mappings")
+    page.get_by_role("button", name="Reload", exact=True).click()
+    expect(page.get_by_text("taken: 30 routes")).to_be_visible()
+    scene.turn("Routes")
+    expect(page.get_by_text("24 of 30 routes are drawn")).to_be_visible()
+    picture = page.get_by_role("img", name=re.compile("by r00"))
+    expect(picture).not_to_have_attribute("aria-label", re.compile("by r29"))
+    page.get_by_role("button", name="Pause r29").click()
+    expect(page.get_by_role("img", name=re.compile("by r29: paused"))).to_be_visible()
+    scene.shot("many routes")
+    page.get_by_role("button", name="Resume r29").click()
+    expect(page.get_by_role("button", name="Pause r29")).to_be_visible()
+    put(file, before)
+    scene.turn("Mappings")
+    page.get_by_role("button", name="Reload", exact=True).click()
+    expect(page.get_by_text("taken: 2 routes")).to_be_visible()
     scene.close()
 
 
@@ -247,6 +327,60 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     client.publish("kept/two", "", 1, retain=True).wait_for_publish(10)
     client.disconnect()
     client.loop_stop()
+    connection.close()
+
+
+def test_what_nobody_had_subscribed_to_is_no_warning(browser: Browser, gateway: Running) -> None:
+    """The story's dead letter is one; a device that nobody listens to is no fault."""
+    outcome = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
+    letters = gateway.gateway.dead_letters
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    shown = scene.page.locator("dl.numbers div").filter(has_text="dead letters").locator("dd")
+    everything = bearer(gateway.gateway.http_port)
+    purged = httpx.post(f"{scene.at}/api/v1/dead-letters/purge", json={"all": True}, headers=everything)
+    assert purged.status_code == 200
+    gateway.ask(lambda: letters.add([Message(topic_address("a"), b"")], "", outcome))
+    for route, kind in (("", ""), ("alarms", "warn")):
+        if route:
+            gateway.ask(lambda: letters.add([Message(topic_address("a"), b"")], "alarms", outcome))
+        expect(shown).to_have_class(kind)
+    scene.close()
+
+
+def test_an_act_on_a_row_is_about_that_row_alone(browser: Browser, gateway: Running) -> None:
+    """Clients choose names, and `*` is one: what stands in a row is no pattern."""
+    for name in ("*", "press 9"):
+        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, name, protocol=mqtt.MQTTv5)
+        stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        stays.SessionExpiryInterval = 600
+        client.connect(LOOPBACK, gateway.mqtt, properties=stays)
+        client.loop_start()
+        client.subscribe("x", 1)
+        gateway.until(lambda name=name: name in gateway.gateway.mqtt.sessions)
+        client.disconnect()
+        client.loop_stop()
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for name in ("job*", "job1"):
+        channel.queue_declare(name)
+        channel.basic_publish("", name, b"kept")
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Sessions")
+    page.get_by_role("button", name="End *", exact=True).click()
+    expect(page.get_by_text("1 ended")).to_be_visible()
+    expect(scene.row("press 9")).to_be_visible()
+    scene.turn("Queues")
+    page.get_by_role("button", name="Purge job*", exact=True).click()
+    expect(page.get_by_text("1 messages are gone")).to_be_visible()
+    page.get_by_role("button", name="Delete job*", exact=True).click()
+    expect(page.get_by_text("1 deleted")).to_be_visible()
+    assert len(gateway.ask(lambda: gateway.gateway.host.queues["job1"])) == 1
+    scene.close()
+    channel.queue_delete("job1")
     connection.close()
 
 

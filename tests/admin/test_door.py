@@ -241,11 +241,12 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         for bad in (
             {},
             {"name": ""},
-            {"name": "ci"},
             {"name": "y", "console": "all"},
             {"name": "z", "days": -1},
         ):
             assert (await client.post("/api/v1/tokens/make", json=bad)).status_code == 400
+        again = await client.post("/api/v1/tokens/make", json={"name": "ci"})
+        assert (again.status_code, "with the name" in again.json()["detail"]) == (409, True)
         assert (await client.post("/api/v1/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 1}
         assert (await client.post("/api/v1/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 0}
         assert (await client.get("/api/v1/status", headers=reads)).status_code == 401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 from collections import Counter
@@ -253,6 +254,9 @@ async def test_what_is_refused_and_counted(octets: bytes, status: int, reason: s
             assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
             assert b"\r\nConnection: close\r\n" in answer
             assert answer.count(b"HTTP/1.1 ") == 1
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"\r\nContent-Type: application/problem+json\r\n" in head
+            assert json.loads(body)["status"] == status
             assert (await scene.told(get(more=CLOSE))).endswith(b"answer"), "the others are served"
     assert scene.refused == {reason: 1}
     assert counted == before

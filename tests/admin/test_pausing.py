@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,36 @@ class Scene:
 
 def depth(running: Running, queue: str) -> int:
     return running.ask(lambda: len(running.gateway.host.queues[queue]))
+
+
+def test_what_went_wrong_last_is_told_when_it_is_well_again(settings: Settings, broker: Running) -> None:
+    with running(settings, but="link is down") as gateway:
+        scene = Scene(gateway)
+        scene.link_is(True)
+        link = scene.row("endpoints", "erp")
+        assert (link["last_error"], link["last_error_at"]) == ("", None)
+        connects = gateway.ask(lambda: gateway.gateway.links["erp"].stats.connects)
+
+        def cut() -> None:
+            links = [one for one in broker.gateway.listeners["amqp091"].connections if one.sender.client]
+            assert links, "programs of the test say no name"
+            for one in links:
+                one.stream.abort("cut by the test")
+
+        broker.ask(cut)
+        gateway.until(lambda: gateway.gateway.links["erp"].stats.connects > connects)
+        scene.link_is(True)
+        link = scene.row("endpoints", "erp")
+        assert (link["up"], link["why"]) == (True, "")
+        assert "closed" in str(link["last_error"]), link
+        assert str(link["last_error_at"]) >= "2020"
+        with socket.create_connection((LOOPBACK, gateway.mqtt)) as stranger:
+            stranger.sendall(b"\x00\x00")
+            assert stranger.recv(1) == b""
+        listener = scene.row("endpoints", "mqtt")
+        assert listener["last_error"] in listener["errors"], listener
+        assert listener["last_error_at"] is not None
+        scene.close()
 
 
 def test_pauses_of_routes_and_links(settings: Settings, broker: Running) -> None:

@@ -115,7 +115,7 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     letters.add([mqtt(body=b"3")], "route", LOST, crossed=True)
     assert told == ["safe"]
     stored.commit()
-    assert (stored.store.letters_count, len(letters)) == (2, 3)
+    assert (stored.store.letters_count, len(letters), letters.unwanted) == (2, 3, 1)
     found: list[Letter] = read(stored, lambda then: letters.newest(9, then))
     assert [(letter.message.body, letter.route, letter.crossed) for letter in found] == [
         (b"3", "route", True),
@@ -128,6 +128,16 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     assert read(stored, lambda then: letters.delete(["m1", "1"], then)) is ACCEPTED
     assert bodies(read(stored, lambda then: letters.newest(9, then))) == [b"3"]
     assert read(stored, lambda then: letters.delete(["m1"], then)) is ACCEPTED
+    assert letters.unwanted == 0
+
+
+def test_those_that_nobody_wanted_are_known_from_the_others() -> None:
+    letters = DeadLetters(messages_max=3)
+    for route, outcome in (("", LOST), ("", REFUSED), ("route", LOST), ("", LOST)):
+        letters.add([mqtt(body=b"1")], route, outcome)
+    assert (len(letters), letters.unwanted) == (3, 1)
+    letters.add([mqtt(body=b"1")] * 3, "", LOST)
+    assert (len(letters), letters.unwanted) == (3, 3)
 
 
 def test_stored_ones_that_made_room_are_counted(tmp_path: Path) -> None:

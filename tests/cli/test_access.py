@@ -122,7 +122,7 @@ def test_what_is_unwise_in_roles_is_said(tmp_path: Path, run: Run) -> None:
     ):
         assert said in ran.out
     assert "route 'fed': no role" not in ran.out
-    assert "mapping.yaml:4: warning: route 'unfed'" in ran.out
+    assert "mapping.yaml:4:6: warning: route 'unfed'" in ran.out
 
 
 def test_users_without_any_role_are_told_of_loudly(tmp_path: Path, run: Run) -> None:

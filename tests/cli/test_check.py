@@ -105,11 +105,11 @@ WRONG = [
         "http: {token_file: /absent}\n",
         "gateway.yaml:2:8: error: http.token_file: /absent cannot be read (unreadable)",
     ),
-    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3: error: route 'up': settle: stored is for links"),
+    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3:5: error: route 'up': settle: stored is for links"),
     (
         f"{ROUTE}    settle: stored\n".replace("amqp091", "erp"),
         "links: {erp: {url: 'amqp://h'}}\nstore: {enabled: false}\n",
-        "mapping.yaml:3: error: route 'up': settle: stored needs the store",
+        "mapping.yaml:3:5: error: route 'up': settle: stored needs the store",
     ),
     (
         ROUTE,
@@ -255,6 +255,59 @@ def test_each_fault_is_a_finding_of_its_own(tmp_path: Path, run: Run) -> None:
     wrong = [one for one in found if one["severity"] == "error"]
     assert [one["line"] for one in wrong] == [3, 3, 5]
     assert {one["file"] for one in wrong} == {str(tmp_path / "mapping.yaml")}
+
+
+CEL = """version: 1
+routes:
+  - name: up
+    from: {endpoint: mqtt, topic: "a/#"}
+    to: {endpoint: amqp091, queue: x}
+    when: WHEN
+"""
+
+
+@pytest.mark.parametrize(
+    "said, line, column",
+    [
+        ("qos ==", 6, 17),
+        ("'qos == 1 1'", 6, 21),
+        ('"qos == 1 1"', 6, 21),
+        ("|\n      qos == 1 &&\n      qos == 2 2", 8, 16),
+        (">\n      qos == 1 &&\n      qos == 2 2", 6, 5),
+        ('"qos == \\x31 1"', 6, 5),
+        ("body.x == 'a", 6, 21),
+    ],
+)
+def test_an_expression_that_is_none_is_one_finding_where_it_breaks(
+    tmp_path: Path, run: Run, said: str, line: int, column: int
+) -> None:
+    path = configuration(tmp_path, CEL.replace("WHEN", said))
+    wrong = [one for one in run("check", "-c", path).out.splitlines() if ": error: " in one]
+    assert len(wrong) == 1, wrong
+    assert wrong[0].startswith(f"{tmp_path}/mapping.yaml:{line}:{column}: error: "), wrong
+    assert "not a CEL expression: " in wrong[0]
+
+
+def test_every_finding_about_a_route_has_its_column(tmp_path: Path, run: Run) -> None:
+    """Of the linter, of what is not bound, and of tests that fail: editors go to the place."""
+    more = """declare: {queues: [{name: other}]}
+"""
+    mapping = (
+        ROUTE
+        + """tests:
+  - name: wrong on purpose
+    publish: {endpoint: mqtt, topic: b}
+    expect: [{endpoint: amqp091, routing_key: other}]
+"""
+    )
+    path = configuration(tmp_path, mapping, more)
+    found = json.loads(run("check", "-c", path, "--json").out)["findings"]
+    placed = [one for one in found if one["file"] == str(tmp_path / "mapping.yaml")]
+    assert placed
+    assert [one for one in placed if not one["column"]] == []
+    told = run("test", str(tmp_path / "mapping.yaml"))
+    line = ROUTE.count("\n") + 2
+    assert f"{tmp_path}/mapping.yaml:{line}:5: error: test 'wrong on purpose'" in told.out
 
 
 def test_a_brace_without_quotes_is_explained(tmp_path: Path, run: Run) -> None:

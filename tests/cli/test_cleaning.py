@@ -122,6 +122,48 @@ def check_queues(gateway: GatewayProcess, operator: Operator, channel: BlockingC
     assert operator("queues", "remove", "--kind", "subscription") == "1 removed, with 0 messages\n"
 
 
+def test_names_with_a_star_are_meant_exactly_where_that_is_said(
+    gateway: GatewayProcess, operator: Operator
+) -> None:
+    for client in ("*", "press-7"):
+        abandon(gateway, client)
+    parameters = pika.ConnectionParameters(LOOPBACK, gateway.port("amqp091"))
+    with closing(pika.BlockingConnection(parameters)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for name in ("job*", "job1", "*"):
+            channel.queue_declare(name, durable=True)
+            channel.basic_publish("", name, b"m", pika.BasicProperties(delivery_mode=2))
+    with connect(gateway, "eve*")[0] as client, connect(gateway, "eve")[0] as other:
+        for publisher, topic in ((client, "a"), (other, "b")):
+            publisher.publish(topic, b"body", 1, 1, retain=True)
+            publisher.acked(PacketType.PUBACK)
+    lines = operator("sessions", "list", "--client", "*", "--exact").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["*"]
+    assert operator("sessions", "remove", "--client", "*", "--exact") == "1 removed\n"
+    assert operator.listed("sessions", "client") == ["press-7"]
+    assert operator("queues", "purge", "--queue", "job*", "--exact") == "1 purged of 1 messages\n"
+    assert operator("queues", "remove", "--queue", "*", "--exact") == "1 removed, with 1 messages\n"
+    assert operator("queues", "remove", "--queue", "job*", "--exact") == "1 removed, with 0 messages\n"
+    assert operator.listed("queues", "queue") == ["job1"]
+    assert operator("retained", "remove", "--client", "eve*", "--exact") == "1 removed\n"
+    operator("retained", "remove", "--topic", "#", "--exact", code=1)
+    assert operator.listed("retained", "topic") == ["b"]
+    operator("sessions", "remove", "--exact", code=2)
+
+
+@pytest.mark.parametrize("topic", ["keep/#/typo", "keep/#typo", "keep/a+", "#/", ""])
+def test_a_filter_that_is_none_removes_nothing(
+    gateway: GatewayProcess, operator: Operator, topic: str
+) -> None:
+    with connect(gateway, "eve")[0] as client:
+        client.publish("keep/a", b"body", 1, 1, retain=True)
+        client.acked(PacketType.PUBACK)
+    for command in ("list", "remove"):
+        operator("retained", command, "--topic", topic, code=2)
+    assert operator.listed("retained", "topic") == ["keep/a"]
+
+
 def test_retained_topics(gateway: GatewayProcess, operator: Operator) -> None:
     with connect(gateway, "eve")[0] as client:
         for number, topic in enumerate(("junk/1", "junk/2/x", "plant/a", "größe/ü"), 1):

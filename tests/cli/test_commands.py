@@ -187,7 +187,7 @@ tests:
     path.write_text(MAPPING + case)
     said = call("test", str(path), expect=1)
     line = MAPPING.count("\n") + 3
-    assert f"{path}:{line}: error: test 'wrong on purpose': expect[0].routing_key: expected 'other'" in said
+    assert f"{path}:{line}:5: error: test 'wrong on purpose': expect[0].routing_key: expected 'other'" in said
     assert "NAME.a" in said
 
 

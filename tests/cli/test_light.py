@@ -84,6 +84,29 @@ def test_help_imports_the_files_of_the_commands_that_it_is_about() -> None:
         assert set(others) <= OTHERS, line
 
 
+MEMORY_MAX: Final = 40 * 1_024  # KiB
+WEIGHED: Final = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-m", "gateway", *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "run --help", "queues list --help", "pipeline --help", "--version"]
+)
+def test_help_takes_little_memory(words: str) -> None:
+    """At the most, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", WEIGHED, *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert 0 < int(done.stdout) < MEMORY_MAX
+
+
 def test_each_command_is_in_the_file_that_the_table_says() -> None:
     whole = get_command(commands())
     assert isinstance(whole, TyperGroup)

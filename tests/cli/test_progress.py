@@ -77,3 +77,24 @@ def test_a_command_that_may_take_long_has_one(
             main()
         assert not ended.value.code
         assert text in read()
+
+
+@pytest.mark.parametrize(
+    "command, text",
+    [
+        ("explain --message x -c FOLDER/gateway.yaml", "looking through the journal"),
+        ("pipeline ship --journal FOLDER/journal --to FOLDER/there", "shipping to"),
+        ("pipeline bundle --to FOLDER/bundle", "writing the bundle"),
+    ],
+)
+def test_commands_that_go_through_much_have_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, text: str
+) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "gateway.yaml").write_text(f"journal: {{path: {tmp_path}/journal}}\n")
+    monkeypatch.setattr(progress, "AFTER_SECS", 0.0)
+    monkeypatch.setattr(sys, "argv", ["gateway", *command.replace("FOLDER", str(tmp_path)).split()])
+    with terminal(monkeypatch) as read:
+        with pytest.raises(SystemExit):
+            main()
+        assert text in read()

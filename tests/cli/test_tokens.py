@@ -45,6 +45,8 @@ def test_a_token_is_made_used_listed_and_revoked(run: Run, gateway: Running, tmp
     assert (refused.code, "403" in refused.err) == (Exit.FAILED, True)
     again = run("tokens", "make", "ci", *at)
     assert (again.code, "there is a token with the name" in again.err) == (Exit.FAILED, True)
+    unnamed = run("tokens", "make", "", *at)
+    assert (unnamed.code, "a token's name has" in unnamed.err) == (Exit.USAGE, True)
     assert run("tokens", "revoke", "ci", *at).out == "1 revoked\n"
     assert run("tokens", "revoke", "ci", *at).code == Exit.FAILED
     gone = run("clients", "list", *mine)
@@ -65,6 +67,27 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
     assert run("clients", "list", *at).code == 0
     monkeypatch.setenv("GATEWAY_HTTP__PORT", "8080")
     assert run("clients", "list", *at).code == Exit.FAILED, "it is shown to its own gateway alone"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("clients", "list", "--token-file", "FOLDER/nope"),
+        ("tap", "--token-file", "FOLDER/nope"),
+        ("store", "check", "--store", "FOLDER/nope"),
+        ("store", "repair", "--store", "FOLDER/nope"),
+        ("journal", "export", "--folder", "FOLDER", "--parquet", "FOLDER/out", "--columns", "time,nope"),
+        ("journal", "tail", "--folder", "FOLDER/nope"),
+        ("tokens", "make", "", "--url", "URL"),
+        ("retained", "remove", "--topic", "a/#/b", "--url", "URL"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_end_with_their_exit_code(
+    run: Run, gateway: Running, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    given = [one.replace("FOLDER", str(tmp_path)).replace("URL", url(gateway)) for one in arguments]
+    assert run(*given).code == Exit.USAGE
 
 
 def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -29,7 +29,8 @@ from tests.interop.servers import program
 PATIENCE_SECS: Final = 30.0
 PORTS: Final = {1883: "mqtt", 5672: "amqp091"}
 GOES_ON: Final = re.compile(r"^gateway subscribe (?!.*--count)|^python consume\.py|&$")
-CLIENTS: Final = ("mosquitto_pub", "mosquitto_sub", "amqp-publish")
+OPERATORS: Final = re.compile(r"gateway (clients|sessions|queues|retained|deadletters|tokens) ")
+CLIENTS: Final = ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr", "amqp-publish")
 
 
 class Reader:
@@ -44,10 +45,11 @@ class Reader:
 
     def run_gateway(self, line: str) -> None:
         """`make run`, or `gateway run` with a file."""
-        more = {}
+        more: dict[str, Any] = {}
         if file := re.search(r"--config (\S+)", line):
             told = yaml.safe_load((self.folder / file[1]).read_text())
-            more["mappings"] = [str(self.folder / name) for name in told["mappings"]]
+            more = {word: told[word] for word in ("declare",) if word in told}
+            more["mappings"] = [str(self.folder / name) for name in told.get("mappings", ())]
         place = self.folder.parent / f"gateway{len(list(self.folder.parent.iterdir()))}"
         self._arena = self._arenas.enter_context(Arena(place, **more))
 
@@ -62,7 +64,9 @@ class Reader:
             return text
         for port, listener in PORTS.items():
             text = text.replace(f"localhost:{port}", f"{LOOPBACK}:{self.arena.port(listener)}")
-        return re.sub(r"\b(mosquitto_[ps]ub)", rf"\1 -h {LOOPBACK} -p {self.arena.port('mqtt')}", text)
+        if OPERATORS.match(text):
+            text += f" --url http://{LOOPBACK}:{self.arena.port('http')}"
+        return re.sub(r"\b(mosquitto_(?:[ps]ub|rr))", rf"\1 -h {LOOPBACK} -p {self.arena.port('mqtt')}", text)
 
     def write(self, text: str) -> None:
         """A file, named by the comment that it begins with."""
@@ -165,6 +169,9 @@ PAGES_FOLLOWED: Final = {
     "docs/tutorials/first-message.md": 9,
     "docs/tutorials/first-mapping.md": 8,
     "docs/guides/mapping-recipes.md": 2,
+    "docs/guides/declaring.md": 5,
+    "docs/guides/operating.md": 6,
+    "docs/guides/request-reply.md": 3,
 }
 """How many commands each has."""
 

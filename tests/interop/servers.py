@@ -299,16 +299,21 @@ class PortMapper(_Broker):
 
 @needed("RabbitMQ")
 class RabbitMQ(_Broker):
-    """A RabbitMQ node with the user guest/guest; with `mqtt`, its MQTT plugin listens on `mqtt_port`.
+    """A RabbitMQ node with the user guest/guest; with `mqtt`, its MQTT plugin listens on `mqtt_port`, with
+    `management` the one that shows it over HTTP on `management_port`.
 
     `lines` are added to its rabbitmq.conf.
     """
 
-    def __init__(self, folder: Path, *, mqtt: bool = False, lines: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, mqtt: bool = False, management: bool = False, lines: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._mqtt = mqtt
-        self.port, self.mqtt_port, self._epmd_port, self._distribution_port = free_ports(4)
+        self._management = management
+        ports = free_ports(5)
+        self.port, self.mqtt_port, self._epmd_port, self._distribution_port, self.management_port = ports
         self.node = f"gateway-test-{os.getpid()}-{self.port}@localhost"
         self.configure(lines)
 
@@ -318,8 +323,12 @@ class RabbitMQ(_Broker):
         told = [f"listeners.tcp.1 = {LOOPBACK}:{self.port}", "log.file.level = warning"]
         if mqtt:
             told += [f"mqtt.listeners.tcp.1 = {LOOPBACK}:{self.mqtt_port}", "mqtt.allow_anonymous = true"]
+        if self._management:
+            told += [f"management.tcp.ip = {LOOPBACK}", f"management.tcp.port = {self.management_port}"]
         (folder / "rabbitmq.conf").write_text("\n".join((*told, *lines)) + "\n")
-        (folder / "enabled_plugins").write_text("[rabbitmq_mqtt].\n" if mqtt else "[].\n")
+        plugins = [name for name, on in (("mqtt", mqtt), ("management", self._management)) if on]
+        enabled = ",".join(f"rabbitmq_{name}" for name in plugins)
+        (folder / "enabled_plugins").write_text(f"[{enabled}].\n")
         (folder / "environment.conf").write_text("")  # instead of the machine's /etc/rabbitmq
         self._epmd_port = epmd_port or self._epmd_port
         self.environment = self._environment()

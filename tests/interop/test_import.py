@@ -100,11 +100,11 @@ topic "" both 1 exact exact
     ran = run("import", "mosquitto", str(conf), "--to", str(tmp_path / "made"), "--force")
     assert ran.code == Exit.FAILED
     for said in (
-        f"{conf}:6: warning: auth_plugin is not taken (untaken)",
-        f"{conf}:7: error: connection b: it has no address (invalid)",
-        f"{conf}:5: warning: user 'ann': Mosquitto's hash cannot be taken; say users.ann.password_hash",
-        f"{tmp_path}/acl:2: note: user 'ann' needs the role 'ann': users.ann.roles (role)",
-        f"{conf}:1: note: WebSocket is served at /mqtt alone (otherwise)",
+        f"{conf}:6:1: warning: auth_plugin is not taken (untaken)",
+        f"{conf}:7:1: error: connection b: it has no address (invalid)",
+        f"{conf}:5:1: warning: user 'ann': Mosquitto's hash cannot be taken; say users.ann.password_hash",
+        f"{tmp_path}/acl:2:1: note: user 'ann' needs the role 'ann': users.ann.roles (role)",
+        f"{conf}:1:1: note: WebSocket is served at /mqtt alone (otherwise)",
     ):
         assert said in ran.out, ran.out
     document = yaml.safe_load(made.read_text())

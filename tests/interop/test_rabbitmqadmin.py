@@ -148,12 +148,107 @@ def test_fields_paths_and_pages(filled: Running) -> None:
         page = client.get(
             f"{at}/exchanges", params={"page": 2, "page_size": 3, "columns": "name,type"}
         ).json()
-        assert (page["page_count"], page["item_count"], page["total_count"]) == (2, 3, 6)
+        assert (page["page_count"], page["item_count"], page["total_count"]) == (3, 3, 7)
         assert page["items"][0].keys() == {"name", "type"}
         odd = client.get(
             f"{at}/queues/{host}/orders", params={"columns": "name,name.x.y,arguments.x-max-length"}
         )
         assert odd.json() == {"name": "orders", "arguments": {"x-max-length": 7}}
         assert client.get(f"{at}/exchanges", params={"name": "topic"}).json()[0]["name"] == "amq.topic"
-        for wrong in ({"page": "0"}, {"page": "x"}, {"page": "1", "page_size": "501"}):
-            assert client.get(f"{at}/exchanges", params=wrong).status_code == 400, wrong
+        for wrong, why in (
+            ({"page": "0"}, "page is 1 to 1, not 0: there are 7 rows"),
+            ({"page": "9"}, "page is 1 to 1, not 9: there are 7 rows"),
+            ({"page": "x"}, "page is a number, not 'x'"),
+            ({"page": "-1"}, "page is a number, not '-1'"),
+            ({"page": "\u0665"}, "page is a number, not '\u0665'"),
+            ({"page": "1", "page_size": "x"}, "page_size is a number, not 'x'"),
+            ({"page": "1", "page_size": "501"}, "page_size is 1 to 500, not 501"),
+            ({"page": "1", "page_size": "0"}, "page_size is 1 to 500, not 0"),
+            ({"sort": "name", "sort_reverse": "x"}, "sort_reverse is true or false, not 'x'"),
+            ({"name": "(", "use_regex": "true"}, "name is no regular expression: '('"),
+            ({"name": "a", "use_regex": "1"}, "use_regex is true or false, not '1'"),
+        ):
+            answer = client.get(f"{at}/exchanges", params=wrong)
+            told = {"error": "bad_request", "reason": why}
+            assert (answer.status_code, answer.json()) == (400, told), wrong
+
+
+def asking(gateway: Running) -> httpx.Client:
+    at = f"http://{LOOPBACK}:{gateway.gateway.http_port}/api/"
+    return httpx.Client(base_url=at, auth=("ann", PASSWORD), trust_env=False)
+
+
+def test_an_order_and_expressions(filled: Running) -> None:
+    with asking(filled) as client:
+
+        def names(**query: str) -> list[str]:
+            found: list[dict[str, Any]] = client.get("exchanges", params=query).json()
+            return [one["name"] for one in found]
+
+        every = names()
+        assert names(sort="name", sort_reverse="true") == sorted(every, reverse=True)
+        assert names(sort="name") == names(sort="name", sort_reverse="false") == sorted(every)
+        assert names(sort="no.such.field") == every
+        assert names(name="^amq\\.(t|f)", use_regex="true", sort="name") == ["amq.fanout", "amq.topic"]
+        assert names(name="(a+)+$", use_regex="true") == []
+        assert names(name="amq.*", use_regex="false") == []
+        queues = client.get("queues", params={"sort": "messages", "sort_reverse": "true"}).json()
+        counts = [one["messages"] for one in queues]
+        assert counts == sorted(counts, reverse=True)
+        within = client.get("queues", params={"sort": "arguments.x-max-length"}).json()
+        assert within[-1]["name"] == "orders"
+
+
+def test_every_path_is_one_or_none(filled: Running) -> None:
+    """What RabbitMQ has behind a path is answered, or there is nothing; never something else."""
+    with asking(filled) as client:
+        (connection,) = client.get("connections").json()
+        node, name = client.get("overview").json()["node"], quote(connection["name"], safe="")
+        assert client.get("nodes").json()[0]["mem_used"] > 1_000_000
+        for path, (word, wanted) in {
+            f"nodes/{node}": ("name", node),
+            "vhosts/%2F": ("name", "/"),
+            "queues/%2F/orders": ("name", "orders"),
+            "exchanges/%2F/amq.default": ("name", ""),
+            "exchanges/%2F/readings": ("name", "readings"),
+            f"connections/{name}": ("name", connection["name"]),
+            "users/ann": ("tags", ["administrator"]),
+            "permissions/%2F/ann": ("configure", ".*"),
+            "bindings/%2F/e/readings/q/orders/eu.%23": ("properties_key", "eu.%23"),
+            "bindings/%2F/e/amq.default/q/orders/orders": ("source", ""),
+            "health/checks/alarms": ("status", "ok"),
+            f"health/checks/port-listener/{filled.amqp}": ("status", "ok"),
+            "healthchecks/node": ("status", "ok"),
+            "cluster-name": ("name", node),
+        }.items():
+            answer = client.get(path)
+            assert (answer.status_code, answer.json()[word]) == (200, wanted), path
+        for path, count in {
+            "bindings/%2F/e/readings/q/orders": 1,
+            "bindings/%2F/e/readings/e/amq.topic": 0,
+            "exchanges/%2F/readings/bindings/source": 1,
+            "exchanges/%2F/readings/bindings/destination": 0,
+            "exchanges/%2F/amq.default/bindings/source": len(client.get("queues").json()),
+            "vhosts/%2F/connections": 1,
+            "vhosts/%2F/permissions": 1,
+            "users/ann/permissions": 1,
+            "users/ann/topic-permissions": 0,
+            "policies": 0,
+            "policies/%2F": 0,
+        }.items():
+            answer = client.get(path)
+            assert (answer.status_code, len(answer.json())) == (200, count), path
+        nothing = """overview/x whoami/x nodes/x nodes/x/memory vhosts/x vhosts/%2F/nope vhosts/x/connections
+            queues/%2F/orders/nope queues/%2F/work queues/x queues/%2F/orders/bindings/x policies/%2F/x
+            exchanges/%2F/none exchanges/%2F/readings/nope exchanges/%2F/readings/bindings channels/x
+            bindings/%2F/x bindings/%2F/e/none/q/orders bindings/%2F/e/readings/q/none bindings/x
+            bindings/%2F/e/readings/q/orders/other bindings/%2F/e/readings/x/orders bindings/%2F/e/readings
+            connections/none connections/none/channels consumers/x users/none users/none/permissions
+            users/ann/nope permissions/%2F permissions/%2F/none permissions/x/ann definitions/x nothing
+            aliveness-test healthchecks/node/x health/checks/nope queues//orders"""
+        for path in nothing.split():
+            answer = client.get(path)
+            assert (answer.status_code, answer.json()["reason"]) == (404, "Not Found"), path
+        closed = client.get("health/checks/port-listener/1")
+        assert (closed.status_code, "port 1" in closed.text) == (503, True)
+        assert client.delete("vhosts/%2F").status_code == 404

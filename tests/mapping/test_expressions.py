@@ -137,7 +137,7 @@ def test_a_text_that_is_not_understood_is_refused_in_the_words_of_the_library() 
         Expression("Point{x: 1}")
     with pytest.raises(MappingError, match="its costs are not known"):
         Condition("Point{x: 1}", ())
-    with pytest.raises(MappingError, match="not a CEL expression: <input>:1:4"):
+    with pytest.raises(MappingError, match="not a CEL expression: "):
         Condition("1 +", ())
 
 

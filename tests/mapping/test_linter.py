@@ -184,12 +184,12 @@ def test_what_deduplicates_needs_ids(text: str, where: str) -> None:
     [
         ("erp, queue: q", "stored", True, ""),
         ("erp, queue: q", "confirmed", False, ""),
-        ("erp, queue: q", "stored", False, "t.yaml:3: route 'a': settle: stored needs the store"),
+        ("erp, queue: q", "stored", False, "t.yaml:3:6: route 'a': settle: stored needs the store"),
         (
             "amqp, queue: q",
             "stored",
             True,
-            "t.yaml:3: route 'a': settle: stored is for links; 'amqp'",
+            "t.yaml:3:6: route 'a': settle: stored is for links; 'amqp'",
         ),
         ("amqp, queue: q", "confirmed", True, ""),
     ],

@@ -124,8 +124,8 @@ def test_all_complaints_are_told_by_line() -> None:
 
 def test_lines_of_places() -> None:
     mapping = parse(GOOD, "plant.yaml")
-    assert mapping.line(("routes", 0, "to", "exchange")) == 7
-    assert mapping.line(("routes", 0, "to", "routing_key")) == 5
+    assert mapping.position(("routes", 0, "to", "exchange")).line == 7
+    assert mapping.position(("routes", 0, "to", "routing_key")).line == 5
     assert str(mapping.error(("routes", 0), "no")) == "plant.yaml:3:5: routes[0]: no"
 
 

@@ -15,6 +15,16 @@ async function asked(path, options = {}) {
 
 export const query = words => new URLSearchParams(Object.entries(words).filter(([, value]) => value !== "" && value !== undefined)).toString();
 export const get = (path, words = {}) => asked(`${path}?${query(words)}`);
+// All pages of a list, one after the other.
+export async function everything(path, words = {}) {
+  const rows = [];
+  for (let after = ""; after !== null;) {
+    const page = await get(path, {count: 1000, ...words, after});
+    rows.push(...page.items);
+    after = page.next;
+  }
+  return rows;
+}
 export const post = (path, body = {}) => asked(path, {method: "POST", body: JSON.stringify(body),
   headers: {"Content-Type": "application/json", ...(session.csrf ? {"X-CSRF-Token": session.csrf} : {})}});
 

@@ -1,16 +1,16 @@
 // Queues, connections, sessions, limits, dead letters, the journal.
 import {html, useState} from "./vendor/htm.js";
 import {get, may, post, useAsked} from "./api.js";
-import {Act, Body, Dialog, List, MessageFields, messageOf, moment, number, octets, period, red, said} from "./parts.js";
+import {Act, Body, Dialog, List, moment, number, octets, period, red, said} from "./parts.js";
 
 const PROTOCOLS = ["mqtt", "amqp091", "amqpfast"];
 
 export function Queues() {
   const [looked, look] = useState(null), [into, publish] = useState(null);
-  const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue});
+  const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue, exact: true});
   return html`<h2>Queues</h2>
     <section><${List} path="queues" caption="Queues and durable subscriptions" keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
-      filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]]]} columns=${again => [
+      filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]], ["sort", "Order", ["name", "messages"]]]} columns=${again => [
       ["Queue", row => row.queue, "text"], ["Of", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Octets", row => octets(row.messages_bytes), "number"],
       ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
       ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Arguments", row => Object.keys(row.arguments).length ? JSON.stringify(row.arguments) : "–", "text"], ["Idle", row => period(row.idle_secs), "number"],
@@ -49,7 +49,7 @@ export function Connections() {
     filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol", PROTOCOLS]]} columns=${again => [
     ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
     ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
-    ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
+    ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address, endpoint: row.endpoint}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
 }
 
 export function Sessions() {
@@ -58,7 +58,7 @@ export function Sessions() {
     ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
     ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Subscriptions of ${row.client}`} onClick=${async () => show(await get(`sessions/${encodeURIComponent(row.client)}`))}>Show</button>
-      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
+      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
     ${shown && html`<${Dialog} title=${`Subscriptions of ${shown.client}`} close=${() => show(null)}><ul>${shown.filters.map(one => html`<li><code>${one.filter}</code> QoS ${one.qos}</li>`)}</ul><//>`}`;
 }
 

@@ -21,7 +21,7 @@ export function Retained() {
   return html`<h2>Retained</h2><section><${List} path="retained" caption="Topics with a retained message" empty="Nothing is retained." keyed=${row => row.topic}
     filters=${[["topic", "Topic filter (+ and #)"], ["client", "Client (* is any text)"], ["user", "User"]]} columns=${again => [
     ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Octets", row => octets(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
-    ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear what is retained at ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
+    ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear what is retained at ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
 }
 
 export function Destinations() {

@@ -1,7 +1,7 @@
 // Overview: what happens now, the last hour, routes as a picture.
 import {html, useEffect, useRef} from "./vendor/htm.js";
-import {get, post, useAsked} from "./api.js";
-import {Act, List, millis, number, octets, period, red} from "./parts.js";
+import {everything, get, post, useAsked} from "./api.js";
+import {Act, List, millis, moment, number, octets, period, red} from "./parts.js";
 
 const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600;
 
@@ -49,7 +49,7 @@ export function Overview({state}) {
     <section><h3>Now</h3><${Numbers} pairs=${[
       ["messages in /s", number(now("in"))], ["messages out /s", number(now("out"))], ["refused /s", number(now("refused")), now("refused") ? "bad" : ""],
       ["connections", number(sum("connections"))], ["queues", number(state.broker.gateway_queues ?? 0)], ["sessions", number(state.broker.gateway_sessions ?? 0)],
-      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), state.broker.gateway_dead_letters ? "warn" : ""],
+      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), (state.broker.gateway_dead_letters ?? 0) > (state.broker.gateway_dead_letters_unwanted ?? 0) ? "warn" : ""],
       ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : ""]]} /></section>
     ${first && html`<div class="columns">
       <${Chart} title="Messages" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["in", "in", "--flow"], ["out", "out", "--good"]])} />
@@ -77,7 +77,7 @@ export function Endpoints({kind}) {
     ["Name", row => row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
     ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
     ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["Half within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
-    ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"],
+    ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"], ["Last error", row => row.last_error ? `${row.last_error}, ${moment(row.last_error_at)}` : "none", "text"],
     ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
 }
 
@@ -91,7 +91,9 @@ const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…"
 
 // Which endpoint feeds which; the table below says the same in words.
 function Picture({routes, endpoints}) {
-  const shown = [...routes].sort((a, b) => b.in_per_sec - a.in_per_sec).slice(0, ROUTES_DRAWN_MAX).sort((a, b) => a.name.localeCompare(b.name));
+  const kindOf = route => route.refused_per_sec > 0 ? "failing" : (route.p99_secs || 0) >= SLOW_SECS ? "slow" : "";
+  const urgency = route => kindOf(route) === "failing" ? 3 : route.paused ? 2 : kindOf(route) ? 1 : 0;
+  const shown = [...routes].sort((a, b) => urgency(b) - urgency(a) || b.in_per_sec - a.in_per_sec).slice(0, ROUTES_DRAWN_MAX).sort((a, b) => a.name.localeCompare(b.name));
   const known = new Map(endpoints.map(one => [one.name, one]));
   const column = key => [...new Set(shown.map(route => route[key]))].sort();
   const sources = column("source"), targets = column("target");
@@ -101,8 +103,7 @@ function Picture({routes, endpoints}) {
     <text x=${x + 12} y=${y - 3}>${cut(text, Math.floor((width - 24) / 7))}</text><text x=${x + 12} y=${y + 13} class="small ${kind}">${note}</text></g>`;
   const curve = (x1, y1, x2, y2, rate, kind) => html`<path class="${rate > 0 ? "live" : ""} ${kind}" stroke-width=${1.5 + 1.6 * Math.log10(1 + rate)}
     d=${`M${x1},${y1} C${(x1 + x2) / 2},${y1} ${(x1 + x2) / 2},${y2} ${x2},${y2}`} />`;
-  const kindOf = route => route.failing ? "failing" : (route.p99_secs || 0) >= SLOW_SECS ? "slow" : "";
-  const noteOf = route => route.paused ? [`paused, ${number(route.held)} held`, "warn"] : route.failing ? [`${number(route.out_per_sec)}/s, failing`, "bad"]
+  const noteOf = route => route.paused ? [`paused, ${number(route.held)} held`, "warn"] : kindOf(route) === "failing" ? [`${number(route.out_per_sec)}/s, failing`, "bad"]
     : kindOf(route) ? [`${number(route.out_per_sec)}/s, slow`, "warn"] : [`${number(route.out_per_sec)}/s`, ""];
   const endpoint = (x, y, name) => {
     const one = known.get(name), down = !one || (one.kind === "link" && !one.up);
@@ -120,12 +121,13 @@ function Picture({routes, endpoints}) {
 
 export function Routes() {
   const {document: found, again} = useAsked(async () => {
-    const [routes, endpoints, rates] = await Promise.all([get("routes", {count: 1000}), get("endpoints", {count: 1000}), get("rates", {kind: "route", what: "refused", count: 200})]);
-    const failing = new Set(rates.items.filter(one => one.now > 0).map(one => one.name));
-    return {routes: routes.items.map(one => ({...one, failing: failing.has(one.name)})), endpoints: endpoints.items};
+    const [routes, endpoints] = await Promise.all([everything("routes"), everything("endpoints")]);
+    return {routes, endpoints};
   }, []);
   return html`<h2>Routes</h2>
-    ${found && html`<section><h3>What flows from where to where</h3><${Picture} ...${found} /></section>`}
+    ${found && html`<section><h3>What flows from where to where</h3>
+      ${found.routes.length > ROUTES_DRAWN_MAX && html`<p class="soft">${ROUTES_DRAWN_MAX} of ${number(found.routes.length)} routes are drawn: those that fail, wait or are slow, then the busiest.</p>`}
+      <${Picture} ...${found} /></section>`}
     <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => [
       ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
       ["99 % within", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],

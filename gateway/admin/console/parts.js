@@ -86,12 +86,20 @@ export function MessageFields({endpoints, endpoint, setEndpoint}) {
   return html`<label>Endpoint<select name="endpoint" value=${endpoint || known[0]?.name} onChange=${event => setEndpoint(event.target.value)}>
       ${known.map(one => html`<option value=${one.name}>${one.name}</option>`)}</select></label>
     ${(WORDS[protocol] || []).map(([word, label]) => html`<label key=${word}>${label}<input name=${word} /></label>`)}
-    <label>Content type<input name="content_type" /></label>
+    <label>Content type<input name="content_type" /></label><label>Reply to<input name="reply_to" /></label>
+    <label>By client<input name="client" /></label><label>By user<input name="user" /></label>
     <label>QoS<select name="qos"><option>0</option><option>1</option>${protocol === "mqtt" && html`<option>2</option>`}</select></label>
+    ${protocol === "mqtt" && html`<label>Retain<select name="retain"><option value="">no</option><option value="true">yes</option></select></label>`}
+    <label style="flex-basis: 100%; max-width: none">Headers, one a line: NAME=VALUE<textarea name="headers"></textarea></label>
     <label style="flex-basis: 100%; max-width: none">Body<textarea name="body"></textarea></label>`;
 }
 
 export function messageOf(form) {
-  const said = Object.fromEntries(new FormData(form));
-  return {...Object.fromEntries(Object.entries(said).filter(([name, text]) => text !== "" || name === "exchange")), qos: Number(said.qos || 0)};
+  const {headers = "", retain, ...said} = Object.fromEntries(new FormData(form));
+  const named = headers.split("\n").filter(line => line.trim()).map(line => {
+    const at = line.indexOf("=");
+    if (at < 1) throw new Error(`a header is NAME=VALUE, not ${line}`);
+    return [line.slice(0, at).trim(), line.slice(at + 1)];
+  });
+  return {...(named.length ? {headers: Object.fromEntries(named)} : {}), ...(retain ? {retain: true} : {}), ...Object.fromEntries(Object.entries(said).filter(([name, text]) => text !== "" || name === "exchange")), qos: Number(said.qos || 0)};
 }

@@ -16,7 +16,7 @@ export function Tap() {
     source.addEventListener("error", () => {
       if (source.readyState !== EventSource.CLOSED) return;
       watch(null);
-      get("session").then(() => tell("The gateway has ended it: five may watch at a time."), error => tell(error.message));
+      get("session").then(() => tell("The gateway watches none such: there is no route, listener or link of that name, or five watch already."), error => tell(error.message));
     });
     return () => source.close();
   }, [words]);

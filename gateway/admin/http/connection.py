@@ -19,6 +19,7 @@ import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from gateway import clock
+from gateway.admin.answers import PROBLEM, problem_of
 from gateway.containment import contained
 from gateway.settings import Http
 from gateway.transport.http import response
@@ -297,7 +298,8 @@ class HttpConnection:
         self._refused[refusal.reason] += 1
         log.info("HTTP request refused", address=self.address, reason=refusal.reason, text=str(refusal)[:200])
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing of another answer has been written
-            await self._write(response(refusal.status, f"{refusal}\n", with_body=not self._is_head))
+            text = problem_of(refusal.status, str(refusal)).decode()
+            await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:
         """End our side and pass over what comes; a close with octets unread would take the answer back."""

@@ -19,6 +19,7 @@ import structlog
 import trio
 from starlette.types import ASGIApp
 
+from gateway.admin.answers import PROBLEM, problem_of
 from gateway.admin.http.connection import HttpConnection
 from gateway.containment import contained
 from gateway.settings import Http
@@ -84,7 +85,8 @@ class HttpServer:
             with accepted:
                 if self._tls is not None:
                     return  # there is no handshake in which it could be said
-                octets = response(503, "too many connections\n", {"Retry-After": "1"})
+                text = problem_of(503, "too many connections").decode()
+                octets = response(503, text, {"Retry-After": "1"}, kind=PROBLEM)
                 os.write(accepted.fileno(), octets)  # it is new, and its buffer empty
             return
         plain = trio.SocketStream(accepted)

@@ -39,12 +39,13 @@ QUEUES: Final[Mapping[str, Collection[str]]] = {
 
 
 class Policy(NamedTuple):
-    """One policy: for queues of these types whose names hold the pattern."""
+    """One policy: for queues of these types whose names hold the pattern. `given`: as an export has it."""
 
     pattern: re.Pattern[str]
     types: Collection[str]
     priority: int
     arguments: Mapping[str, Value]
+    given: Mapping[str, Any]
 
 
 def read_policies(file: Path) -> dict[str, list[Policy]]:
@@ -71,17 +72,27 @@ def _policy(given: dict[str, Any]) -> Policy:
             raise ValueError(f"{key}: {fault}")
         arguments[name] = said
     types = QUEUES.get(given.get("apply-to", "all"), ())
-    return Policy(re.compile(given["pattern"]), types, int(given.get("priority", 0)), arguments)
+    return Policy(re.compile(given["pattern"]), types, int(given.get("priority", 0)), arguments, given)
+
+
+def holding(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:
+    """The policy that holds for a queue."""
+    kind = _kind(dict(arguments))
+    matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
+    return max(matching, key=lambda one: one.priority) if matching else None
+
+
+def _kind(own: Mapping[str, Value]) -> str:
+    return str(own["x-queue-type"].value) if "x-queue-type" in own else "classic"
 
 
 def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
     """The arguments of a queue with those of the policy that holds for it."""
-    own = dict(arguments)
-    kind = str(own["x-queue-type"].value) if "x-queue-type" in own else "classic"
-    matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
-    if not matching:
+    policy = holding(policies, name, arguments)
+    if policy is None:
         return arguments
-    policy = max(matching, key=lambda one: one.priority)
+    own = dict(arguments)
+    kind = _kind(own)
     for key, value in policy.arguments.items():
         if key in ALIEN.get(kind, ()):
             continue

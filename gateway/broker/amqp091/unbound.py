@@ -44,7 +44,7 @@ def _unbound(
     severity = Severity.WARNING if declares and brought else Severity.NOTE
     until = f"until a client makes that good, what comes from {route.source!r} is rejected"
     text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {until}"
-    yield Finding(severity, "unbound", text, route.file, route.line)
+    yield Finding(severity, "unbound", text, route.file, route.line, route.column)
 
 
 def _nowhere(route: Route, host: VirtualHost) -> str:

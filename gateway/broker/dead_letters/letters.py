@@ -134,6 +134,7 @@ class DeadLetters:
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
+        self.unwanted = 0  # of those that are kept: no route and no subscriber wanted them
         self._forward = forward
         self._store = store
         self._common = common
@@ -202,10 +203,13 @@ class DeadLetters:
             self._last += 1
             self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
             self._octets += message.octets
+            self.unwanted += _unwanted(route, outcome)
         while len(self._letters) > self.messages_max or self._octets > self.octets_max:
             gone = self._letters.popleft()
             self._octets -= gone.message.octets
-            self._crowded_out += not _unwanted(gone.route, gone.outcome)
+            unwanted = _unwanted(gone.route, gone.outcome)
+            self.unwanted -= unwanted
+            self._crowded_out += not unwanted
 
     def _when_safe(self, then: Callable[[], None]) -> None:
         """Letters outlast a full disk in memory, but their sources wait until they are on it."""
@@ -332,6 +336,7 @@ class DeadLetters:
         kept = [letter for letter in self._letters if letter.id not in gone]
         if len(kept) < len(self._letters):
             self._letters = deque(kept)
+            self.unwanted = sum(_unwanted(one.route, one.outcome) for one in kept)
             self._octets = weight_of(letter.message for letter in kept)
         if self._store is not None and (stored := _stored(gone)):
             self._store.delete_letters(stored)

@@ -15,6 +15,13 @@ NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 NAME_MAX: Final = 64  # of a route
 
 
+class _Plain(yaml.SafeDumper):
+    """Writes what is there twice twice: anchors are for people who know YAML."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
+
+
 @dataclass
 class Made:
     """`configuration` and `routes` as YAML has them. `folder`: where they will stand."""
@@ -24,15 +31,29 @@ class Made:
     configuration: dict[str, Any] = field(default_factory=dict)
     routes: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    alien: bool = False  # the file is none of its kind: nothing is to be made of it
 
     @property
     def whole(self) -> bool:
         """Whether the file could be read to its end."""
         return all(one.severity is not Severity.ERROR for one in self.findings)
 
-    def told(self, severity: Severity, code: str, text: str, line: int = 0, file: Path | None = None) -> None:
+    def told(
+        self,
+        severity: Severity,
+        code: str,
+        text: str,
+        line: int = 0,
+        file: Path | None = None,
+        column: int = 0,
+    ) -> None:
         """Note what could not be taken, or was taken otherwise."""
-        self.findings.append(Finding(severity, code, text, str(file or self.source), line))
+        self.findings.append(Finding(severity, code, text, str(file or self.source), line, column))
+
+    def refused(self, text: str, *at: Any) -> None:
+        """The file is none of its kind; `at`: line, file, column, as far as they are known."""
+        self.alien = True
+        self.told(Severity.ERROR, "alien", text, *at)
 
     def route(self, name: str, source: dict[str, Any], target: dict[str, Any]) -> None:
         """A route; its name is made one, and differs from the others'."""
@@ -58,4 +79,4 @@ def name_of(text: str) -> str:
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)

@@ -6,6 +6,7 @@ before is about the default listener and about everything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,6 +43,9 @@ MEANINGLESS: Final = frozenset(
 """Keys about which nothing has to be said: Mosquitto's own business, or what the gateway does anyway."""
 
 
+KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
 class Line(NamedTuple):
     """A line that says something."""
 
@@ -49,6 +53,12 @@ class Line(NamedTuple):
     number: int
     key: str
     value: str
+    column: int = 0
+
+    @property
+    def at(self) -> tuple[int, Path, int]:
+        """Where a finding about it is."""
+        return self.number, self.file, self.column
 
 
 class Stanza:
@@ -78,8 +88,10 @@ def made_of(file: Path, folder: Path) -> Made:
             _GENERAL[line.key](made, line)
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
             stanza.given[line.key] = line.value
+        elif not KEY.fullmatch(line.key):
+            made.refused("this is no line of a mosquitto.conf", *line.at)
         elif line.key not in MEANINGLESS:
-            made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", line.number, line.file)
+            made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.at)
     first = listeners[0].given
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # only what else is said there holds, and for all
@@ -97,7 +109,10 @@ def _lines(file: Path, made: Made) -> Iterator[Line]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}", file=file)
+        if file == made.source:
+            made.refused(f"cannot be read: {error}")
+        else:
+            made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}", file=file)
         return
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip().split(None, 1)
@@ -108,7 +123,7 @@ def _lines(file: Path, made: Made) -> Iterator[Line]:
             for inner in sorted(Path(value).glob("*.conf")):
                 yield from _lines(inner, made)
         else:
-            yield Line(file, number, words[0], value)
+            yield Line(file, number, words[0], value, len(line) - len(line.lstrip()) + 1)
 
 
 def _names(listeners: list[Stanza]) -> list[str]:
@@ -126,7 +141,7 @@ def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
         found["host"] = place
     if given.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
-        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", stanza.line.number)
+        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", *stanza.line.at)
     tls = {ours: given[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in given}
     if "cert_file" in tls:
         if "client_ca_file" in tls and given.get("require_certificate") != "true":
@@ -142,7 +157,7 @@ def _number(made: Made, line: Line, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        made.told(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", line.number, line.file)
+        made.told(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", *line.at)
         return 0
 
 
@@ -162,7 +177,7 @@ def _persistence(made: Made, line: Line) -> None:
 
 def _location(made: Made, line: Line) -> None:
     text = f"{line.key}: what is there cannot be read by the gateway; it keeps its own in store.path"
-    made.told(Severity.NOTE, "otherwise", text, line.number, line.file)
+    made.told(Severity.NOTE, "otherwise", text, *line.at)
 
 
 def _passwords(made: Made, line: Line) -> None:
@@ -170,13 +185,13 @@ def _passwords(made: Made, line: Line) -> None:
         names = [one.partition(":")[0] for one in Path(line.value).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         names = []
-        made.told(Severity.WARNING, "unreadable", f"{line.value} cannot be read: {error}", line.number)
+        made.told(Severity.WARNING, "unreadable", f"{line.value} cannot be read: {error}", *line.at)
     for name in filter(None, names):
         text = (
             f"user {name!r}: Mosquitto's hash cannot be taken; say users.{name}.password_hash, as"
             " `gateway passwd` prints it"
         )
-        made.told(Severity.WARNING, "password", text, line.number, line.file)
+        made.told(Severity.WARNING, "password", text, *line.at)
 
 
 def _rules(made: Made, line: Line) -> None:
@@ -188,10 +203,10 @@ def _rules(made: Made, line: Line) -> None:
             role = name_of(one.value)
             made.configuration.setdefault("roles", {}).setdefault(role, {MQTT.name: {}})
             text = f"user {one.value!r} needs the role {role!r}: users.{one.value}.roles"
-            made.told(Severity.NOTE, "role", text, one.number, file)
+            made.told(Severity.NOTE, "role", text, *one.at)
             continue
         if one.key not in ("topic", "pattern"):
-            made.told(Severity.WARNING, "untaken", f"{one.key} is not taken", one.number, file)
+            made.told(Severity.WARNING, "untaken", f"{one.key} is not taken", *one.at)
             continue
         words = one.value.split(None, 1)
         access, topic = words if words[0] in _ACCESS and len(words) > 1 else ["readwrite", one.value]
@@ -233,7 +248,7 @@ def _bridge(made: Made, stanza: Stanza) -> None:
     given, name = stanza.given, name_of(stanza.line.value)
     places = (given.get("address") or given.get("addresses") or "").split()
     if not places:
-        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", stanza.line.number)
+        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", *stanza.line.at)
         return
     tls = {ours: given[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in given}
     scheme = SCHEMES["tls" if tls else "plain"]
@@ -263,7 +278,7 @@ def _topic(made: Made, name: str, line: Line) -> int:
     words = [one.strip('"') for one in line.value.split()]
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
     if direction not in ("in", "out", "both"):
-        made.told(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", line.number, line.file)
+        made.told(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", *line.at)
         return 0
     here, there = _template(local, pattern), _template(remote, pattern)
     ours, theirs = {"endpoint": dict(EVERY), "topic": here}, {"endpoint": name, "topic": there}

@@ -18,6 +18,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings import parse_url
 
 HERE: Final = AMQP091.name  # the listener that speaks it
+LISTS: Final = ("queues", "exchanges", "bindings", "users", "permissions", "policies", "parameters", "vhosts")
 SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
@@ -27,10 +28,13 @@ def made_of(file: Path, folder: Path) -> Made:
     try:
         said = orjson.loads(file.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
-        made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}")
+        made.refused(f"cannot be read: {error}")
         return made
     if not isinstance(said, dict):
-        made.told(Severity.ERROR, "invalid", "definitions are an object of lists")
+        made.refused("definitions are an object of lists")
+        return made
+    if said.keys().isdisjoint(LISTS):
+        made.refused(f"these are no definitions: they have none of {', '.join(LISTS)}")
         return made
     declare: dict[str, Any] = {"definitions": str(file.resolve())}
     if said.get("users"):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.pipeline.common import installed
+from gateway.cli.progress import shown
 
 app = typer.Typer()
 
@@ -29,7 +30,8 @@ def bundle(
     installed()
     from gateway.pipeline.bundle import ENVIRONMENT, write
 
-    made = write(to, environment=environment)
+    with shown("packing what the gateway depends on" if environment else "writing the bundle"):
+        made = write(to, environment=environment)
     given = [f"--py-files {made.code}"]
     if made.environment is not None:
         given.append(f"--archives {made.environment}#{ENVIRONMENT}")

@@ -15,6 +15,7 @@ from gateway.cli.pipeline.common import (
     installed,
     journal_of,
 )
+from gateway.cli.progress import shown
 from gateway.errors import PipelineError
 
 app = typer.Typer()
@@ -45,7 +46,8 @@ def ship(
         folder = journal_of(journal, config)
         if not place_of(folder).is_local:
             raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
-        done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
+        with shown(f"shipping to {to}"):
+            done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
         made.figures |= {"files": done.files, "octets": done.octets, "deleted": done.deleted}
     typer.echo(
         f"{done.files} files shipped ({done.octets} octets), {done.deleted} deleted, {done.total} there now"

@@ -24,6 +24,7 @@ from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
+from gateway.ingress.guest import Agreed
 from gateway.ingress.guests import Guests
 from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.logins import certificate_of
@@ -105,7 +106,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self._hears_blocked = False
         self._deadline = now + entrance.limits.connect_timeout_secs
         self._current_rights = CurrentRights(entrance.authorization)
-        self._client_properties: dict[str, Any] = {}
+        self.client_properties: dict[str, Any] = {}
         self._ready = False
 
     @abstractmethod
@@ -124,6 +125,11 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     def virtual_host(self) -> str:
         """Where it is, or the first that it may ask for."""
         return self.host_name
+
+    def agreed(self) -> Agreed:
+        """As Guest."""
+        machine = self.machine
+        return Agreed(self.client_properties, machine.frame_max, machine.channel_max, machine.heartbeat)
 
     # What it may do.
 
@@ -201,8 +207,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     # Who it is.
 
     def _authenticate(self, event: Authenticate) -> None:
-        self._client_properties = plain(event.client_properties)
-        capabilities = self._client_properties.get("capabilities")
+        self.client_properties = plain(event.client_properties)
+        capabilities = self.client_properties.get("capabilities")
         if not isinstance(capabilities, dict):
             capabilities = {}
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
@@ -293,7 +299,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
         self._entrance.logins.accepted()
-        name = self._client_properties.get("connection_name", "")
+        name = self.client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
         self.sender = Sender(self._entrance.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()

@@ -147,6 +147,11 @@ class AmqpConsumer:
         if queue.options.ttl_ms is not None or queue.options.quorum:
             self._properties = partial(own_properties, queue)
 
+    @property
+    def channel(self) -> AmqpChannel:
+        """On which it consumes."""
+        return self._channel
+
     def room(self) -> int:
         """Credit left; 0 while the client does not read, or its channel has no credit, be there need of any
         or not.

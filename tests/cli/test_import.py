@@ -1,0 +1,62 @@
+"""`gateway import` of what is none, and how it says what it finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.cli.exits import Exit
+from tests.cli.conftest import Run
+
+RUBBISH = {
+    "passwd": b"root:x:0:0:root:/root:/bin/bash\nbin:x:2:2:bin:/bin:/usr/sbin/nologin\n",
+    "octets": bytes(range(256)),
+    "html": b"<html>\n<p>not found\n",
+    "half": b"listener 1883\n<<<<<<< HEAD\n",
+}
+DEFINITIONS = {"text": b"{", "list": b"[]", "number": b"1", "other": b'{"a": 1}', "octets": b"\xff"}
+
+
+@pytest.mark.parametrize("given", RUBBISH.values(), ids=RUBBISH)
+def test_what_is_no_configuration_of_mosquitto_writes_nothing(run: Run, tmp_path: Path, given: bytes) -> None:
+    file, to = tmp_path / "mosquitto.conf", tmp_path / "made"
+    file.write_bytes(given)
+    ran = run("import", "mosquitto", str(file), "--to", str(to))
+    assert (ran.code, to.exists()) == (Exit.FAILED, False)
+    assert ": error: " in ran.out
+    assert ran.out.endswith("nothing is written\n")
+
+
+@pytest.mark.parametrize("given", DEFINITIONS.values(), ids=DEFINITIONS)
+def test_what_is_no_export_of_rabbitmq_writes_nothing(run: Run, tmp_path: Path, given: bytes) -> None:
+    file, to = tmp_path / "definitions.json", tmp_path / "made"
+    file.write_bytes(given)
+    ran = run("import", "rabbitmq", str(file), "--to", str(to), "--json")
+    told = json.loads(ran.out)
+    assert (ran.code, told["written"], to.exists()) == (Exit.FAILED, [], False)
+    assert [one["severity"] for one in told["findings"]] == ["error"]
+
+
+def test_findings_have_their_columns_and_are_json_for_programs(run: Run, tmp_path: Path) -> None:
+    file, to = tmp_path / "mosquitto.conf", tmp_path / "made"
+    file.write_text("listener 1884\n  bridge_alpn mqtt\n")
+    ran = run("import", "mosquitto", str(file), "--to", str(to), "--json")
+    told = json.loads(ran.out)
+    assert (ran.code, told["written"]) == (0, [str(to / "gateway.yaml")])
+    (found,) = told["findings"]
+    assert (found["file"], found["line"], found["column"], found["code"]) == (str(file), 2, 3, "untaken")
+    again = run("import", "mosquitto", str(file), "--to", str(to), "--force").out
+    assert f"{file}:2:3: warning: bridge_alpn is not taken (untaken)" in again
+
+
+def test_what_is_there_twice_is_written_twice(run: Run, tmp_path: Path) -> None:
+    """A topic both ways names its ends twice; anchors and aliases are no first mapping to learn from."""
+    file, to = tmp_path / "mosquitto.conf", tmp_path / "made"
+    file.write_text("connection far\naddress 192.0.2.1\ntopic plant/# both 1\n")
+    assert run("import", "mosquitto", str(file), "--to", str(to)).code == 0
+    text = (to / "mapping.yaml").read_text()
+    assert ("&" in text, "*" in text) == (False, False)
+    assert len(yaml.safe_load(text)["routes"]) == 2
