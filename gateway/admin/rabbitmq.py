@@ -433,7 +433,7 @@ class RabbitApi:
         told = self._consuming(consumer)
         if told is None:
             return found
-        peer, _, port = told.address.rpartition(":")
+        remote, _, port = told.address.rpartition(":")
         return found | {
             "consumer_tag": told.tag,
             "ack_required": told.acknowledges,
@@ -442,7 +442,7 @@ class RabbitApi:
                 "name": f"{told.address} ({told.channel})",
                 "number": told.channel,
                 "connection_name": told.address,
-                "peer_host": peer.strip("[]"),
+                "peer_host": remote.strip("[]"),
                 "peer_port": int(port) if port.isdigit() else 0,
                 "node": self._node,
                 "user": told.user,

@@ -45,8 +45,12 @@ from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Headers
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.spec import PacketType
 
+# What an earlier owner had sent comes again before anything new, as a rule. A queue whose broker is busy, or
+# has lost a node, may have new things first, so ids are kept for some time: to be wrong would lose a message.
+LEFT_SECS: Final = 30.0
 GRANTS_MAX: Final = 1_024  # topics of which a session remembers what it is granted of them
 Told = Callable[[Outcome], None]
 
@@ -103,7 +107,7 @@ class ClientSession(Session):
         "_deliveries",
         "_engine",
         "_flight",
-        "_left",
+        "_left_since",
         "_next",
         "_old",
         "_recent",
@@ -129,7 +133,8 @@ class ClientSession(Session):
         self.fresh = False
         self.unbound: dict[str, tuple[bool, Done]] = {}
         self._engine = engine
-        self._left = False  # an earlier owner may have sent what does not come again
+        # An earlier owner may have sent what does not come again; that is looked for since then.
+        self._left_since: Monotonic | None = None
         self._change = Pending()
         self._next = 0
         self._deliveries: dict[int, Delivery] = {}  # of what waits, by position
@@ -151,7 +156,7 @@ class ClientSession(Session):
         """The client owns what the log says of its session."""
         self.queue, self.arguments = queue, arguments
         self.received_ids = LoggedReceivedIds(self._engine, self, state.taken)
-        self._left = bool(state.sent)
+        self._left_since = clock.now() if state.sent else None
         self._reserved.update(state.sent)
         self._sent.update({number: at for at, number in state.sent.items() if number is not None})
         self._recent = Recent(state.recent)
@@ -228,8 +233,9 @@ class ClientSession(Session):
             self._forget_waiting()
         old = self._old > 0
         self._old -= old
-        if self._left and not redelivered:
-            self._left = False
+        since = self._left_since
+        if since is not None and not redelivered and clock.now() - since >= LEFT_SECS:
+            self._left_since = None
             self._close_left()
         found = self._engine.read(content)
         grant = None if found is None else self._granted(found[0].address)

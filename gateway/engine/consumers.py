@@ -12,6 +12,7 @@ A replica that stops closes the channels: all that was delivered over one goes b
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,8 +20,10 @@ from typing import Final, Protocol
 
 import structlog
 
+from gateway import clock
 from gateway.model.properties import Headers
 from gateway.model.spooled import Body
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_short_string
@@ -28,7 +31,10 @@ from gateway.protocols.amqp091.codec import encode_short_string
 log = structlog.get_logger(limited=True)
 
 UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a classic queue is down
-LOOKS_MAX: Final = 100  # at a queue that does not get back what it was given back: it may have had no room
+# A queue that does not get back what it was given back may have had no room for it: so many looks, and so
+# long, without a change. A broker that is busy takes its time.
+LOOKS_MAX: Final = 100
+RETURN_SECS_MAX: Final = 2.0
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 
@@ -120,14 +126,16 @@ class Consumer:
 class Returning:
     """A queue is given back what a consumer held, and is looked at until it has that."""
 
-    __slots__ = ("consumer", "looks", "queue", "tags", "wanted")
+    __slots__ = ("consumer", "count", "looks", "queue", "since", "tags", "wanted")
 
-    def __init__(self, consumer: Consumer, tags: list[int]) -> None:
+    def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
         self.queue = consumer.target.queue
         self.tags = tags
         self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
-        self.looks = 0
+        self.count = -1  # that were there
+        self.looks = 0  # that saw as many
+        self.since = since
 
 
 class Consumers:
@@ -403,7 +411,7 @@ class Consumers:
             return
         tags = consumer.drain()
         if tags:
-            self._check(Returning(consumer, tags))
+            self._check(Returning(consumer, tags, clock.now()))
         else:
             self._over(consumer)
 
@@ -412,10 +420,14 @@ class Consumers:
         if self._closed:
             return
         if returning.wanted < 0:
-            returning.wanted = count + len(returning.tags)
+            returning.wanted = min(count + len(returning.tags), _room_of(returning.consumer.target))
             self.give_back(returning.consumer.channel, returning.tags)
+        now = clock.now()
+        if count != returning.count:
+            returning.count, returning.looks, returning.since = count, 0, now
         returning.looks += 1
-        if count >= returning.wanted or returning.looks > LOOKS_MAX:
+        vain = returning.looks > LOOKS_MAX and now - returning.since > RETURN_SECS_MAX
+        if count >= returning.wanted or vain:
             self._over(returning.consumer)
         else:
             self._check(returning)
@@ -474,6 +486,12 @@ class Consumers:
         acks, self._acks = self._acks, []
         for channel, tag in acks:
             self._broker.machine.ack(channel, tag)
+
+
+def _room_of(target: Target) -> int:
+    """How many messages its queue may have: of more it loses some."""
+    value = dict(target.arguments).get("x-max-length")
+    return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
 
 
 def _both(first: Done | None, second: Done | None) -> Done | None:

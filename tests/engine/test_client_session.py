@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import pytest
 
+from gateway import clock
 from gateway.broker.mqtt.session import (
     Row,
     SessionLimits,
@@ -20,6 +21,7 @@ from gateway.engine.envelope import Number
 from gateway.engine.table import SessionState
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.times import Monotonic
 from tests.engine.messages import message_of
 
 LIFE: Final = b"12345678"
@@ -60,13 +62,14 @@ class Outlet:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.released: list[int] = []
 
     def send(self, rows: list[Row]) -> list[Row]:
         self.rows += rows
         return []
 
     def send_release(self, packet_id: int) -> None:
-        """Its business."""
+        self.released.append(packet_id)
 
     @property
     def bodies(self) -> list[int]:
@@ -76,11 +79,13 @@ class Outlet:
 class Queue:
     """A session's queue over one connection to the cluster after the other."""
 
-    def __init__(self, receive_max: int) -> None:
+    def __init__(self, receive_max: int, sent: dict[int, Number | None] | None = None) -> None:
+        """`sent`: packet ids under which an earlier owner has sent messages."""
         limits = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
         self.session = ClientSession("c", limits, SessionTally(), cast(Any, Engine()), OWNER)
         state = SessionState("c", OWNER, 0)
         state.queue = "queue"
+        state.sent.update(sent or {})
         self.session.begin(state, "queue", ())
         options = SubscriptionOptions(2)
         self.session.subscriptions["a/b"] = options
@@ -93,11 +98,11 @@ class Queue:
         self.consumer = Consumer(cast(Any, self.acknowledged), self.session, "1")
         self._tags = itertools.count(1)
 
-    def bring(self, *numbers: int) -> None:
+    def bring(self, *numbers: int, redelivered: bool = False) -> None:
         for number in numbers:
             tag = next(self._tags)
             self.consumer.take(tag)
-            self.session.deliver(self.consumer, tag, False, (b"", b"", b"%d" % number))
+            self.session.deliver(self.consumer, tag, redelivered, (b"", b"", b"%d" % number))
 
     def answer(self) -> None:
         """The client has all that it was sent."""
@@ -139,3 +144,34 @@ def test_one_that_stops_sends_nothing_more() -> None:
     queue.session.stop()
     queue.answer()
     assert queue.outlet.bodies == [1]
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds."""
+    seconds = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: Monotonic(seconds[0]))
+    return seconds
+
+
+def test_what_an_earlier_owner_had_sent_may_come_behind_what_is_new(passed: list[float]) -> None:
+    """A queue whose broker is busy has it back late: it was taken to be over, and lost."""
+    queue = Queue(100, {7: (LIFE, 1), 8: (LIFE, 2)})
+    queue.bring(2, redelivered=True)
+    queue.bring(3)
+    passed[0] = 29.0
+    queue.bring(1, redelivered=True)
+    assert not queue.outlet.released
+    assert sorted(queue.outlet.bodies) == [1, 2, 3]
+    assert {int(row.message.body): row.packet_id for row in queue.outlet.rows}.items() >= {1: 7, 2: 8}.items()
+    queue.answer()
+    assert sorted(queue.acknowledged.tags) == [1, 2, 3]
+
+
+def test_what_does_not_come_again_for_long_is_over(passed: list[float]) -> None:
+    queue = Queue(100, {7: (LIFE, 1)})
+    queue.bring(2)
+    assert not queue.outlet.released
+    passed[0] = 30.0
+    queue.bring(3)
+    assert queue.outlet.released == [7]

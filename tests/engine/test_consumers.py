@@ -6,7 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from gateway import clock
 from gateway.engine.consumers import Consumers
+from gateway.model.properties import Value, ValueType
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_short_string
@@ -73,6 +76,14 @@ class Queue:
 
     def unreachable(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that have passed."""
+    passed = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: Monotonic(passed[0]))
+    return passed
 
 
 @pytest.fixture
@@ -147,6 +158,59 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
     assert not freed  # until the queue has it again
     consumers.answered(checking, m.QueueDeclareOk("q", 1, 0))
     assert freed == ["then", "and then"]
+
+
+def returning(consumers: Consumers, asking: Asking, ready: int, held: int) -> tuple[list[str], int]:
+    """A consumer is over that held so many messages, while others were ready in the queue: who hears of it,
+    and the channel on which the queue is looked at."""
+    queue, channel, name = consumed(consumers, asking)
+    consumers.answered(channel, m.BasicConsumeOk(name))
+    for tag in range(1, held + 1):
+        consumers.delivered(channel, encode_short_string(name), tag, False, (b"", b"", b"x"))
+    freed: list[str] = []
+    consumers.end(queue, lambda: freed.append("then"))
+    consumers.answered(channel, m.BasicCancelOk(name))
+    checking, _ = asking.written.of(m.QueueDeclare)[-1]
+    consumers.answered(checking, m.QueueDeclareOk("q", ready, 0))
+    assert len(asking.written.nacked) == held
+    return freed, checking
+
+
+def test_a_queue_that_takes_its_time_is_waited_for(
+    consumers: Consumers, asking: Asking, passing: list[float]
+) -> None:
+    """However often it has been looked at: what it does not have yet another owner would take to be over."""
+    freed, checking = returning(consumers, asking, ready=65, held=35)
+    for count in (65, 97):
+        for _ in range(500):
+            consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+        passing[0] += 1.9
+        consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+        assert not freed
+    consumers.answered(checking, m.QueueDeclareOk("q", 100, 0))
+    assert freed == ["then"]
+
+
+def test_one_that_has_no_room_is_not_waited_for(
+    consumers: Consumers, asking: Asking, passing: list[float]
+) -> None:
+    freed, checking = returning(consumers, asking, ready=65, held=35)
+    for _ in range(200):
+        consumers.answered(checking, m.QueueDeclareOk("q", 80, 0))
+    passing[0] += 2.1
+    consumers.answered(checking, m.QueueDeclareOk("q", 80, 0))
+    assert freed == ["then"]
+
+
+def test_nor_is_one_that_is_full(
+    consumers: Consumers, asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (("x-max-length", Value(ValueType.INT64, 70)),)
+    monkeypatch.setattr(Queue, "arguments", arguments)
+    freed, checking = returning(consumers, asking, ready=65, held=35)
+    assert not freed
+    consumers.answered(checking, m.QueueDeclareOk("q", 70, 0))
+    assert freed == ["then"]
 
 
 def test_what_comes_for_nobody_goes_back(consumers: Consumers, asking: Asking) -> None:

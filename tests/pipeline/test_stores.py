@@ -172,11 +172,11 @@ NAMES = [
 def test_names(monkeypatch: pytest.MonkeyPatch, name: str, uri: str | None, scheme: str, path: str) -> None:
     """As Spark has them; a `#` is a letter as others."""
     monkeypatch.setattr(stores, "_SYSTEMS", dict.fromkeys(stores._SYSTEMS, lambda *_: None))
-    stores._kept.cache_clear()
+    stores._arrow_path.cache_clear()
     for given in {name, journal_of(name, None)}:
         place = place_of(given)
         assert (place.uri, place.scheme, place.arrow().path) == (uri or name, scheme, path)
-    stores._kept.cache_clear()
+    stores._arrow_path.cache_clear()
 
 
 def test_the_ends_of_files_are_asked_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
