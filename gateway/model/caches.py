@@ -30,7 +30,8 @@ def make_room(cache: dict[K, V], most: int) -> None:
 
 
 class Recurring(Generic[V]):
-    """What has been worked out of octets: of `most` at the most, and of those that came last.
+    """What has been worked out of octets: of `most` that are kept, and of the last ones besides, of which
+    there are 2 NEW_MAX at the most.
 
     What comes again and again is soon among the ones that are kept, for it is put in each time.
     """

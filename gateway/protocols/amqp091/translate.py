@@ -440,7 +440,7 @@ def without_orders(raw: bytes, *, also: frozenset[str] = frozenset()) -> bytes:
     """
     visible, blind = _OBEYED
     said = visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID
-    if not said and not any(one.encode() in raw for one in also):
+    if not said and not (also and any(one.encode() in raw for one in also)):
         return raw
     native = decode_properties(raw)
     headers = tuple([pair for pair in native.headers or () if pair[0] not in COPIES and pair[0] not in also])
