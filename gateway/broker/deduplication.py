@@ -165,8 +165,8 @@ class Guard(OneSink):
         for at, message in enumerate(part.messages):
             try:
                 id = message.properties.message_id
-            except RemoteProtocolError as error:
-                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            except RemoteProtocolError as malformed:
+                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(malformed)))
                 continue
             if id:
                 if len(id) > ID_OCTETS_MAX:

@@ -309,8 +309,8 @@ class Link:
                     await self._once()
                 except LinkError as error:
                     self.status.why = str(error)
-                except Exception as error:
-                    contained("link", error, link=self.name)
+                except Exception as fault:
+                    contained("link", fault, link=self.name)
                     self.status.why = "internal error"
                 if self._held_down:
                     continue

@@ -279,13 +279,13 @@ class RelayedConnection(AmqpNewcomer):
         try:
             with self._reaching:
                 await source.nodes.reach(self, self.machine, host=host, said=self._said, name=name)
-        except NotThere as error:
-            self._away(error.code, str(error), str(error))
+        except NotThere as absent:
+            self._away(absent.code, str(absent), str(absent))
         except LinkError as error:
             text = "CONNECTION_FORCED - the cluster behind this gateway is away"
             self._away(ReplyCode.CONNECTION_FORCED, text, str(error))
-        except Exception as error:
-            self.stream.fail(error)
+        except Exception as fault:
+            self.stream.fail(fault)
         source.flush()
 
     def _away(self, code: int, text: str, why: str) -> None:

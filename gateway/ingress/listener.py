@@ -164,10 +164,10 @@ class Listener:
                     break  # anything else concerns a connection that died while it waited
                 try:
                     self._add(accepted, address[0], address[1])
-                except Exception as error:  # of one connection, which may have died already
+                except Exception as fault:  # of one connection, which may have died already
                     self.stats.refused.add("accept")
                     accepted.close()
-                    contained("connection", error, listener=self.name)
+                    contained("connection", fault, listener=self.name)
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
         proxies = self.front.proxies

@@ -144,8 +144,8 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
         cost = Expression(text)
     try:
         program = cel.compile(text)
-    except ValueError as error:
-        raise _misread(str(error)) from error
+    except ValueError as misread:
+        raise _misread(str(misread)) from misread
     except BaseException as error:
         if not _is_panic(error):
             raise

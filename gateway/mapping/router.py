@@ -385,8 +385,8 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         try:
             return build()
-        except ExpressionError as error:
-            raise mapping.error((*place, *inner), error.reason, error.inner) from error
+        except ExpressionError as misread:
+            raise mapping.error((*place, *inner), misread.reason, misread.inner) from misread
         except MappingError as error:
             raise mapping.error((*place, *inner), error.reason) from error
 

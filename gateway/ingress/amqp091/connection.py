@@ -358,8 +358,8 @@ class AmqpConnection(ActingGuest):
                 entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
-            except (RemoteProtocolError, Refused) as error:
-                self.refuse(number, error, PUBLISH)
+            except (RemoteProtocolError, Refused) as refusal:
+                self.refuse(number, refusal, PUBLISH)
                 continue
             except Undecided as question:
                 if large:  # it was decided, and is not known any more

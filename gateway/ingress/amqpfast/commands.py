@@ -42,8 +42,8 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
     try:
         return selection(mime_type, selector)
-    except LanguageUnknown as error:
-        raise Refused(ReplyCode.NOT_IMPLEMENTED, str(error)) from None
+    except LanguageUnknown as unknown:
+        raise Refused(ReplyCode.NOT_IMPLEMENTED, str(unknown)) from None
     except SelectorRefused as error:
         raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
 

@@ -387,9 +387,9 @@ class FastConnection(ActingGuest):
             self.pause()
             self._ingress.decide(self.stream, question, self.go_on)
             return True
-        except NotKnown as question:
+        except NotKnown as unknown:
             self.pause()
-            self._ingress.decide(self.stream, question, self._go_on_reading)
+            self._ingress.decide(self.stream, unknown, self._go_on_reading)
             return True
         return False
 
