@@ -6,7 +6,7 @@ going.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -15,7 +15,7 @@ from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.letters import CommonLetters
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
 from gateway.broker.journaling import Journaling, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
@@ -39,21 +39,20 @@ TICK_SECS: Final = 0.25
 def dispatcher_of(
     router: Router,
     dead_letters: DeadLetters,
-    deduplication: Deduplication | None = None,
+    surroundings: Surroundings = ALONE,
     *,
     journaling: Journaling | None = None,
     tracing: Tracing | None = None,
-    **more: Any,
 ) -> Dispatcher:
     """The kind that records and traces what it has to, and costs nothing else."""
-    given = (router, dead_letters, deduplication)
+    given = (router, dead_letters, surroundings)
     if tracing is None:
         if journaling is None:
-            return Dispatcher(*given, **more)
-        return RecordingDispatcher(*given, journaling=journaling, **more)
+            return Dispatcher(*given)
+        return RecordingDispatcher(*given, journaling=journaling)
     if journaling is None:
-        return TracingDispatcher(*given, tracing=tracing, **more)
-    return TracingRecordingDispatcher(*given, tracing=tracing, journaling=journaling, **more)
+        return TracingDispatcher(*given, tracing=tracing)
+    return TracingRecordingDispatcher(*given, tracing=tracing, journaling=journaling)
 
 
 class SharedOutboxes(Protocol):
@@ -118,13 +117,15 @@ class BrokerCore:
         self.dispatcher = dispatcher_of(
             router,
             self.dead_letters,
-            self.deduplication,
-            links=links.keys(),
-            namespaces=namespaces,
-            outbox=self._outbox if self.outboxes is not None or shared else None,
-            pauses=self.pauses,
-            disk_healthy=lambda: store is None or store.healthy,
-            memory=memory,
+            Surroundings(
+                self.deduplication,
+                links=links.keys(),
+                namespaces=namespaces,
+                outbox=self._outbox if self.outboxes is not None or shared else None,
+                pauses=self.pauses,
+                disk_healthy=lambda: store is None or store.healthy,
+                memory=memory,
+            ),
             journaling=journaling,
             tracing=tracing,
         )

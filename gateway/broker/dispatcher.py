@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -164,42 +165,49 @@ def _always() -> bool:
     return True
 
 
+class Surroundings(NamedTuple):
+    """What a dispatcher has around it.
+
+    `links` are the endpoints that are remote brokers; `namespaces` has those that are here, by endpoint.
+    `outbox` gives that of a route with `settle: stored`; None when there is no store, and no such route.
+    `pauses`: which routes wait. `disk_healthy`: the store, if any, takes messages. `memory`: whether there is
+    enough for more of them, which sources ask.
+    """
+
+    deduplication: Deduplication | None = None
+    links: Collection[str] = ()
+    namespaces: dict[str, Namespace] | None = None
+    outbox: Callable[[Route], Namespace | None] | None = None
+    pauses: Pauses | None = None
+    disk_healthy: Callable[[], bool] = _always
+    memory: Memory | None = None
+
+
+ALONE: Final = Surroundings()
+
+
 class Dispatcher:
     """Joins the namespaces of all endpoints by the routes in force.
 
-    `links` are the endpoints that are remote brokers; `namespaces` has those that are here, by endpoint.
     `requesters` has for each listener what finds the address at which its clients take answers, by the reply
-    address that they have said. `outbox` gives that of a route with `settle: stored`; None when there is no
-    store, and no such route. `pauses`: which routes wait. `disk_healthy`: the
-    store, if any, takes messages. `memory`: whether there is enough for more of them, which sources ask.
+    address that they have said.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        dead_letters: DeadLetters,
-        deduplication: Deduplication | None = None,
-        *,
-        links: Collection[str] = (),
-        namespaces: dict[str, Namespace] | None = None,
-        outbox: Callable[[Route], Namespace] | None = None,
-        pauses: Pauses | None = None,
-        disk_healthy: Callable[[], bool] = _always,
-        memory: Memory | None = None,
-    ) -> None:
+    def __init__(self, router: Router, dead_letters: DeadLetters, surroundings: Surroundings = ALONE) -> None:
+        namespaces, pauses = surroundings.namespaces, surroundings.pauses
         self.router = router
         self.dead_letters = dead_letters
-        self.deduplication = deduplication or Deduplication()
+        self.deduplication = surroundings.deduplication or Deduplication()
         self.echoes = Echoes()
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {} if namespaces is None else namespaces
-        self.links = links
+        self.links = surroundings.links
         self.requesters: dict[str, AddressOf] = {}
-        self.disk_healthy = disk_healthy
-        self.memory = memory or plenty()
+        self.disk_healthy = surroundings.disk_healthy
+        self.memory = surroundings.memory or plenty()
         self.pauses = Pauses(None) if pauses is None else pauses
         self.taps = Taps(self.changed)
-        self._outbox = outbox
+        self._outbox = surroundings.outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._unheard_routes: dict[Route, bool] = {}

@@ -7,7 +7,7 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,12 +15,9 @@ import structlog
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.memory import Memory
-from gateway.broker.pausing import Pauses
+from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
 from gateway.broker.redacting import Redactor, Redactors
-from gateway.broker.routing import Namespace, RoutingEntry
+from gateway.broker.routing import RoutingEntry
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
@@ -333,27 +330,11 @@ class RecordingDispatcher(Dispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        deduplication: Deduplication | None = None,
+        surroundings: Surroundings = ALONE,
         *,
         journaling: Journaling,
-        links: Collection[str] = (),
-        namespaces: dict[str, Namespace] | None = None,
-        outbox: Callable[[Route], Namespace] | None = None,
-        pauses: Pauses | None = None,
-        disk_healthy: Callable[[], bool] = lambda: True,
-        memory: Memory | None = None,
     ) -> None:
-        super().__init__(
-            router,
-            dead_letters,
-            deduplication,
-            links=links,
-            namespaces=namespaces,
-            outbox=outbox,
-            pauses=pauses,
-            disk_healthy=disk_healthy,
-            memory=memory,
-        )
+        super().__init__(router, dead_letters, surroundings)
         self.journaling = journaling
 
     def batch(self, source: Source, received: Monotonic) -> RecordedBatch:

@@ -7,17 +7,14 @@ others go as they do without tracing, after one look at their properties and one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
 from gateway.broker.journaling import Journaling, RecordingDispatcher
-from gateway.broker.memory import Memory
-from gateway.broker.pausing import Pauses
-from gateway.broker.routing import Namespace, RoutingEntry, RoutingPlan
+from gateway.broker.routing import RoutingEntry, RoutingPlan
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
@@ -147,27 +144,11 @@ class TracingDispatcher(Dispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        deduplication: Deduplication | None = None,
+        surroundings: Surroundings = ALONE,
         *,
         tracing: Tracing,
-        links: Collection[str] = (),
-        namespaces: dict[str, Namespace] | None = None,
-        outbox: Callable[[Route], Namespace] | None = None,
-        pauses: Pauses | None = None,
-        disk_healthy: Callable[[], bool] = lambda: True,
-        memory: Memory | None = None,
     ) -> None:
-        super().__init__(
-            router,
-            dead_letters,
-            deduplication,
-            links=links,
-            namespaces=namespaces,
-            outbox=outbox,
-            pauses=pauses,
-            disk_healthy=disk_healthy,
-            memory=memory,
-        )
+        super().__init__(router, dead_letters, surroundings)
         self._tracing = tracing
         self._plain: Publish = partial(Dispatcher.publish, self)
 
@@ -194,29 +175,12 @@ class TracingRecordingDispatcher(RecordingDispatcher):
         self,
         router: Router,
         dead_letters: DeadLetters,
-        deduplication: Deduplication | None = None,
+        surroundings: Surroundings = ALONE,
         *,
         tracing: Tracing,
         journaling: Journaling,
-        links: Collection[str] = (),
-        namespaces: dict[str, Namespace] | None = None,
-        outbox: Callable[[Route], Namespace] | None = None,
-        pauses: Pauses | None = None,
-        disk_healthy: Callable[[], bool] = lambda: True,
-        memory: Memory | None = None,
     ) -> None:
-        super().__init__(
-            router,
-            dead_letters,
-            deduplication,
-            journaling=journaling,
-            links=links,
-            namespaces=namespaces,
-            outbox=outbox,
-            pauses=pauses,
-            disk_healthy=disk_healthy,
-            memory=memory,
-        )
+        super().__init__(router, dead_letters, surroundings, journaling=journaling)
         self._tracing = tracing
         self._plain: Publish = partial(RecordingDispatcher.publish, self)
 

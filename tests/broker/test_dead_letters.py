@@ -12,7 +12,7 @@ import structlog
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
@@ -300,14 +300,11 @@ class Bench:
         self.devices.there = False
         self.letters = DeadLetters()
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
-        given: dict[str, Any] = {
-            "links": {"erp"},
-            "namespaces": {"mqtt": self.devices, "erp": self.erp},
-        }
-        self.dispatcher = Dispatcher(router, self.letters, **given)
+        around = Surroundings(links={"erp"}, namespaces={"mqtt": self.devices, "erp": self.erp})
+        self.dispatcher = Dispatcher(router, self.letters, around)
         if journal is not None:
             noting = Journaling(journal, router, all_=True, open_batches=OpenBatches())
-            self.dispatcher = RecordingDispatcher(router, self.letters, journaling=noting, **given)
+            self.dispatcher = RecordingDispatcher(router, self.letters, around, journaling=noting)
         self.redriving = Redriving(self.dispatcher, self.letters)
         self.told: dict[str, Outcome] = {}
 

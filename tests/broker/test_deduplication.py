@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -98,9 +98,11 @@ class Bench:
         self.dispatcher = Dispatcher(
             self.router,
             self.letters,
-            self.ids,
-            links={"erp"},
-            namespaces={"mqtt": Target(0), "erp": self.target, "here": self.target},
+            Surroundings(
+                self.ids,
+                links={"erp"},
+                namespaces={"mqtt": Target(0), "erp": self.target, "here": self.target},
+            ),
         )
 
     def restart(self) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from gateway.broker.core import dispatcher_of
+from gateway.broker.dispatcher import Surroundings
 from gateway.broker.journaling import open_journal
 from gateway.broker.tracing import TracingRecordingDispatcher
 from gateway.containment import counted
@@ -50,10 +51,9 @@ class Traced(Bench):
         self.dispatcher = dispatcher_of(
             router,
             self.letters,
+            Surroundings(links=("erp",), namespaces=spaces),
             journaling=journal,
             tracing=self.tracing,
-            links=("erp",),
-            namespaces=spaces,
         )
 
     def spans(self) -> list[ReadableSpan]:

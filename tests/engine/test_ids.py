@@ -9,7 +9,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import UNSETTLED
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.engine.ids import AGAIN_SECS, ALIVE_SECS, AWAY, SILENT_SECS, IdsReader, SharedIds
 from gateway.model.batch import Batch
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -44,9 +44,7 @@ class Replica:
         self.dispatcher = Dispatcher(
             self.router,
             DeadLetters(),
-            self.ids,
-            links={"erp"},
-            namespaces={"mqtt": Target(0), "erp": self.target},
+            Surroundings(self.ids, links={"erp"}, namespaces={"mqtt": Target(0), "erp": self.target}),
         )
         if connect:
             stream.connect(self.log)

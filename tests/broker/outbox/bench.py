@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.outbox.outbox import OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.mapping import parse
@@ -97,9 +97,11 @@ class Bench:
         self.dispatcher = Dispatcher(
             router,
             self.letters,
-            links={"erp"},
-            namespaces={"mqtt": Devices(), "erp": self.link},
-            outbox=self.outboxes.of,
+            Surroundings(
+                links={"erp"},
+                namespaces={"mqtt": Devices(), "erp": self.link},
+                outbox=self.outboxes.of,
+            ),
         )
         self.outboxes.add_target("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
         self.outboxes.use(router.routes)
