@@ -141,7 +141,8 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
         for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
             name, messages = one["route"], one["messages"]
             if messages is None:
-                raise PipelineError(f"how much waits for route {name} is not known now: {one['problem']}")
+                why = one["problem"] or "ask again in some seconds"
+                raise PipelineError(f"how much waits for route {name} is not known now: {why}")
             if one["shared"]:
                 common[name] = max(messages, common.get(name, 0))
             held[name] += one["in_flight"] if one["shared"] else messages
