@@ -33,24 +33,25 @@ class Recurring(Generic[V]):
     """What has been worked out of octets: of `most` that are kept, and of the last ones besides, of which
     there are 2 NEW_MAX at the most.
 
-    What comes again and again is soon among the ones that are kept, for it is put in each time.
+    What comes again and again is soon among the ones that are kept, for it is put in each time. These are
+    `known`, which is asked first where each message asks.
     """
 
-    __slots__ = ("_before", "_count", "_known", "_most", "_new")
+    __slots__ = ("_before", "_count", "_most", "_new", "known")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[bytes, V] = {}
+        self.known: dict[bytes, V] = {}
         self._new: dict[bytes, V] = {}
         self._before: dict[bytes, V] = {}  # those that were new, until as many had come behind them
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._known) + len(self._new) + len(self._before)
+        return len(self.known) + len(self._new) + len(self._before)
 
     def get(self, octets: bytes) -> V | None:
         """What was worked out of these octets; None: it has to be, perhaps again."""
-        found = self._known.get(octets)
+        found = self.known.get(octets)
         if found is None:
             found = self._new.get(octets)
             if found is None:
@@ -61,9 +62,9 @@ class Recurring(Generic[V]):
         """This was worked out. It stays for at least as long as NEW_MAX others are not."""
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
-            if len(self._known) >= self._most:
-                make_room(self._known, self._most)
-            self._known[octets] = found
+            if len(self.known) >= self._most:
+                make_room(self.known, self._most)
+            self.known[octets] = found
             return
         if len(self._new) >= NEW_MAX:
             self._before = self._new
@@ -72,6 +73,6 @@ class Recurring(Generic[V]):
 
     def clear(self) -> None:
         """Nothing is known any more."""
-        self._known.clear()
+        self.known.clear()
         self._new.clear()
         self._before.clear()

@@ -302,9 +302,11 @@ class ServerConnection(Connection):
                 self._lead = lead
                 return lead
         assert lead is not None
-        if self._steps >= STEPS_MAX or not (
-            self._read_lead(lead, data, at, end) or self._read_first(lead, data, at, end)
-        ):
+        if self._steps >= STEPS_MAX:
+            return None
+        head = lead.head
+        same = head and data[at : at + len(head)] == head and self._read_lead(lead, data, at, end)
+        if not same and not self._read_first(lead, data, at, end):
             return None
         self._steps += len(lead.properties) // PROPERTIES_STEP_OCTETS
         # What is equal on several channels is one object, so that it need not be looked up for each.
@@ -321,15 +323,9 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Read what the message at `at` begins with, if its method is that of the last one on its channel."""
-        head = lead.head
-        header_at = at + len(head) - 3
-        if (
-            not head
-            or header_at + 22 > end
-            or data[at : header_at + 3] != head
-            or data[header_at + 7 : header_at + 15] != SMALL_CONTENT
-        ):
+        """Read what the message at `at` begins with, whose method is that of the last one on its channel."""
+        header_at = at + len(lead.head) - 3
+        if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
             return False
         header_size = (
             data[header_at + 3] << 24

@@ -170,7 +170,7 @@ def content_properties(raw: bytes) -> PropertySet:
 
     Decoded when something asks, which raises RemoteProtocolError 502 for octets that are no properties.
     """
-    found = _sets.get(raw)
+    found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:

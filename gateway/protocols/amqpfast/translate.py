@@ -159,7 +159,7 @@ def head_properties(raw: bytes) -> PropertySet:
 
     Decoded when something asks, which raises RemoteProtocolError 542 for octets that are no head.
     """
-    found = _sets.get(raw)
+    found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:

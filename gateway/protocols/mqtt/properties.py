@@ -198,7 +198,7 @@ def alias_among(raw: bytes, most: int) -> int:
 
 def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
     """What the property list of a PUBLISH says; validates it. Raises 0x97 for more than `most` properties."""
-    known = _scans.get(raw)
+    known = _scans.known.get(raw) or _scans.get(raw)
     if known is None:
         known = scan(raw, most) or _look_closely(raw, most)
         if len(raw) <= _SCANNED_OCTETS_MAX:
