@@ -122,7 +122,8 @@ class Client:
         paho_client.on_disconnect = self._on_disconnect
         if will:
             paho_client.will_set(will, b"gone", qos=1, properties=will_properties)
-        paho_client.manual_ack_set(not ack)
+        paho_client.manual_ack_set(True)
+        self._ack = ack
         self.paho = paho_client
         more: dict[str, Any] = {}
         if version == paho.MQTTv5 and clean is not None:
@@ -136,7 +137,10 @@ class Client:
     def _on_connect(self, _: Any, __: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         self._note(welcome=reason, offered=properties, present=flags.session_present)
 
-    def _on_message(self, _: Any, __: Any, message: paho.MQTTMessage) -> None:
+    def _on_message(self, client: paho.Client, __: Any, message: paho.MQTTMessage) -> None:
+        # paho by itself acknowledges what the test has already heard of, and who left at once had not
+        if self._ack:
+            client.ack(message.mid, message.qos)
         with self._changed:
             self.messages.append(message)
             self._changed.notify_all()
