@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from gateway import is_compiled
 from gateway.telemetry import logs
+from tests.interop.java import quicken_spark
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
 from tests.needs import ALONE, folder_of, needs_of, refuse_programs
 
@@ -41,6 +42,7 @@ settings.load_profile("patient")
 def pytest_configure(config: pytest.Config) -> None:
     if subprocess.run([sys.executable, "deploy/compile.py", "--check"], cwd=ROOT, check=False).returncode:
         pytest.exit("tests of stale extensions would say nothing", 2)
+    quicken_spark()
     if config.getoption("markexpr") == "not needs":
         os.environ[ALONE] = "1"
         settings.load_profile("brief")  # `make check`; all examples are for `make test`

@@ -20,6 +20,7 @@ from gateway.app.clients import connected
 from tests.clients.builds import NotBuiltError, built
 from tests.conftest import missing
 from tests.interop.gateway_fixture import Running
+from tests.interop.java import QUICK
 from tests.interop.servers import RabbitMQ
 
 HERE: Final = Path(__file__).resolve().parent
@@ -38,10 +39,9 @@ def program(name: str) -> Path:
 
 
 def java(name: str) -> list[str]:
-    """The command for a main of java/src: started quickly rather than compiled well."""
+    """The command for a main of java/src."""
     place = program("java")
-    quick = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-    return ["java", *quick, "-cp", f"{place}/classes:{place}/jars/*", name]
+    return ["java", *QUICK, "-cp", f"{place}/classes:{place}/jars/*", name]
 
 
 def said(command: Sequence[str | Path], cut: Callable[[], None], *, folder: Path | None = None) -> list[str]:

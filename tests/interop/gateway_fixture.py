@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
@@ -119,7 +119,8 @@ class Running:
     def stop(self) -> None:
         """Drain, wait for the end, and raise what went wrong."""
         if self._thread.is_alive():
-            self.ask(self.gateway.stop)
+            with suppress(trio.RunFinishedError):  # it was told before, and ends now
+                self.ask(self.gateway.stop)
         self._thread.join(STOP_SECS_MAX)
         assert not self._thread.is_alive(), "the gateway did not stop"
         if self._error is not None:

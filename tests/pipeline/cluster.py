@@ -21,6 +21,7 @@ import pyarrow
 
 from gateway.pipeline.bundle import ENVIRONMENT, Bundle, write
 from gateway.pipeline.session import java
+from tests.interop.java import QUICK
 from tests.needs import needed
 from tests.pipeline.killing import PATIENCE_SECS, ROOT
 
@@ -49,10 +50,12 @@ def until(done: Callable[[], Any], what: str) -> None:
 
 @needed("Spark")
 class Cluster:
-    """Starts with `with`. `url` is what `--master` wants."""
+    """Starts with `with`. `url` is what `--master` wants; `quick` is said of executors (tests/interop/java.py)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, quick: bool = False) -> None:
         import pyspark
+
+        self._options = OPTIONS | ({"spark.executor.extraJavaOptions": " ".join(QUICK)} if quick else {})
 
         self._folder = folder
         self._home = Path(pyspark.__file__).parent
@@ -122,12 +125,12 @@ class Cluster:
         where Pythons have the rest."""
         return (
             *(str(self._home / "bin" / "spark-submit"), "--master", self.url),
-            *("--py-files", str(self.bundle.code), *_confs(OPTIONS), str(program), *arguments),
+            *("--py-files", str(self.bundle.code), *_confs(self._options), str(program), *arguments),
         )
 
     def documented(self, *arguments: str) -> tuple[str, ...]:
         """The line that the guide has, which submits the program of the bundle; Pythons are bare."""
-        own = OPTIONS | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT}
+        own = self._options | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT}
         return (
             *(str(self._home / "bin" / "spark-submit"), "--master", self.url),
             *("--py-files", str(self.bundle.code)),
@@ -139,7 +142,7 @@ class Cluster:
         """A command of `gateway pipeline` that is a driver itself, and hands its code over; the rest comes
         as an archive, to bare Pythons."""
         archive = f"{self.bundle.environment}#{ENVIRONMENT}"
-        given = OPTIONS | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT, "spark.archives": archive}
+        given = self._options | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT, "spark.archives": archive}
         return (sys.executable, "-m", "gateway", "pipeline", *arguments, "--master", self.url, *_confs(given))
 
     def environment(self, python: str = "python3") -> dict[str, str]:

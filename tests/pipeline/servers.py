@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from pyarrow import fs
 
+from tests.interop.java import QUICK
 from tests.pipeline.cluster import until
 
 HOST: Final = "127.0.0.1"
@@ -113,7 +114,7 @@ class Hdfs(Server):
     def command(self) -> tuple[str, ...]:
         program = "org.apache.hadoop.test.MiniDFSClusterManager"
         given = ("-datanodes", "1", "-nnport", str(self.port), "-format", "-writeDetails", "details")
-        return ("java", "-Xmx256m", "-cp", f"{self._jars}/*", program, *given)
+        return ("java", *QUICK, "-Xmx256m", "-cp", f"{self._jars}/*", program, *given)
 
     def is_up(self) -> bool:
         """It writes its details when all of it is."""

@@ -36,7 +36,7 @@ DRIVER: Final = ROOT / "tests" / "pipeline" / "kill_driver.py"
 @needed("Spark")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
-        with Cluster(tmp_path_factory.mktemp("cluster")) as found:
+        with Cluster(tmp_path_factory.mktemp("cluster"), quick=True) as found:
             yield found
     except PipelineError as error:
         missing(str(error))
