@@ -50,7 +50,7 @@ def until(done: Callable[[], Any], what: str) -> None:
 
 @needed("Spark")
 class Cluster:
-    """Starts with `with`. `url` is what `--master` wants; `quick` is said of executors (tests/interop/java.py)."""
+    """Starts with `with`. `url` is what `--master` wants; `quick`: executors are, see interop/java.py."""
 
     def __init__(self, folder: Path, *, quick: bool = False) -> None:
         import pyspark
