@@ -232,13 +232,20 @@ class Router:
 
     def is_return(self, address: Address) -> bool:
         """Whether it looks like a return address: nothing else leads from there anywhere."""
-        return self.returns is not None and DIALECTS[address.protocol].returned(address) is not None
+        return self._returned(address) is not None
 
     def requester(self, address: Address) -> Return | None:
         """Whom a message is for that is published to a return address; None: this is none that was made
         here."""
-        rest = None if self.returns is None else DIALECTS[address.protocol].returned(address)
+        rest = self._returned(address)
         return None if rest is None or self.returns is None else self.returns.read(rest)
+
+    def _returned(self, address: Address) -> str | None:
+        """What a return address says; None: it is none, as its first letters mostly show."""
+        dialect = DIALECTS[address.protocol]
+        if self.returns is None or not address.name.startswith(dialect.return_prefix):
+            return None
+        return dialect.returned(address)
 
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
         """By what an answer that is published at `endpoint` comes home to the endpoint `requester`; None: no

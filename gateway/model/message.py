@@ -124,9 +124,15 @@ class Message:
 
 def weight_of(messages: Iterable[Message]) -> int:
     """What they weigh together."""
-    return sum([message.octets for message in messages])
+    octets = 0  # compiled, a sum of a list would make the list and an object for each number
+    for message in messages:
+        octets += message.octets
+    return octets
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
     """Octets of their bodies alone, for those limits that say so."""
-    return sum([len(message.body) for message in messages])
+    octets = 0
+    for message in messages:
+        octets += len(message.body)
+    return octets

@@ -46,9 +46,12 @@ TEXTS: Final = (
 NOTHING: Final = Properties()
 PLAIN: Final = bytes(set(range(0x20, 0x7F)) - set(b'"\\'))
 """Letters that stand in a string of JSON as they are."""
+BEFORE_FIRST: Final = b'{"headers":[["'
 BEFORE_NAME: Final = b'"],["'
 BEFORE_VALUE: Final = b'","string","'
-QUOTES: Final = b'"' * (BEFORE_NAME + BEFORE_VALUE).count(b'"')
+BEHIND_LAST: Final = b'"]]}'
+QUOTES: Final = (BEFORE_NAME + BEFORE_VALUE).count(b'"')  # for each header, and so many more for all
+QUOTES_MORE: Final = (BEFORE_FIRST + BEHIND_LAST).count(b'"') - BEFORE_NAME.count(b'"')
 
 
 def encode_properties(properties: Properties) -> bytes:
@@ -74,10 +77,13 @@ def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
     Traffic in which each message says something new is written so, from octet to octet: without objects.
     """
     pieces = read(raw, BEFORE_NAME, BEFORE_VALUE, True)
-    joined = b"".join(pieces)
-    if not pieces or joined.translate(None, PLAIN) != QUOTES * (len(pieces) // 4):
+    if not pieces:
         return None
-    return b'{"headers":[["%b"]]}' % joined[len(BEFORE_NAME) :]
+    quotes = len(pieces) // 4 * QUOTES + QUOTES_MORE
+    pieces[0] = BEFORE_FIRST
+    pieces.append(BEHIND_LAST)
+    written = b"".join(pieces)
+    return written if written.translate(None, PLAIN) == b'"' * quotes else None
 
 
 def decode_properties(octets: bytes) -> Properties:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway import clock
 from gateway.broker.journaling import RecipientRecorder, RecordedBatch, open_journal
 from gateway.mapping import parse
@@ -42,6 +44,7 @@ class Noted:
         self.told.append((sources, slots))
 
 
+@pytest.mark.interpreted
 def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     """Also when another batch has passed it on, whose own slots are others."""
     noted, sink = Noted(), Kept()
@@ -60,6 +63,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     assert noted.told == [([came[4], came[11]], [4, 11]), ([came[9]], [9])]
 
 
+@pytest.mark.interpreted
 def test_a_whole_part_is_told_without_slots() -> None:
     noted, sink = Noted(), Kept()
     recipient = Recipient(sink, RecipientRecorder(noted, FACTS))  # type: ignore[arg-type]

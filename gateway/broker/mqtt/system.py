@@ -34,15 +34,6 @@ from gateway.telemetry.stats import ListenerStats
 
 SYS: Final = "$SYS"
 ROOT: Final = "$SYS/broker/"
-CONNECTION: Final = ["$SYS", "broker", "connection"]
-
-
-def is_own(topic: str) -> bool:
-    """Whether only the gateway may publish there."""
-    levels = topic.split("/", 5)
-    if levels[0] != SYS:
-        return False
-    return len(levels) != 5 or levels[:3] != CONNECTION or levels[4] != "state"
 
 
 class Shown(Protocol):

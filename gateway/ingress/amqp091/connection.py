@@ -332,8 +332,8 @@ class AmqpConnection(ActingGuest):
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
             return []
+        dispatcher = ingress.dispatcher
         entries = ingress.entries_of(self.rights, self.host)
-        publish = ingress.publish_large if large else ingress.dispatcher.publish
         batch = ingress.begun_batch()
         channels = self.channels
         sender = self.sender
@@ -388,7 +388,11 @@ class AmqpConnection(ActingGuest):
                 receipt = (channel, confirm, content if found.mandatory else None)
                 self.unsettled += 1
             try:
-                if not publish(batch, entry, message, receipt):
+                if large:
+                    taken = ingress.publish_large(batch, entry, message, receipt)
+                else:
+                    taken = dispatcher.publish(batch, entry, message, receipt)
+                if not taken:
                     ingress.unclaimed(entry, message, receipt)
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)

@@ -70,10 +70,10 @@ class Publisher:
                 self._refuse(number, tag)
             return []
         batch = ingress.begun_batch()
-        publish = ingress.dispatcher.publish
+        dispatcher = ingress.dispatcher
         handles = connection.handles
         sender = connection.sender
-        generation = ingress.dispatcher.generation
+        generation = dispatcher.generation
         replies: list[tuple[int, int]] = []
         handle: FastHandle | None = None
         last_number, last_head = -1, b""
@@ -108,7 +108,7 @@ class Publisher:
                     ingress.decide(connection.stream, question)
                     left = [row, *in_turn]
                     break
-                generation = ingress.dispatcher.generation
+                generation = dispatcher.generation
                 continue
             entry = entries[0]
             message = Message(
@@ -122,7 +122,7 @@ class Publisher:
                 hops,
                 sender,
             )
-            if publish(batch, entry, message, (handle, tag) if tag else handle):
+            if dispatcher.publish(batch, entry, message, (handle, tag) if tag else handle):
                 if tag:
                     self.unsettled += 1
             else:

@@ -495,7 +495,6 @@ class MqttConnection(AdmittedGuest):
         if self._answers is not None and self._waits_for_ids(rows):
             return rows
         entries = self._entries
-        publish = dispatcher.publish
         batch = ingress.begun_batch()
         sender = self.sender
         body_max = ingress.body_max
@@ -552,7 +551,7 @@ class MqttConnection(AdmittedGuest):
                 self._decline(message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
-            elif not publish(batch, entry, message, receipt):
+            elif not dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         done = len(rows) - len(left)
         ingress.stats.messages_in += done

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.broker.mqtt.system import is_own
+from gateway.broker.mqtt.system import SYS
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -20,6 +20,7 @@ FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway
 NOT_ALLOWED: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "no rule allows to publish there")
 TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels than limits.topic_levels_max")
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
+CONNECTION: Final = [SYS, "broker", "connection"]  # below it bridges say how they are
 
 
 class Offer(NamedTuple):
@@ -50,4 +51,12 @@ def topic_refusal(name: str, levels_max: int) -> Outcome | None:
     """Why nothing may be published to a topic, whoever it is that wants to."""
     if name.count("/") >= levels_max:
         return TOO_DEEP
-    return FORBIDDEN if is_own(name) else None
+    return FORBIDDEN if name.startswith(SYS) and _is_own(name) else None
+
+
+def _is_own(topic: str) -> bool:
+    """Whether only the gateway may publish there."""
+    levels = topic.split("/", 5)
+    if levels[0] != SYS:
+        return False
+    return len(levels) != 5 or levels[:3] != CONNECTION or levels[4] != "state"

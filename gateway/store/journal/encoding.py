@@ -252,7 +252,12 @@ def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
 
 
 def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
-    """What the journal writes of a property set, JSON and message id; remembered in its `forms`."""
+    """What the journal writes of a property set, JSON and message id; remembered in its `forms`, unless it is
+    soon made again: most sets of texts come once."""
+    if found.read_texts is not None:
+        made = encode_texts(found.read_texts, found.raw)
+        if made is not None and len(made) <= PROPERTIES_OCTETS_MAX:
+            return made, None
     form: tuple[bytes, bytes | None] | None = found.forms.get(FORM)
     if form is None:
         form = found.forms[FORM] = _recorded(found)
@@ -260,18 +265,12 @@ def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
 
 
 def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
-    name = made = None
-    if found.read_texts is not None:
-        made = encode_texts(found.read_texts, found.raw)
-    if made is None:
-        try:
-            properties = found.properties
-        except RemoteProtocolError:
-            return b'{"malformed":true}', None
-        made = encode_properties(properties)
-        name = properties.message_id
-    if not made:
-        made = b"{}"
+    try:
+        properties = found.properties
+    except RemoteProtocolError:
+        return b'{"malformed":true}', None
+    made = encode_properties(properties) or b"{}"
+    name = properties.message_id
     if len(made) > PROPERTIES_OCTETS_MAX:
         made = b'{"omitted":%d}' % len(made)
     return made, None if name is None else octets_of(name)

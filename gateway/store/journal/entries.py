@@ -62,7 +62,9 @@ class Entries:
             column += texts
             self._octets += sum([len(text) for text in texts if text])
         self._buffers = None
-        return [NUMBER(first + place) for place in range(len(entries))]
+        count = len(entries)
+        numbers = struct.pack(f"<{count}I", *range(first, first + count))
+        return [numbers[at : at + 4] for at in range(0, 4 * count, 4)]
 
     def begin(self, rows: int) -> bool:
         """A block of `rows` begins. True: start afresh, for most of what is here is not in use."""

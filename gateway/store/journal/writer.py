@@ -46,7 +46,7 @@ WRITE_BLOCKS_MAX: Final = 100  # at a time
 MARK_SECS: Final = 60.0  # between two low-water marks when nothing crosses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """How the journal is written. A limit of 0 does not limit.
 
@@ -149,8 +149,8 @@ class JournalWriter:
         self._failed_since = False
         self._wake = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+        self._disk_thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._disk_thread.start()
 
     @property
     def backlog(self) -> int:
@@ -275,8 +275,8 @@ class JournalWriter:
         """
         self._closing = True
         self._wake.set()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        self._disk_thread.join(timeout)
+        if self._disk_thread.is_alive():
             self._tell(f"the journal's disk does not answer; {self.backlog} rows are left to it")
 
     # Of whoever has the lock.
