@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from gateway.admin import Readiness
 from gateway.app.destinations import DESTINATIONS
@@ -25,7 +25,7 @@ from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
 from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.nodes import Nodes
-from gateway.engine.outboxes import SharedOutboxes
+from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings
@@ -230,6 +230,7 @@ def outbox_links(
             LinkStatus(called, stats),
             client_id=f"{settings.replica} outbox {name}",
             up=partial(getattr, links[name], "up"),
+            delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
             left=core.left,
         )

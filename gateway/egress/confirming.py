@@ -204,6 +204,18 @@ class ConfirmedSink(ABC):
         """The place is there."""
         self._refusals.pop(place, None)
 
+    # Whose messages they are.
+
+    def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
+        """Whether the broker may have messages of such parts that it would know again from here, and from
+        nobody else."""
+        return False
+
+    def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+        """What waits of such parts has this outcome, for somebody else is to send it; but not what is in
+        doubt."""
+        settle_all(self._withdraw_waiting(lambda part, at: wanted(part)), outcome)
+
     # Sending.
 
     def publish(self, part: SubBatch) -> None:

@@ -6,6 +6,13 @@ order is kept, and a replica consumes it only while the link is up there. A mess
 would have written it, address and properties of any protocol included. It is acknowledged when the link's
 broker has confirmed it; a replica that is lost before has the next one send it again.
 
+Nobody is to begin behind messages that another one still holds. So a replica whose link is down for more
+than a moment gives back what it has in hand, with the channel: the queue has all of it again in one step, in
+order, and only then another consumer. What was sent and is in doubt may come twice then, as from a replica
+that is lost. At QoS 2 of MQTT it must not, and the broker knows it again only from who has sent it: there it
+stays, with all that is in hand, and another replica passes it. One that is told to stop leaves when all that
+is in hand is confirmed.
+
 What is too much, or too old, the cluster takes out: with `policy: dead_letter` into a second queue for each
 route, from which whichever replica comes first makes dead letters; otherwise to where drops are counted.
 
@@ -18,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
@@ -35,10 +42,14 @@ from gateway.broker.outbox.outbox import (
 )
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import Namespace, OneSink, RoutingEntry, RoutingPlan
+from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
+from gateway.egress.amqp091.topology import Declaration
+from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries
+from gateway.engine.arguments import type_arguments
 from gateway.engine.names import names_of
 from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
@@ -50,6 +61,7 @@ from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived
@@ -64,7 +76,17 @@ REFUSALS_MAX: Final = 10_000  # messages; of more, the one that was refused long
 BESIDE_OCTETS: Final = 4_194_304  # that a stored message may have besides its body
 OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head", "dead_letter": "drop-head"}
 COUNT_SECS: Final = 5.0  # between two looks at how much waits
+# That a link may be down before others are to deliver; one whose connection was cut is back before that.
+MOMENT_SECS: Final = 1.0
 FIRST_REASON: Final = "x-first-death-reason"  # why the cluster took a message out of its queue
+
+
+class Delivering(Protocol):
+    """The session of the link."""
+
+    @property
+    def publisher(self) -> ConfirmedSink:
+        """What it publishes with."""
 
 
 class OutboxPublisher(AmqpLinkPublisher):
@@ -87,10 +109,12 @@ class SharedOutboxes(AmqpLinkSession):
         *,
         client_id: str,
         up: Callable[[], bool],
+        delivers: ConfirmedSink,
         paused: Callable[[], Iterable[str]],
         left: Left | None = None,
     ) -> None:
-        """`up`: the link can be given messages. `left` hears what leaves an outbox, at this replica."""
+        """`up`: the link can be given messages; it publishes them with `delivers`. `left` hears what leaves
+        an outbox, at this replica."""
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
         super().__init__(
@@ -109,12 +133,15 @@ class SharedOutboxes(AmqpLinkSession):
         self._prefix = f"{engine.namespace}.outbox.{link}."
         self._given_up = f"{engine.namespace}.given-up.{link}."
         self._limits = given.outbox
-        self._queue_type = engine.queue_type
+        self._type = type_arguments(engine)
         self._dropped = names_of(engine.namespace, engine.topic_exchange).dropped
         self.up = up
+        self._delivers = delivers
         self._paused = paused
         self._left = left
         self._stopped = False
+        self._seen_up = False
+        self._patient_until: Monotonic | None = None
         self._wanted: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._boxes: dict[str, SharedOutbox] = {}
 
@@ -122,7 +149,7 @@ class SharedOutboxes(AmqpLinkSession):
         """Those of a queue that is declared."""
         limits = self._limits
         bounds: Headers = (
-            ("x-queue-type", string(self._queue_type)),
+            *self._type,
             ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
             ("x-max-length-bytes", Value(ValueType.INT64, limits.bytes_max)),
         )
@@ -239,9 +266,11 @@ class SharedOutboxes(AmqpLinkSession):
     def _arrange(self) -> None:
         paused = set(self._paused())
         routes = self._routes()
-        going = self.up() and not self._stopped
+        going = self._reaches() and not self._stopped
+        if not going and not self.up():
+            self._hand_back()
         if not self._wanted[1] and self._connection is not None and self._connection.outstanding:
-            going = False  # what was handed out before the link went down comes before the rest
+            going = False  # what is in hand still comes before the rest
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed
         if wanted != self._wanted:
@@ -250,6 +279,35 @@ class SharedOutboxes(AmqpLinkSession):
             if self._limits.policy == "dead_letter":
                 given_up = tuple(self._given_up + route.name for route in routes.values())
             super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=wanted[0]))
+
+    def _reaches(self) -> bool:
+        """The link is up, or was so a moment ago."""
+        up = self.up()
+        if self._seen_up and not up:
+            self._patient_until = clock.now() + MOMENT_SECS
+        self._seen_up = up
+        until = self._patient_until
+        return up or (until is not None and clock.now() < until)
+
+    def _hand_back(self) -> None:
+        """Others are to deliver what is in hand, and what comes after it."""
+        connection = self._connection
+        if not isinstance(connection, OutboxConnection) or not connection.outstanding:
+            return
+        self.turn_done()  # what has just come is in hand, too
+        if self._delivers.in_doubt(self._is_ours):
+            connection.let_others_begin()
+        else:
+            connection.hand_back(self._prefix)
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """What the link has not been sent comes out of its queue again, here or elsewhere."""
+        self._delivers.give_up(self._is_ours, DOWN)
+
+    def _is_ours(self, part: SubBatch) -> bool:
+        source = part.batch.source
+        return isinstance(source, DrainSource) and source.outboxes is self
 
     # What a connection asks.
 
@@ -269,8 +327,70 @@ class SharedOutboxes(AmqpLinkSession):
         return entry
 
 
+class OutboxConsumer(AmqpLinkConsumer):
+    """One that leaves when all that is in hand is confirmed, and without a cancel, which would let the next
+    one begin before. Until then it acknowledges nothing, so that no more comes than may be in hand; what
+    comes in return for its acknowledgement goes back with the channel, and so does what was released.
+    """
+
+    __slots__ = ("_confirmed", "_leaves")
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        machine: ClientConnection,
+        channel: int,
+        wake: Callable[[AmqpLinkConsumer], None],
+    ) -> None:
+        super().__init__(declaration, machine, channel, wake)
+        self._leaves = False
+        self._confirmed: list[int] = []  # tags to acknowledge when it leaves
+
+    @property
+    def done(self) -> bool:
+        """As above."""
+        settled = len(self._confirmed) + (len(self._later) if self._leaves else 0)
+        return self.outstanding <= settled
+
+    def stop(self) -> None:
+        """As above."""
+        self._leaves = self.stopping = True
+
+    def cancel(self) -> None:
+        """Let another one begin before all that is in hand is confirmed."""
+        if self._leaves or not self.stopping:
+            self.acknowledge_all()
+            super().stop()
+
+    def tick(self, now: float) -> None:
+        """As above; what was released waits for the channel to close, and may be the last that is in hand."""
+        if self._leaves:
+            self.wake()
+        else:
+            super().tick(now)
+
+    def flush(self) -> None:
+        """As above."""
+        if self._leaves:
+            self._confirmed += self.accepted
+            self.accepted = []
+            if not self.done:
+                return
+            self.accepted, self._confirmed = self._confirmed, []
+        super().flush()
+
+    def acknowledge_all(self) -> None:
+        """Whatever is confirmed, at once."""
+        self._leaves = False
+        self.accepted += self._confirmed
+        self._confirmed = []
+        super().flush()
+
+
 class OutboxConnection(AmqpLinkConnection):
     """A connection of theirs: it also asks how much waits, on a channel for that."""
+
+    _consuming: ClassVar[type[AmqpLinkConsumer]] = OutboxConsumer
 
     def __init__(self, session: SharedOutboxes, stream: Stream, target: Target, now: float) -> None:
         super().__init__(session, stream, target, now)
@@ -289,6 +409,31 @@ class OutboxConnection(AmqpLinkConnection):
             self._counting = self._new_channel()
         elif not self._asked:
             self._count()
+
+    def hand_back(self, prefix: str) -> None:
+        """The queues of such names are to have again what of them is in hand; nothing more comes."""
+        for number, consumer in self._outbox_consumers():
+            if consumer.declaration.name.startswith(prefix):
+                consumer.acknowledge_all()
+                self.machine.close_channel(number)
+                self._drop(number)
+        self._stream.mark()
+
+    def let_others_begin(self) -> None:
+        """What is in hand stays, and nothing more comes."""
+        for _, consumer in self._outbox_consumers():
+            consumer.cancel()
+        self._stream.mark()
+
+    def shut_down(self) -> None:
+        """As above: what has not been confirmed goes back with the connection."""
+        for _, consumer in self._outbox_consumers():
+            consumer.acknowledge_all()
+        super().shut_down()
+
+    def _outbox_consumers(self) -> list[tuple[int, OutboxConsumer]]:
+        found = self._consumers.items()
+        return [(number, one) for number, one in found if isinstance(one, OutboxConsumer)]
 
     def _count(self) -> None:
         for queue in self._outboxes.counted():
@@ -316,9 +461,10 @@ class OutboxConnection(AmqpLinkConnection):
             super()._method(event)
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: nobody says how much waits."""
+        """The connection is gone: nobody says how much waits, and what was in hand is back in its queues."""
         self._outboxes.waiting.clear()
         super().lost(reason)
+        self._outboxes.withdraw()
 
 
 class SharedOutbox(OneSink):
@@ -408,20 +554,17 @@ class Drain:
 
     def __init__(self, outboxes: SharedOutboxes, route: Route) -> None:
         self.route = route
-        self._outboxes = outboxes
+        self.outboxes = outboxes
         self._recipients: dict[Sink, OutboxRecipient] = {}
 
     def publish(self, part: SubBatch) -> None:
-        """Hand messages to the link."""
-        if not self._outboxes.up():  # it is about to be noticed, and nothing more is consumed
-            part.settle_at(range(len(part.messages)), DOWN)
-            return
+        """Hand messages to the link. If it has just gone down they wait there, behind what waits already."""
         utc = clock.utc()
-        namespace = self._outboxes.namespace
+        namespace = self.outboxes.namespace
         batch = part.batch.onward(DrainSource(self, part))
         for at, stored in enumerate(part.messages):
             try:
-                message = self._outboxes.reader.decode_one(bytes(stored.body))
+                message = self.outboxes.reader.decode_one(bytes(stored.body))
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 self.bury(part, at, stored, outcome, crossed=False)
@@ -446,7 +589,7 @@ class Drain:
         """Whether a message that was refused goes back for another attempt; what follows passes it."""
         if outcome.reason in FINAL:
             return False
-        refusals = self._outboxes.refusals
+        refusals = self.outboxes.refusals
         key = blake2b(part.messages[at].body, digest_size=16).digest()
         times = refusals.pop(key, 0) + 1
         if times >= self.route.rule.attempts_max:
@@ -461,7 +604,7 @@ class Drain:
         """It is a dead letter, and leaves the outbox when that is safe."""
         self.route.failed += 1
         then = partial(self._gone, part, at, message if crossed else None, outcome)
-        letters = self._outboxes.dispatcher.dead_letters
+        letters = self.outboxes.dispatcher.dead_letters
         letters.add([message], self.route.name, outcome, then, crossed=crossed)
 
     def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
@@ -471,13 +614,14 @@ class Drain:
 
     def note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Have the journal hear that these have left."""
-        self._outboxes.note(self.route, messages, outcome, word)
+        self.outboxes.note(self.route, messages, outcome, word)
 
 
 class DrainSource:
     """The source of what leaves an outbox, of one part. A receipt is (position in the part, message)."""
 
     def __init__(self, drain: Drain, part: SubBatch) -> None:
+        self.outboxes = drain.outboxes
         self._drain = drain
         self._part = part
 

@@ -2,6 +2,10 @@
 
 Records are numbered. What has not come back when the connection is lost is written again over the next one,
 when the log has been read to its end; whether it still counts the log says.
+
+A stream whose leader is on a node that is lost loses what it was sent in that moment, over connections to
+other nodes, too, and nobody is told. It keeps the order. So a record that comes back before one that was
+written earlier says that this one is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ class Recorder:
         self._numbers = 0
         self._write: Callable[[Record], None] | None = None
         self._unlogged: dict[int, Record] = {}
+        self._written: dict[int, None] = {}  # over this connection, and not back yet: in this order
         self._waiting: deque[tuple[int, Told]] = deque()
         self._unflushed: list[Told] = []
         self._dirty: dict[ClientSession, None] = {}
@@ -36,6 +41,7 @@ class Recorder:
         """Another life: what the last one had to say is nobody's business any more."""
         self.life = life
         self._unlogged.clear()
+        self._written.clear()
         self._waiting.clear()
         self._unflushed.clear()
         self._dirty.clear()
@@ -58,17 +64,24 @@ class Recorder:
         self._write = write
         for record in self._unlogged.values():
             write(record)
+            self.wrote(record.number)
         self.flush()
 
     def down(self) -> None:
         """The connection is gone."""
         self._write = None
+        self._written.clear()
+
+    def wrote(self, number: int) -> None:
+        """A record has been written: one of these, or another one of this life."""
+        self._written[number] = None
 
     def put(self, record: Record) -> None:
         """Write a record that has the last number, now or when that is possible."""
         self._unlogged[record.number] = record
         if self._write is not None:
             self._write(record)
+            self.wrote(record.number)
 
     def changed(self, session: ClientSession) -> None:
         """A session has something to say when the wake-up ends."""
@@ -96,8 +109,12 @@ class Recorder:
         unflushed, self._unflushed = self._unflushed, []
         self._waiting.extend([(self._numbers, done) for done in unflushed])
 
-    def came(self, number: int) -> None:
-        """A record of this life has come back."""
+    def came(self, number: int) -> bool:
+        """A record of this life has come back. False: one that was written before it is lost."""
+        if number in self._written:
+            if next(iter(self._written)) != number:
+                return False
+            del self._written[number]
         self._unlogged.pop(number, None)
         first = next(iter(self._unlogged), self._numbers + 1)
         while self._waiting and self._waiting[0][0] < first:
@@ -106,3 +123,4 @@ class Recorder:
                 done(ACCEPTED)
             except Exception as error:  # of one client: the others have waited as long
                 contained("connection", error)
+        return True

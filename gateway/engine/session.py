@@ -175,7 +175,8 @@ class EngineSession(OneSink):
         self.life = ""
         self.stopped = False  # the process ends
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
-        self.records = dict.fromkeys(("taken", "late", "passed_over", "written_again", "moved"), 0)
+        outcomes = ("taken", "late", "passed_over", "written_again", "moved", "lost")
+        self.records = dict.fromkeys(outcomes, 0)
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._let_go = let_go
@@ -449,10 +450,22 @@ class EngineSession(OneSink):
             return
         if not self.table.apply(record, self.kept.position):
             self.records["late"] += 1
-        if record.life == self.life:
-            self.recorder.came(record.number)
-            if isinstance(record, Mark):
-                self._mark_came(record)
+        if record.life != self.life:
+            return
+        if not self.recorder.came(record.number):
+            self._lost_records()
+        elif isinstance(record, Mark):
+            self._mark_came(record)
+
+    def _lost_records(self) -> None:
+        """Clients wait for a record that will not come: all that has not come is written again over another
+        connection."""
+        if self._connection is not None:
+            self.records["lost"] += 1
+            log.warning(
+                "the log has lost a record, the cluster is connected to anew", position=self.kept.position
+            )
+            self._connection.give_up("the log has lost a record")
 
     def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
@@ -553,6 +566,7 @@ class EngineSession(OneSink):
     def _write_mark(self, connection: EngineConnection, number: int) -> None:
         self.recorder.flush()
         connection.write(Mark(self.replica, self.life, number))
+        self.recorder.wrote(number)
 
     def _mark_came(self, mark: Mark) -> None:
         if mark.number != self._mark:
@@ -619,6 +633,7 @@ class EngineSession(OneSink):
                 coming.only_own,
             )
         )
+        self.recorder.wrote(number)
         return opening
 
     def came(self, record: Opened, arrival: Arrival) -> None:

@@ -16,6 +16,7 @@ from gateway.app.topics import common_of, topics_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.link import LinkStatus
+from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.elections import Candidate, Elections
 from gateway.engine.outboxes import SharedOutboxes
@@ -118,6 +119,7 @@ def outboxes() -> Any:
         status(),
         client_id="one",
         up=lambda: True,
+        delivers=MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=1, octets_max=1),
         paused=lambda: (),
     )
 

@@ -13,7 +13,10 @@ import pytest
 import yaml
 
 from gateway.cli.checking import checked
+from gateway.egress.amqp091.topology import Declaration
+from gateway.engine.outboxes import DOWN, OutboxConsumer
 from gateway.errors import ConfigurationError
+from gateway.protocols.amqp091 import methods as m
 from gateway.settings import load_settings
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
 from gateway.store.journal.reader import JournalReader
@@ -154,6 +157,172 @@ def test_what_was_handed_out_by_a_killed_replica_comes_from_the_next(
             active.kill()
             proxy.cut()
             far.until(lambda: set(numbers(far)) == set(range(101)))
+
+
+@contextmanager
+def own_ways(
+    folder: Path, name: str, rabbitmq: RabbitMQ, mosquitto: Mosquitto
+) -> Iterator[tuple[Shared, Proxy, Shared]]:
+    """The replica that empties the outbox, its way to the far broker, and the other replica, which has its
+    own."""
+    with ExitStack() as stack:
+        ways: dict[Shared, Proxy] = {}
+        for replica in ("one", "other"):
+            way = stack.enter_context(Proxy(mosquitto.port))
+            far = f"mqtt://{LOOPBACK}:{way.port}"
+            door = stack.enter_context(Shared(folder, name, rabbitmq.url, far, replica))
+            ways[door] = way
+        for door in ways:
+            until(lambda door=door: door.asked("/readyz") == (200, "ready\n"))
+            until(lambda door=door: door.sample("gateway_link_up", endpoint="far"))
+            until(lambda door=door: door.sample("gateway_link_up", endpoint="far (outbox)"))
+        with Client(next(iter(ways)).port("mqtt"), f"{name}-first") as near:
+            near.publish(f"away/{name}/x", b"0")
+
+        def active() -> list[Shared]:
+            said = {"endpoint": "far (outbox)", "direction": "in"}
+            return [door for door in ways if door.sample("gateway_messages_total", **said)]
+
+        until(active)
+        (found,) = active()
+        (idle,) = ways.keys() - {found}
+        yield found, ways[found], idle
+
+
+def until_in_hand(door: Shared, count: int) -> None:
+    """Return when it has so many messages in hand, some of them on their way, with its way stalled."""
+    until(lambda: door.sample("gateway_link_in_flight", endpoint="far"))
+    until(lambda: outbox_of(door)["in_flight"] == count)
+
+
+def test_a_replica_whose_link_is_down_gives_back_what_it_has_in_hand(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The other one delivers it in order, and what follows; only what was sent and in doubt may come twice.
+    The first one comes back with nothing to add."""
+    with (
+        Client(mosquitto.port, "back-far") as far,
+        own_ways(tmp_path, "back", rabbitmq, mosquitto) as (active, way, idle),
+        Client(idle.port("mqtt"), "back-near") as near,
+    ):
+        far.subscribe("there/back/#", qos=1)
+        way.stall("down")  # nothing is confirmed any more
+        for at in range(1, 101):
+            near.publish("away/back/x", b"%d" % at)
+        until_in_hand(active, 100)
+        in_doubt = int(active.sample("gateway_link_in_flight", endpoint="far"))
+        assert in_doubt < 100
+        way.shut()
+        for at in range(101, 151):
+            near.publish("away/back/x", b"%d" % at)
+        far.until(lambda: 150 in numbers(far))
+        way.open()
+        until(lambda: active.sample("gateway_link_up", endpoint="far"))
+        for at in range(151, 201):
+            near.publish("away/back/x", b"%d" % at)
+        far.until(lambda: 200 in numbers(far))
+        came = [number for number in numbers(far) if number]
+        assert list(dict.fromkeys(came)) == list(range(1, 201))
+        assert len(came) - 200 <= in_doubt
+
+
+def test_what_is_in_doubt_at_qos_2_comes_once(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """So it stays with who has sent it, and the other replica goes on behind it."""
+    with (
+        Client(mosquitto.port, "once-far") as far,
+        own_ways(tmp_path, "once", rabbitmq, mosquitto) as (active, way, idle),
+        Client(idle.port("mqtt"), "once-near") as near,
+    ):
+        far.subscribe("there/once/#", qos=2)
+        way.stall("down")
+        for at in range(1, 101):
+            near.publish("away/once/x", b"%d" % at, qos=2)
+        until_in_hand(active, 100)
+        way.shut()
+        until(lambda: not active.sample("gateway_link_up", endpoint="far"))
+
+        def goes_on() -> bool:
+            near.publish("away/once/x", b"101", qos=2)
+            return 101 in numbers(far)
+
+        until(goes_on)
+        way.open()
+        far.until(lambda: set(range(1, 101)) <= set(numbers(far)))
+        came = [number for number in numbers(far) if 0 < number <= 100]
+        assert came == list(range(1, 101))
+
+
+class Machine:
+    """What a consumer says on its channel."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+
+    def ack(self, channel: int, tag: int, multiple: bool = False) -> None:
+        self.said.append(("ack to" if multiple else "ack", tag))
+
+    def nack(self, channel: int, tag: int, *, requeue: bool = False) -> None:
+        self.said.append(("nack", tag))
+
+    def send_method(self, channel: int, method: m.Method) -> None:
+        self.said.append((type(method).__name__, 0))
+
+
+def consuming(count: int) -> tuple[OutboxConsumer, Machine]:
+    """A consumer that has so many messages in hand."""
+    machine: Any = Machine()
+    consumer = OutboxConsumer(Declaration("queue", "q", consume=True), machine, 1, lambda consumer: None)
+    consumer.tag, consumer.last = "t", count
+    return consumer, machine
+
+
+def accept(consumer: OutboxConsumer, *tags: int) -> None:
+    consumer.accepted += tags
+    consumer.flush()
+
+
+def test_a_consumer_that_stops_acknowledges_all_in_the_end() -> None:
+    """And cancels nothing: that would let another one begin before."""
+    consumer, machine = consuming(3)
+    accept(consumer, 1)
+    consumer.stop()
+    accept(consumer, 3)
+    assert machine.said == [("ack", 1)]
+    assert not consumer.done
+    consumer.last = 4  # it comes in return for the acknowledgement
+    accept(consumer, 2)
+    assert not consumer.done
+    accept(consumer, 4)
+    assert machine.said == [("ack", 1), ("ack to", 4)]
+    assert consumer.done
+
+
+def test_what_was_released_goes_back_with_the_channel() -> None:
+    consumer, machine = consuming(2)
+    consumer.stop()
+    consumer.refused(1, DOWN, 0.0)
+    accept(consumer, 2)
+    consumer.tick(1_000.0)
+    assert machine.said == [("ack", 2)]
+    assert consumer.done
+
+
+def test_a_consumer_that_lets_others_begin_acknowledges_at_once() -> None:
+    """Whether it was stopping or not; and again is nothing more."""
+    for stopping in (False, True):
+        consumer, machine = consuming(3)
+        if stopping:
+            consumer.stop()
+        accept(consumer, 1)
+        consumer.cancel()
+        consumer.cancel()
+        accept(consumer, 2)
+        assert machine.said == [("ack", 1), ("BasicCancel", 0), ("ack", 2)]
+        assert not consumer.done
+        accept(consumer, 3)
+        assert consumer.done
 
 
 def test_a_full_outbox_refuses(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:

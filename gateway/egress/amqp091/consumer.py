@@ -66,6 +66,11 @@ class AmqpLinkConsumer:
         """Messages that the broker awaits an answer to."""
         return self.last + 1 - self._floor - len(self._answered) if self.live else 0
 
+    @property
+    def done(self) -> bool:
+        """Its channel can be closed: nothing is left that has to be answered."""
+        return not self.outstanding
+
     def begin(self, prefetch: int, priority: int) -> None:
         """The channel is open: consume. `priority` is that of the consumer among those of the queue."""
         arguments = (("x-priority", Value(ValueType.INT32, priority)),) if priority else ()

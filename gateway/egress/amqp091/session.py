@@ -8,7 +8,7 @@ and the broker has answered for everything that the routes need, whether or not 
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 import trio
@@ -109,6 +109,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     """The owner of a link's stream, for as long as that connection lives."""
 
     _codes = ReplyCode
+    _consuming: ClassVar[type[AmqpLinkConsumer]] = AmqpLinkConsumer
 
     def __init__(self, session: AmqpLinkSession, stream: Stream, target: Target, now: float) -> None:
         settings, limits = session.options, session.limits
@@ -321,7 +322,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 return
         number = self._new_channel()
         if number:
-            self._consumers[number] = AmqpLinkConsumer(declaration, self.machine, number, self._wake)
+            self._consumers[number] = self._consuming(declaration, self.machine, number, self._wake)
         else:
             self._session.failed(declaration, "no channel left", trio.current_time())
 
@@ -346,7 +347,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def _leave(self, consumer: AmqpLinkConsumer) -> None:
         """Close the channel of a queue that is not wanted any more, when all its messages are answered."""
-        if consumer.stopping and consumer.tag and not consumer.outstanding and consumer.live:
+        if consumer.stopping and consumer.tag and consumer.done and consumer.live:
             self.machine.close_channel(consumer.channel)
             self._drop(consumer.channel)
 

@@ -26,7 +26,7 @@ import trio
 
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
-from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions
+from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions, settle_all
 from gateway.egress.confirming import Unconfirmed as UnconfirmedSlice
 from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
@@ -220,6 +220,23 @@ class MqttLinkPublisher(ConfirmedSink):
         self._numbers.clear()
         self._received.clear()
         return super().close() - received
+
+    # Whose messages they are.
+
+    def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
+        """At QoS 2 the broker has a message once, if it comes again under its packet id."""
+        return any(wanted(part) and self._known_again(part, at) for part, at in self._kept)
+
+    def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+        """As above; packet ids of QoS 1 are free then."""
+        taken = self._withdraw_waiting(lambda part, at: wanted(part) and not self._known_again(part, at))
+        for part, positions in taken:
+            for at in positions:
+                self._kept.pop((part, at), None)
+        settle_all(taken, outcome)
+
+    def _known_again(self, part: SubBatch, at: int) -> bool:
+        return (part, at) in self._kept and min(part.messages[at].assurance, self._max_qos) == 2
 
     # Sending.
 
