@@ -8,6 +8,7 @@ batch that is read again has exactly the same rows, whatever was killed in betwe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
@@ -23,8 +24,8 @@ from pyspark.sql.types import StructType
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
 from gateway.pipeline.journal.filters import narrowed, wanted_of
-from gateway.pipeline.journal.options import Options, columns_of, options_of
-from gateway.pipeline.journal.planning import Shard, bounded, know, parts_of, reader_of
+from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
+from gateway.pipeline.journal.planning import Shard, bounded, know, parts_of, reader_of, settled_later
 from gateway.pipeline.journal.reading import coded, read_part
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
@@ -96,6 +97,7 @@ class JournalTable(DataSourceReader):
         start = bounded(reader, options.start, shards)
         know(reader, start)
         end = bounded(reader, options.end, shards)
+        self._tell_of_late_rows(reader, end)
         found: dict[str, Shard] = {}
         ranges: dict[str, tuple[int, int]] = {}
         for name in shards:
@@ -107,6 +109,26 @@ class JournalTable(DataSourceReader):
                 found[name] = Shard(reader, name, first, wanted.received, wanted.only.get("route"))
                 ranges[name] = (first, min(until, found[name].look()))
         return [*parts_of(found, ranges, options)]
+
+    def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
+        """An end by time is a place, and what was settled behind it is nowhere else missed by anybody."""
+        at_us, asked = self._options.end.at_us, wanted_of(self._options)
+        if at_us is None:
+            return
+        late = {
+            shard: settled_later(reader, shard, place, at_us, asked.rows)
+            for shard, place in end.items()
+            if asked.shards is None or shard in asked.shards
+        }
+        told = ", ".join(f"shard {shard}: {rows}" for shard, rows in late.items() if rows)
+        if told:
+            print(
+                f"gateway_journal: {sum(late.values())} rows ({told}) were received before endingTimestamp"
+                " and settled behind the place that it stands for: they are not in this read;"
+                " where(\"received < timestamp'…'\") without it has them",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """The rows of a part."""
