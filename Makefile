@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run compile pure test-compiled wheel check test lint format docs docs-reference bench profile bench-pipeline kills fuzz adversary chaos peers clean
+.PHONY: run compile pure test-compiled wheel check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -77,6 +77,12 @@ bench-pipeline: $(STAMP) peers
 # Every row once, however often Spark is killed: make kills KILLS=50
 kills: $(STAMP) peers
 	KILLS=$(or $(KILLS),20) $(BIN)/pytest -q -s tests/pipeline/test_kills.py $(ARGS)
+
+# Batches of the pipeline with the newest Spark that has Iceberg, beside the one that .venv has: some 500 MB, once.
+iceberg: $(STAMP)
+	$(PYTHON) tests/clients/builds.py iceberg
+	.peers/iceberg/environment/bin/python -m pytest -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
+	    tests/pipeline/test_tables.py $(ARGS)
 
 # Codecs, languages and sockets: make fuzz FUZZ_COUNT=10000000 FUZZ_SEED=5
 fuzz: $(STAMP)

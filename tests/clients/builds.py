@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 HERE: Final = Path(__file__).resolve().parent
-BUILT: Final = HERE.parents[1] / ".peers"
+ROOT: Final = HERE.parents[1]
+BUILT: Final = ROOT / ".peers"
 STAMP: Final = ".sources"
 BUILD_SECS_MAX: Final = 600.0
 
@@ -80,6 +81,18 @@ def jars(folder: Path) -> None:
     run(folder, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
 
 
+def other_spark(folder: Path) -> None:
+    """An environment with the Spark of requirements.txt, and all else out of this checkout's; and jars."""
+    environment, ours = folder / "environment", ROOT / ".venv/bin/python"
+    run(folder, str(ours), "-m", "venv", "--without-pip", str(environment))
+    into = ("--python", str(environment / "bin/python"), "--disable-pip-version-check")
+    run(folder, str(ours), "-m", "pip", *into, "install", "-q", "--no-deps", "-r", "requirements.txt")
+    (packages,) = environment.glob("lib/python*/site-packages")
+    others = (ROOT / ".venv").resolve() / packages.relative_to(environment)
+    (packages / "others.pth").write_text(f"import site; site.addsitedir({str(others)!r})\n")
+    jars(folder)
+
+
 def go(folder: Path) -> None:
     """What is fetched is what go.sum has the digests of."""
     run(folder, "go", "build", "-mod=readonly", "-trimpath", "-o", "main", ".", CGO_ENABLED="0")
@@ -105,11 +118,15 @@ BUILDS: Final = {
     "autopaho": Build("go/autopaho", ("go",), go),
     "hdfs": Build("hdfs", ("java", "mvn"), jars),
     "helm": Build("../deploy/tools/helm", ("go",), go_tool),
+    "iceberg": Build("iceberg", ("java", "mvn"), other_spark),
     "java": Build("java", ("java", "javac", "mvn"), java),
     "kube-score": Build("../deploy/tools/kube-score", ("go",), go_tool),
     "rumqttc": Build("rust/rumqttc", ("cargo",), rust),
     "spark": Build("spark", ("java", "mvn"), jars),
 }
+
+ASKED_FOR: Final = frozenset({"iceberg"})
+"""What only `make iceberg` needs: another Spark has 500 MB."""
 
 
 def built(name: str) -> Path:
@@ -119,7 +136,7 @@ def built(name: str) -> Path:
         raise NotBuiltError(f"{name} needs {', '.join(missing)}")
     stamp = folder / STAMP
     if not stamp.exists() or stamp.read_text() != _digest(HERE / build.sources):
-        raise NotBuiltError(f"{name} is not built: run make peers")
+        raise NotBuiltError(f"{name} is not built: run make {name if name in ASKED_FOR else 'peers'}")
     return folder
 
 
@@ -129,7 +146,7 @@ def build(name: str) -> None:
         built(name)
         return
     except NotBuiltError as error:
-        if "make peers" not in str(error):
+        if "run make" not in str(error):
             raise
     sources = HERE / BUILDS[name].sources
     folder, place = BUILT / f"{name}.new", BUILT / name
@@ -150,9 +167,10 @@ def _digest(folder: Path) -> str:
 
 
 def main() -> int:
-    failed = []
+    """Those that are named, else all that `make test` needs."""
+    names, failed = sys.argv[1:] or [name for name in BUILDS if name not in ASKED_FOR], []
     with ThreadPoolExecutor(2) as threads:
-        for name, future in [(name, threads.submit(build, name)) for name in BUILDS]:
+        for name, future in [(name, threads.submit(build, name)) for name in names]:
             try:
                 future.result()
             except NotBuiltError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,18 +35,27 @@ OPTIONS: Final = {
 }
 
 
+def tables_of() -> tuple[list[str], str]:
+    """The formats of tables that the tests have with this Spark, and which build has their jars."""
+    from pyspark import __version__
+
+    return (["iceberg"], "iceberg") if __version__.startswith("4.1.") else (["delta"], "spark")
+
+
 @pytest.fixture(scope="session")
 @needed("Spark")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session, with the gateway's formats, on two cores."""
     warehouse = tmp_path_factory.mktemp("warehouse")
     own = {"spark.sql.warehouse.dir": str(warehouse)}
-    with suppress(NotBuiltError):  # what needs them asks for them, see `tables`
-        own["spark.jars"] = ",".join(map(str, (built("spark") / "jars").glob("*.jar")))
+    formats, build = tables_of()
+    try:  # what needs them asks for them, see `tables`
+        own["spark.jars"] = ",".join(map(str, (built(build) / "jars").glob("*.jar")))
+    except NotBuiltError:
+        formats = []
     try:
         from gateway.pipeline.session import session
 
-        formats = ["delta"] if "spark.jars" in own else []
         found = session("tests", master="local[2]", options=OPTIONS | own, formats=formats)
     except (ImportError, PipelineError) as error:
         missing(str(error))
@@ -60,9 +68,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def tables(spark: SparkSession) -> SparkSession:
-    """The session, which has Delta Lake and S3."""
+    """The session, which has a format of tables and, with the Spark that is pinned, S3."""
     try:
-        built("spark")
+        built(tables_of()[1])
     except NotBuiltError as error:
         missing(str(error))
     return spark

@@ -286,7 +286,7 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
 
 def test_files_end_at_a_useful_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pipeline.archive.writing.GROUP_ROWS", 50)
-    monkeypatch.setattr("gateway.pipeline.journal.source.CODED_ROWS", 10)
+    monkeypatch.setattr("gateway.pipeline.journal.reading.CODED_ROWS", 10)
     written(tmp_path / "j", 400, block_rows=10)
     made = filed(tmp_path / "a", tmp_path / "j", file_octets=1)
     assert [(one.route, one.rows) for one in made] == [("", 50)] * 4 + [("up", 50)] * 4

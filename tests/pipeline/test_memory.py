@@ -12,10 +12,11 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from gateway.pipeline.archive import reading, writing
+from gateway.pipeline.archive import reading as filed
+from gateway.pipeline.archive import writing
 from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.archive.reading import FiledRows
-from gateway.pipeline.journal import source
+from gateway.pipeline.journal import reading
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.stores import place_of
@@ -69,7 +70,7 @@ def test_what_is_counted_is_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows a batch may have, octets end it."""
-    monkeypatch.setattr(source, "BATCH_OCTETS", 50_000)
+    monkeypatch.setattr(reading, "BATCH_OCTETS", 50_000)
     table = table_of(written(tmp_path / "j", 2_000, block_rows=10))
     for read in (table.read, table.read_coded):
         batches = [batch for part in table.partitions() for batch in read(part)]
@@ -83,8 +84,8 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
     journals: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row groups are written when they are full, and read in batches."""
-    monkeypatch.setattr(source, "CODED_ROWS", 1_024)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 1_024)
+    monkeypatch.setattr(reading, "CODED_ROWS", 1_024)
+    monkeypatch.setattr(filed, "BATCH_ROWS", 1_024)
     monkeypatch.setattr(writing, "GROUP_ROWS", 4_096)
     written_, read = [], []
     for place, journal in enumerate(journals):

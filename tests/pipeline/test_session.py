@@ -31,19 +31,31 @@ def test_it_is_ours(spark: SparkSession) -> None:
     assert {key: spark.conf.get(key) for key in session.OPTIONS} == session.OPTIONS
 
 
-def test_an_older_spark_is_refused_with_a_sentence() -> None:
-    """It has no such module."""
-    older = "import sys, pyspark.sql.datasource; sys.modules['pyspark.sql.streaming.datasource'] = None"
+@pytest.mark.parametrize(
+    "lacking, module, said",
+    [
+        (
+            "del sys.modules['pyspark.sql.datasource'].EqualTo",
+            "gateway.pipeline.session",
+            "the pipeline needs Spark 4.1 or newer, and this is ",
+        ),
+        (
+            "sys.modules['pyspark.sql.streaming.datasource'] = None; import gateway.pipeline.session",
+            "gateway.pipeline.journal.stream",
+            "streams need Spark 4.2 or newer, and this is ",
+        ),
+    ],
+)
+def test_an_older_spark_is_refused_with_a_sentence(lacking: str, module: str, said: str) -> None:
+    """It has no filters; the one before ours has them, which is enough for batches, and no limits."""
     done = subprocess.run(
-        (sys.executable, "-c", f"{older}; import gateway.pipeline.session"),
+        (sys.executable, "-c", f"import sys, pyspark.sql.datasource; {lacking}; import {module}"),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode
-    assert (
-        "PipelineError: the pipeline needs Spark 4.2 or newer, and this is " in done.stderr.splitlines()[-1]
-    )
+    assert f"PipelineError: {said}" in done.stderr.splitlines()[-1]
 
 
 ZONE: Final = "spark.sql.session.timeZone"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import uuid4
@@ -32,9 +32,9 @@ from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, spark_writes
 
 POSITION: Final = "gateway.offsets"
-"""The name of the position in a commit of Iceberg; Delta's commits have one text."""
+RUN: Final = "gateway.run"
+"""The names, in a commit, of the position and of the run that has made it."""
 
-RUN: Final = "run"  # in the text of a commit: which run has made it
 LOOKED_AT: Final = 20  # commits, before all are
 CATALOG: Final = "gateway_tables"
 FRESH: Final = "gateway_fresh_rows"
@@ -80,11 +80,17 @@ class TableFormat(Protocol):
     options: Mapping[str, str]
     """Of a session that has it."""
 
+    properties: Mapping[str, str]
+    """Of a table that is made."""
+
     def packages(self, spark: str) -> str:
         """Maven's name of it for a release of Spark. Raises PipelineError: there is none."""
 
     def table(self, spark: SparkSession, place: Place) -> str:
         """What SQL calls the table in a folder."""
+
+    def kept(self, kind: str) -> str:
+        """The type that a column of this type of Spark's has in a table."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         """Append in one commit that has the position; returns the rows. `begun`: the version with the
@@ -111,6 +117,7 @@ class Delta:
         # VACUUM lists folders in so many tasks, however few they are; Spark's own number is 10 000.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
     }
+    properties: Mapping[str, str] = {}
 
     def packages(self, spark: str) -> str:
         release = ".".join(spark.split(".")[:2])
@@ -120,6 +127,9 @@ class Delta:
 
     def table(self, spark: SparkSession, place: Place) -> str:
         return f"delta.`{spark_reaches(spark, place)}`"
+
+    def kept(self, kind: str) -> str:
+        return kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         name = uuid4().hex
@@ -169,17 +179,29 @@ class Delta:
 
 
 class Iceberg:
-    """Apache Iceberg. A folder is a table of a catalog of its own, of Hadoop's kind: its parent."""
+    """Apache Iceberg. A folder is a table of a catalog of its own, of Hadoop's kind: its parent.
+
+    Iceberg's appends exclude nothing. So rows are appended to a branch, and the table is brought forward to
+    it, which Iceberg does only if nothing has been committed since the branch began.
+    """
 
     name = "iceberg"
     mark = "metadata"
     options: Mapping[str, str] = {
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
     }
+    properties: Mapping[str, str] = {
+        # Each commit writes all snapshots down anew, and keeps what it wrote before.
+        "write.metadata.delete-after-commit.enabled": "true",
+        "history.expire.max-snapshot-age-ms": str(DAY_US // 1_000),
+    }
 
     def packages(self, spark: str) -> str:
         if not spark.startswith("4.1."):
-            raise PipelineError(f"there is no Iceberg for Spark {spark}; pyspark 4.1 has one, and Delta, too")
+            raise PipelineError(
+                f"there is no Iceberg for Spark {spark}; for Spark 4.1, which has no streams, there is:"
+                " pip install 'pyspark==4.1.*'; or take delta"
+            )
         return "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
     def table(self, spark: SparkSession, place: Place) -> str:
@@ -190,33 +212,77 @@ class Iceberg:
         spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", parent)
         return f"{catalog}.`{name}`"
 
+    def kept(self, kind: str) -> str:
+        return "int" if kind in ("tinyint", "smallint") else kind
+
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
-        now = self.position(spark, table)  # Iceberg itself has nothing that excludes appends
-        if begun != (self.newest(spark, table) if now is None else now.version):
-            raise another_run(table)
-        rows.writeTo(table).option(f"snapshot-property.{POSITION}", json.dumps(offsets)).append()
-        row = self._snapshots(spark, table).first()
-        assert row is not None
-        return int(row["summary"].get("added-records", 0))
+        branch = f"gateway_{uuid4().hex}"
+        # What a killed run leaves goes with the snapshots that are forgotten.
+        spark.sql(f"ALTER TABLE {table} CREATE BRANCH {branch} RETAIN 1 DAYS")
+        try:
+            now = self.position(spark, table)
+            if begun != (self.newest(spark, table) if now is None else now.version):
+                raise another_run(table)
+            told = {f"snapshot-property.{POSITION}": json.dumps(offsets), f"snapshot-property.{RUN}": branch}
+            rows.writeTo(f"{table}.branch_{branch}").options(**told).append()
+            self._bring_forward(spark, table, branch)
+        finally:
+            spark.sql(f"ALTER TABLE {table} DROP BRANCH {branch}")
+        return next(row["added"] or 0 for row in self._history(spark, table) if row["run"] == branch)
+
+    def _bring_forward(self, spark: SparkSession, table: str, branch: str) -> None:
+        catalog, name = self._named(spark, table)
+        try:
+            spark.sql(
+                f"CALL {catalog}.system.fast_forward(table => '{name}', branch => 'main', to => '{branch}')"
+            ).collect()
+        except (PySparkException, Py4JJavaError) as error:
+            if "fast-forward" in str(error) or "CommitFailedException" in str(error):
+                raise another_run(table) from error
+            raise
 
     def newest(self, spark: SparkSession, table: str) -> int:
-        row = self._snapshots(spark, table).first()
+        row = next(self._history(spark, table), None)
         return 0 if row is None else int(row["snapshot_id"])
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
-        found = F.col("summary").getItem(POSITION)
-        rows = self._snapshots(spark, table).where(found.isNotNull())
-        row = rows.select(found, F.unix_micros("committed_at"), "snapshot_id").first()
-        return None if row is None else Position(_offsets(json.loads(row[0])), row[1], row[2])
+        for row in self._history(spark, table):
+            if row["offsets"] is not None:
+                return Position(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
+        return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        catalog, _, name = table.partition(".")
-        for procedure in ("rewrite_data_files", "expire_snapshots"):
+        catalog, name = self._named(spark, table)
+        for procedure in ("rewrite_data_files", "expire_snapshots", "remove_orphan_files"):
             spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}')").collect()
 
     @staticmethod
-    def _snapshots(spark: SparkSession, table: str) -> DataFrame:
-        return spark.table(f"{table}.snapshots").orderBy(F.desc("committed_at"))
+    def _history(spark: SparkSession, table: str) -> Iterator[Row]:
+        """The snapshots that led to what the table is, newest first. Those of branches are not among them."""
+        spark.sql(f"REFRESH TABLE {table}")  # a catalog remembers it for half a minute
+        main = spark.table(f"{table}.refs").where("name = 'main'").first()
+        summary = F.col("summary")
+        known = spark.table(f"{table}.snapshots").select(
+            "snapshot_id",
+            "parent_id",
+            F.unix_micros("committed_at").alias("at_us"),
+            summary[POSITION].alias("offsets"),
+            summary[RUN].alias("run"),
+            summary["added-records"].cast("long").alias("added"),
+        )
+        found = {row["snapshot_id"]: row for row in known.collect()}
+        row = None if main is None else found.get(main["snapshot_id"])
+        while row is not None:
+            yield row
+            row = found.get(row["parent_id"])
+
+    @staticmethod
+    def _named(spark: SparkSession, table: str) -> tuple[str, str]:
+        """The table's catalog, and what it is called there."""
+        catalog, _, name = table.partition(".")
+        if spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
+            return spark.catalog.currentCatalog(), table
+        return catalog, name
 
 
 FORMATS: Final[Mapping[str, TableFormat]] = {one.name: one for one in (Delta(), Iceberg())}
@@ -359,10 +425,13 @@ def made(
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))
     table = _name_of(spark, to, form.name)
+    columns = {name: form.kept(kind) for name, kind in columns.items()}
     stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
+    own = ", ".join(f"'{name}' = '{value}'" for name, value in form.properties.items())
+    owned = f" TBLPROPERTIES ({own})" if own else ""
     try:
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({stated}) USING {form.name}{parted}")
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({stated}) USING {form.name}{parted}{owned}")
         there = {one.name: one.dataType.simpleString() for one in spark.table(table).schema.fields}
         fresh = {name: kind for name, kind in columns.items() if name not in there}
         if fresh:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
@@ -275,11 +275,17 @@ def _of_table(table: DataFrame, name: str) -> DataFrame:
     it is another table."""
     if not {"shard", "sequence", "date"} <= set(table.columns):
         raise PipelineError(f"{name} is no archive: it has the columns {', '.join(table.columns)}")
-    types = {one.name: one.dataType for one in spark_schema().fields}
-    there = set(table.columns)
-    lacking = {one: F.lit(None).cast(types[one]).alias(one) for one in NAMES if one not in there}
-    lacking["route"] = F.coalesce(F.col("route"), F.lit("")).alias("route")  # a part of nothing is null
-    return table.select(*(lacking.get(one, F.col(one)) for one in NAMES), "date")
+    kept = {one.name: one.dataType.simpleString() for one in table.schema.fields}
+
+    def column(field: StructField) -> Column:
+        if field.name == "route":  # a part of nothing is null
+            return F.coalesce(F.col("route"), F.lit("")).alias("route")
+        found = F.col(field.name) if field.name in kept else F.lit(None)
+        # A table may keep numbers in a wider type.
+        as_is = kept.get(field.name) == field.dataType.simpleString()
+        return found if as_is else found.cast(field.dataType).alias(field.name)
+
+    return table.select(*map(column, spark_schema().fields), "date")
 
 
 def run_stream(

@@ -13,23 +13,29 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark import __version__
 
+from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import batch_of, matching
 from gateway.pipeline.journal.options import Options, microseconds_of
 from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import Kind
 from gateway.store.journal.reader import Block
+
+try:
+    from pyspark.sql.datasource import (
+        EqualNullSafe,
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
+    )
+except ImportError as error:
+    raise PipelineError(f"the pipeline needs Spark 4.1 or newer, and this is {__version__}") from error
 
 CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
 

@@ -9,7 +9,7 @@ another file there meanwhile, the rows are found by their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import batch_of, expand_runs
 from gateway.pipeline.journal.filters import ANY, Range
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, Options
@@ -181,6 +182,28 @@ def _at(reader: JournalReader, shard: str, at_us: int) -> int:
             if found >= 0:
                 return int(block.header.base + found)
     return next_of(reader, shard)
+
+
+def settled_later(
+    reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
+) -> int:
+    """How many of the `chosen` rows (a boolean array; None: all) from number `place` on were received before
+    a time: their messages were open for longer than others that came then. Reads no further than the journal
+    says that there may be some."""
+    end = None
+    for segment in reader.segments(shard):
+        summary = reader.summary(segment)
+        if summary is not None and summary.next > place and summary.low_us >= at_us:
+            end = summary.next
+            break
+    found = 0
+    for block in reader.blocks(shard, place, to_us=at_us, end=end):
+        if isinstance(block, Block):
+            early = pc.less(batch_of(block, (TIME,))[TIME].cast("int64"), at_us)
+            wanted = chosen(block)
+            counted = early if wanted is None else pc.and_(early, wanted)
+            found += pc.sum(counted.slice(block.begin - block.header.base)).as_py() or 0
+    return found
 
 
 def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:

@@ -8,11 +8,10 @@ batch that is read again has exactly the same rows, whatever was killed in betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from socket import gethostname
-from typing import ClassVar, Final
+import sys
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
-from pyspark import __version__
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -24,39 +23,13 @@ from pyspark.sql.types import StructType
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
-from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
-from gateway.pipeline.journal.filters import Wanted, narrowed, wanted_of
+from gateway.pipeline.journal.filters import narrowed, wanted_of
 from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
-from gateway.pipeline.journal.planning import (
-    JournalPartition,
-    Shard,
-    bounded,
-    first_of,
-    know,
-    next_of,
-    parts_of,
-    reader_of,
-    shared_out,
-)
+from gateway.pipeline.journal.planning import Shard, bounded, know, parts_of, reader_of, settled_later
+from gateway.pipeline.journal.reading import coded, read_part
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
-from gateway.store.journal.reader import Block, Gap, JournalReader, NoFolderError
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError as error:
-    raise PipelineError(f"the pipeline needs Spark 4.2 or newer, and this is {__version__}") from error
-
-BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
-CODED_ROWS: Final = (
-    65_536  # that our own code in a task takes at a time: each column of each batch costs 5 us
-)
-BATCH_OCTETS: Final = 16 * 1_048_576  # from which on no more are joined, for bodies may be large
+from gateway.store.journal.reader import JournalReader
 
 
 class JournalSource(DataSource):
@@ -87,7 +60,9 @@ class JournalSource(DataSource):
         return made(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A stream."""
+        """A stream. Raises PipelineError: this Spark has no limits for one."""
+        from gateway.pipeline.journal.stream import JournalStream
+
         return JournalStream(options_of(self.options, stream=True, hadoop=self.hadoop), _names(schema))
 
 
@@ -100,87 +75,6 @@ def _names(schema: StructType) -> tuple[str, ...]:
                 f" not {field.dataType.simpleString()}"
             )
     return tuple(schema.names)
-
-
-def _read(
-    options: Options,
-    wanted: Wanted,
-    names: tuple[str, ...],
-    part: InputPartition,
-    batches: Callable[[Options, Wanted, tuple[str, ...], JournalPartition], Iterator[Arrow]] | None = None,
-) -> Iterator[Arrow]:
-    """The rows of a part, as `batches` makes them (None: about BATCH_ROWS in a batch). Raises JournalError;
-    PipelineError for what only this machine has against it."""
-    if not isinstance(part, JournalPartition):  # Spark's own, when there is nothing to read
-        return
-    spare_imports()
-    try:
-        yield from (batches or _gathered)(options, wanted, names, part)
-    except NoFolderError as error:
-        raise PipelineError(
-            f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
-            " the same path, or it is shipped to a store (gateway pipeline ship)"
-        ) from error
-    except OSError as error:
-        raise PipelineError(
-            f"shard {part.shard} of the journal in {options.folder.uri} cannot be read on {gethostname()}:"
-            f" {error}"
-        ) from error
-
-
-def _gathered(
-    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
-) -> Iterator[Arrow]:
-    return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
-
-
-def _coded(
-    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
-) -> Iterator[Arrow]:
-    return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
-
-
-def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
-    gathered: list[Arrow] = []
-    rows = octets = 0
-    for batch in batches:
-        gathered.append(batch)
-        rows, octets = rows + batch.num_rows, octets + batch.nbytes
-        if rows >= most or octets >= BATCH_OCTETS:
-            yield joined(gathered)
-            gathered, rows, octets = [], 0, 0
-    if rows:
-        yield joined(gathered)
-
-
-def _mapped(
-    options: Options,
-    wanted: Wanted,
-    names: tuple[str, ...],
-    part: JournalPartition,
-    made: Callable[[Block, Sequence[str]], Arrow],
-) -> Iterator[Arrow]:
-    """A batch for each block."""
-    received = wanted.received
-    for block in reader_of(options).blocks(
-        part.shard,
-        part.first,
-        end=part.next,
-        near=part.place,
-        from_us=received.first,
-        to_us=received.until,
-        only=wanted.only,
-    ):
-        if isinstance(block, Gap):
-            continue
-        batch = made(block, names)
-        chosen = wanted.rows(block)
-        first = max(part.first, block.begin) - block.header.base
-        count = min(part.next, block.end) - block.header.base - first
-        if count < batch.num_rows:
-            batch = batch.slice(first, count)
-            chosen = None if chosen is None else chosen.slice(first, count)
-        yield batch if chosen is None else batch.filter(chosen)
 
 
 class JournalTable(DataSourceReader):
@@ -203,6 +97,7 @@ class JournalTable(DataSourceReader):
         start = bounded(reader, options.start, shards)
         know(reader, start)
         end = bounded(reader, options.end, shards)
+        self._tell_of_late_rows(reader, end)
         found: dict[str, Shard] = {}
         ranges: dict[str, tuple[int, int]] = {}
         for name in shards:
@@ -215,13 +110,33 @@ class JournalTable(DataSourceReader):
                 ranges[name] = (first, min(until, found[name].look()))
         return [*parts_of(found, ranges, options)]
 
+    def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
+        """An end by time is a place, and what was settled behind it is nowhere else missed by anybody."""
+        at_us, asked = self._options.end.at_us, wanted_of(self._options)
+        if at_us is None:
+            return
+        late = {
+            shard: settled_later(reader, shard, place, at_us, asked.rows)
+            for shard, place in end.items()
+            if asked.shards is None or shard in asked.shards
+        }
+        told = ", ".join(f"shard {shard}: {rows}" for shard, rows in late.items() if rows)
+        if told:
+            print(
+                f"gateway_journal: {sum(late.values())} rows ({told}) were received before endingTimestamp"
+                " and settled behind the place that it stands for: they are not in this read;"
+                " where(\"received < timestamp'…'\") without it has them",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """The rows of a part."""
-        return _read(self._options, self._wanted, self._names, partition)
+        return read_part(self._options, self._wanted, self._names, partition)
 
     def read_coded(self, partition: InputPartition) -> Iterator[Arrow]:
         """The same, with texts as places in dictionaries, which Spark does not take."""
-        return _read(self._options, self._wanted, self._names, partition, _coded)
+        return read_part(self._options, self._wanted, self._names, partition, coded)
 
 
 class FilteredTable(JournalTable):
@@ -232,115 +147,3 @@ class FilteredTable(JournalTable):
         """Take what helps to pass over blocks; Spark applies all of them again."""
         self._wanted = narrowed(self._wanted, filters)
         return filters
-
-
-class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Rows as they are written. A shard that appears later is read from its first row."""
-
-    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
-        self._options = options
-        self._names = names
-        self._wanted = wanted_of(options)
-        self._reader = reader_of(options)
-        self._shards: dict[str, Shard] = {}
-        self._target: Offsets | None = None
-
-    def initialOffset(self) -> Offsets:
-        """Where a new query begins."""
-        with self._reader.at_a_glance():
-            return bounded(self._reader, self._options.start, self._there())
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxOffsetsPerTrigger`."""
-        most = self._options.rows_max
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """The end of the query is the end of the journal now."""
-        with self._reader.at_a_glance():
-            self._target = {name: next_of(self._reader, name) for name in self._there()}
-
-    def _there(self) -> list[str]:
-        """The shards that there are, and are wanted."""
-        only = self._wanted.shards
-        return [name for name in self._reader.shards() if only is None or name in only]
-
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """The end of the next micro-batch. A shard whose files have all gone ends where it was read to."""
-        with self._reader.at_a_glance():
-            return self._ends(start, limit)
-
-    def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        ends = dict(start)
-        begins = {name: self._begin(start, name) for name in self._there()}
-        know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
-        for name in self._shards.keys() - begins.keys():
-            known = self._shards.pop(name).next
-            if known > start.get(name, 0) and self._options.fail:
-                raise self._lost(name, start.get(name, 0), known)
-        for name, first in begins.items():
-            if self._target is not None and name not in self._target:
-                continue
-            shard = self._shard(name, first)
-            shard.forget(first)
-            until = shard.look()
-            if self._target is not None:
-                until = min(until, self._target[name])
-            if until > first:
-                ends[name] = until
-        if isinstance(limit, ReadMaxRows):
-            waiting = {name: until - self._begin(start, name) for name, until in ends.items()}
-            shares = shared_out(waiting, limit.max_rows)
-            ends = {name: self._begin(start, name) + rows for name, rows in shares.items()}
-        return ends
-
-    def reportLatestOffset(self) -> Offsets:
-        """The newest rows that the planner has seen, for the query's progress."""
-        return {name: shard.next for name, shard in self._shards.items()}
-
-    def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Parts of a micro-batch; the first of a query may be one that a killed query had planned."""
-        ranges: dict[str, tuple[int, int]] = {}
-        with self._reader.at_a_glance():
-            for name, until in end.items():
-                first = self._begin(start, name)
-                if first >= until:  # nothing is asked of it; it may be gone
-                    continue
-                shard = self._shard(name, first)
-                if shard.next < until and shard.look() < until and self._options.fail:
-                    raise self._lost(name, shard.next, until)
-                ranges[name] = first, until
-        return [*parts_of(self._shards, ranges, self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[Arrow]:
-        """The rows of a part."""
-        return _read(self._options, self._wanted, self._names, partition)
-
-    def _begin(self, start: Offsets, name: str) -> int:
-        found = start.get(name)
-        return first_of(self._reader, name) if found is None else found
-
-    def _known_to(self, name: str) -> int:
-        return self._shards[name].next if name in self._shards else 0
-
-    def _lost(self, name: str, end: int, wanted: int) -> PipelineError:
-        return PipelineError(
-            f"shard {name} of the journal in {self._options.folder.uri} ends before row {end}, and row"
-            f" {wanted} is wanted next: its end is lost, or it is another journal; with a new checkpoint, or"
-            " failOnDataLoss=false, the query goes on"
-        )
-
-    def _shard(self, name: str, first: int) -> Shard:
-        """What is known of a shard; looked at from row `first` on when it is new.
-
-        Raises PipelineError when the journal ends before that row: it is another one, or has lost its end.
-        """
-        shard = self._shards.get(name)
-        if shard is None:
-            end = next_of(self._reader, name)
-            if end < first and self._options.fail:
-                raise self._lost(name, end, first)
-            shard = self._shards[name] = Shard(
-                self._reader, name, first, routes=self._wanted.only.get("route")
-            )
-        return shard

@@ -18,7 +18,7 @@ from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording, Span
-from tests.pipeline.bench.journal import DAY_COUNTS, DAY_ROWS, QUIET_ROWS
+from tests.pipeline.bench.journal import DAY_COUNTS
 from tests.pipeline.streams import finished
 
 Job = Callable[["Bench"], None]
@@ -66,11 +66,16 @@ class Bench:
             archive.run(self.spark, str(self.journal), str(path))
         return str(path)
 
-    def parquet(self) -> str:
-        """The same rows, all columns, as Spark itself writes and reads them."""
-        path = self.folder / "parquet"
+    def beside(self, name: str) -> Path:
+        """Another journal; "": the one that is measured."""
+        return self.journal.with_name(name) if name else self.journal
+
+    def parquet(self, name: str = "") -> str:
+        """The same rows as a journal has, all columns, as Spark itself writes and reads them."""
+        path = self.folder / f"parquet{name}"
         if not path.exists():
-            self.spark.read.format("gateway_journal").load(str(self.journal)).write.parquet(str(path))
+            rows = self.spark.read.format("gateway_journal").load(str(self.beside(name)))
+            rows.write.parquet(str(path))
         return str(path)
 
 
@@ -81,30 +86,21 @@ def _aggregated(table: DataFrame) -> None:
     table.groupBy("source_address").agg({"body_size": "sum", "settled": "max", "*": "count"}).collect()
 
 
-def read_journal(bench: Bench) -> None:
-    """Rows into an aggregate."""
-    _aggregated(bench.table(NUMBERS))
-
-
-def read_quiet(bench: Bench) -> None:
-    """The same from the journal of a gateway with ten messages a second."""
-    table = bench.spark.read.format("gateway_journal").option("columns", NUMBERS)
-    _aggregated(table.load(str(bench.journal.with_name("quiet"))))
-
-
-def read_parquet(bench: Bench) -> None:
-    """The same from Parquet files of the same rows."""
-    _aggregated(bench.spark.read.parquet(bench.parquet()))
-
-
-def read_days(count: int) -> Job:
-    """The same from the journal of so many days."""
+def read_journal(name: str = "") -> Job:
+    """Rows of a journal into an aggregate."""
 
     def read(bench: Bench) -> None:
-        table = bench.spark.read.format("gateway_journal").option(
-            "columns", "source_address,body_size,settled"
-        )
-        _aggregated(table.load(str(bench.journal.with_name(f"days-{count}"))))
+        table = bench.spark.read.format("gateway_journal").option("columns", NUMBERS)
+        _aggregated(table.load(str(bench.beside(name))))
+
+    return read
+
+
+def read_parquet(name: str = "") -> Job:
+    """The same from Parquet files of the same rows."""
+
+    def read(bench: Bench) -> None:
+        _aggregated(bench.spark.read.parquet(bench.parquet(name)))
 
     return read
 
@@ -163,9 +159,18 @@ def archived_bit_by_bit(bench: Bench) -> None:
     assert archive.rows_behind(bench.spark, str(bench.journal), to) == 0
 
 
-def rated(bench: Bench) -> None:
+def rated(name: str = "") -> Job:
     """`rates` per minute, with its page."""
-    rates.run(bench.spark, str(bench.journal), report=bench.folder / "rates.html")
+
+    def rate(bench: Bench) -> None:
+        rates.run(bench.spark, str(bench.beside(name)), report=bench.folder / "rates.html")
+
+    return rate
+
+
+def rated_archive(bench: Bench) -> None:
+    """The same of an archive, which Spark's own reader reads."""
+    rates.run(bench.spark, None, archive=bench.archive(), report=bench.folder / "rates.html")
 
 
 MAPPING = """version: 1
@@ -208,22 +213,56 @@ def backtested_where(bench: Bench) -> None:
     _backtested(bench, MAPPING, Span(where="source_endpoint = 'mqtt'"))
 
 
-QUIET = "journal of ten messages a second, 50 000 rows"
-DAYS = {f"journal of {count} days, 100 000 rows each": count for count in DAY_COUNTS}
-ROWS = {QUIET: QUIET_ROWS} | {name: count * DAY_ROWS for name, count in DAYS.items()}
-"""Of those that have not as many as asked for."""
+MILLION = "journal-1000000"
+QUIET = "quiet"
+OTHERS = {
+    MILLION: "a million rows",
+    QUIET: "a quiet gateway, ten messages a second",
+} | {f"days-{count}": f"{count} days, 100 000 rows each" for count in DAY_COUNTS}
+"""Journals beside the one that is measured, by their folders."""
+
+JOURNALS = {
+    f"{kind} of {text}": name for name, text in OTHERS.items() for kind in ("journal", "Parquet", "rates")
+}
+"""Which of them a job is about."""
+
+READ = "journal into an aggregate"
+PARQUET = "Parquet into the same"
+RATED = "rates"
+ARCHIVED = "rates of an archive"
+LEAST, MOST = (f"days-{count}" for count in (min(DAY_COUNTS), max(DAY_COUNTS)))
+RATIOS = (
+    (READ, PARQUET),
+    ("archive into the same", PARQUET),
+    ("archive and the journal's rest into the same", PARQUET),
+    (f"journal of {OTHERS[MILLION]}", f"Parquet of {OTHERS[MILLION]}"),
+    (f"journal of {OTHERS[MILLION]}", READ),
+    (f"Parquet of {OTHERS[MILLION]}", PARQUET),
+    (f"journal of {OTHERS[QUIET]}", f"Parquet of {OTHERS[QUIET]}"),
+    (f"journal of {OTHERS[QUIET]}", READ),
+    (f"journal of {OTHERS[MOST]}", f"Parquet of {OTHERS[MOST]}"),
+    (f"journal of {OTHERS[MOST]}", f"journal of {OTHERS[LEAST]}"),
+    (f"journal of {OTHERS[MOST]}", READ),
+    (f"rates of {OTHERS[MILLION]}", RATED),
+    (RATED, ARCHIVED),
+)
+"""Jobs of which one is told by the other."""
+
 GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (
-        ("journal into an aggregate", read_journal),
-        ("Parquet into the same", read_parquet),
+        (READ, read_journal()),
+        (PARQUET, read_parquet()),
         ("archive into the same", read_archive),
         ("archive and the journal's rest into the same", read_both),
     ),
     (("bodies into an aggregate", read_bodies),),
-    ((QUIET, read_quiet), *((name, read_days(count)) for name, count in DAYS.items())),
+    *(
+        ((f"journal of {text}", read_journal(name)), (f"Parquet of {text}", read_parquet(name)))
+        for name, text in OTHERS.items()
+    ),
     (("stream into Parquet, 10 columns", stream), ("stream into Parquet, all columns", stream_all)),
     (("archive", archived), ("archive --follow", archived_bit_by_bit)),
-    (("rates", rated),),
+    ((RATED, rated()), (ARCHIVED, rated_archive), (f"rates of {OTHERS[MILLION]}", rated(MILLION))),
     (("backtest", backtested), ("backtest with a condition", backtested_with_condition)),
     (("backtest of an archive", backtested_archive), ("backtest with --where", backtested_where)),
 )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.source import JournalTable
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.pipeline.journals import SETS
 
@@ -66,20 +70,37 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
     return folder
 
 
-QUIET_ROWS: Final = 50_000  # written as two at a time
+QUIET_SECS: Final = 0.1  # between two messages of a gateway that has little to do
 DAY_ROWS: Final = 100_000  # written as a hundred at a time
 DAY_SECS: Final = 86_400.0
 DAY_COUNTS: Final = (1, 90)
 
 
-def quiet(folder: Path) -> Path:
-    """Ten messages a second, as a gateway writes them that has little to do, when its hours are over."""
-    return _slow(folder, QUIET_ROWS, together=2, step=0.1, options=Options(segment_secs=900.0))
+def quiet(folder: Path, count: float) -> Path:
+    """Ten messages a second for so many days, when the hours of the last segment are over."""
+    rows = int(count * DAY_SECS / QUIET_SECS)
+    return _slow(folder, rows, together=2, step=QUIET_SECS, options=Options())
 
 
 def days(folder: Path, count: int) -> Path:
     """So many days of devices that report every minute and a half, in segments as they are by default."""
     return _slow(folder, count * DAY_ROWS, together=100, step=DAY_SECS / DAY_ROWS, options=Options())
+
+
+def rows_of(folder: Path) -> int:
+    """How many rows a journal has."""
+    reader = JournalReader(folder)
+    return sum(reader.extent(shard).rows for shard in reader.shards())
+
+
+def planning_secs(folder: Path, times: int = 5) -> float:
+    """What it takes to plan a read of it, with nothing known before: the median."""
+    spent = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        JournalTable(options_of({"path": str(folder)}, stream=False), ("received",)).partitions()
+        spent.append(time.perf_counter() - begun)
+    return median(spent)
 
 
 def _slow(folder: Path, rows: int, *, together: int, step: float, options: Options) -> Path:

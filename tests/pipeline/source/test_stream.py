@@ -17,7 +17,8 @@ from gateway.errors import PipelineError
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import SPAN_OCTETS, JournalPartition
-from gateway.pipeline.journal.source import JournalStream, JournalTable
+from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.stream import JournalStream
 from gateway.store.journal import reader, segments
 from gateway.store.journal.merging import merge_segments
 from gateway.store.journal.reader import JournalReader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,12 @@ from gateway.pipeline.archive.tables import between
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
-from gateway.pipeline.journal.planning import JournalPartition
+from gateway.pipeline.journal.planning import JournalPartition, settled_later
 from gateway.pipeline.journal.source import FilteredTable, JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
-from tests.pipeline.journals import HOME, Journal, written
+from tests.pipeline.journals import HOME, START, STEP, Journal, message, written
 from tests.store.journal.samples import block
 
 if TYPE_CHECKING:
@@ -181,6 +182,50 @@ def test_bounds(journal: Make, options: dict[str, str], expected: range) -> None
     assert sorted(number for (number,) in read(journal(100, block_rows=10), "sequence", **options)) == [
         *expected
     ]
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 20_000])
+def test_an_end_by_time_says_what_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], segment_bytes: int
+) -> None:
+    """What came before it, and was settled behind rows that came later; by shard, of what is asked for."""
+    kept = Options(flush_rows=20, block_rows_max=20, flush_interval_secs=60, segment_bytes=segment_bytes)
+    for shard, late in ((0, 7), (1, 3), (2, 0)):
+        journal = Journal(tmp_path, shard=shard, options=kept)
+        journal.writer._oldest = lambda: START  # what waits for a broker that is away
+        journal.write(0, 400)
+        for number in range(late):
+            journal.writer.record(HOME, [message(number)], ACCEPTED, START + number * STEP)
+        journal.writer._oldest = lambda: None
+        journal.write(400, 400)
+        journal.close()
+    ends = {"endingTimestamp": "1700000000100"}
+    expected = [number for late in (7, 3, 0) for number in range(100)]
+    assert sorted(number for (number,) in read(tmp_path, "sequence", **ends)) == sorted(expected)
+    assert "gateway_journal: 10 rows (shard 0: 7, shard 1: 3) were received before" in capsys.readouterr().err
+    read(tmp_path, "sequence", shards="1", **ends)
+    assert "gateway_journal: 3 rows (shard 1: 3) were" in capsys.readouterr().err
+    for given in ({"routes": "up"} | ends, {"shards": "2"} | ends, {"endingTimestamp": "1700000000000"}, {}):
+        read(tmp_path, "sequence", **given)
+        assert not capsys.readouterr().err
+
+
+def test_what_is_late_is_looked_for_as_long_as_there_may_be_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path, 2_000, block_rows=20, segment_bytes=20_000)
+    reader = JournalReader(folder)
+    asked: list[int | None] = []
+    blocks = JournalReader.blocks
+
+    def watched(self: JournalReader, *given: Any, **options: Any) -> Any:
+        asked.append(options["end"])
+        return blocks(self, *given, **options)
+
+    monkeypatch.setattr(JournalReader, "blocks", watched)
+    before = microseconds_of(datetime.fromtimestamp(START, UTC))
+    assert not settled_later(reader, "0", 100, before, lambda _: None)
+    assert asked == [min(one.first for one in reader.segments("0") if one.first > 100)]
 
 
 def test_there_are_as_many_tasks_as_are_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""A part of the journal -> Arrow batches, in a task: about as many rows in each as Spark is best handed, or
+as our own code is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from socket import gethostname
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
+from gateway.pipeline.journal.filters import Wanted
+from gateway.pipeline.journal.options import Options
+from gateway.pipeline.journal.planning import JournalPartition, reader_of
+from gateway.pipeline.workers import spare_imports
+from gateway.store.journal.reader import Block, Gap, NoFolderError
+
+BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
+CODED_ROWS: Final = (
+    65_536  # that our own code in a task takes at a time: each column of each batch costs 5 us
+)
+BATCH_OCTETS: Final = 16 * 1_048_576  # from which on no more are joined, for bodies may be large
+
+
+def read_part(
+    options: Options,
+    wanted: Wanted,
+    names: tuple[str, ...],
+    part: InputPartition,
+    batches: Callable[[Options, Wanted, tuple[str, ...], JournalPartition], Iterator[Arrow]] | None = None,
+) -> Iterator[Arrow]:
+    """The rows of a part, as `batches` makes them (None: about BATCH_ROWS in a batch). Raises JournalError;
+    PipelineError for what only this machine has against it."""
+    if not isinstance(part, JournalPartition):  # Spark's own, when there is nothing to read
+        return
+    spare_imports()
+    try:
+        yield from (batches or _gathered)(options, wanted, names, part)
+    except NoFolderError as error:
+        raise PipelineError(
+            f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
+            " the same path, or it is shipped to a store (gateway pipeline ship)"
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"shard {part.shard} of the journal in {options.folder.uri} cannot be read on {gethostname()}:"
+            f" {error}"
+        ) from error
+
+
+def _gathered(
+    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
+    return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
+
+
+def coded(
+    options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
+    return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
+
+
+def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
+    gathered: list[Arrow] = []
+    rows = octets = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows, octets = rows + batch.num_rows, octets + batch.nbytes
+        if rows >= most or octets >= BATCH_OCTETS:
+            yield joined(gathered)
+            gathered, rows, octets = [], 0, 0
+    if rows:
+        yield joined(gathered)
+
+
+def _mapped(
+    options: Options,
+    wanted: Wanted,
+    names: tuple[str, ...],
+    part: JournalPartition,
+    made: Callable[[Block, Sequence[str]], Arrow],
+) -> Iterator[Arrow]:
+    """A batch for each block."""
+    received = wanted.received
+    for block in reader_of(options).blocks(
+        part.shard,
+        part.first,
+        end=part.next,
+        near=part.place,
+        from_us=received.first,
+        to_us=received.until,
+        only=wanted.only,
+    ):
+        if isinstance(block, Gap):
+            continue
+        batch = made(block, names)
+        chosen = wanted.rows(block)
+        first = max(part.first, block.begin) - block.header.base
+        count = min(part.next, block.end) - block.header.base - first
+        if count < batch.num_rows:
+            batch = batch.slice(first, count)
+            chosen = None if chosen is None else chosen.slice(first, count)
+        yield batch if chosen is None else batch.filter(chosen)

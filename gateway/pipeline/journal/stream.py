@@ -1,0 +1,136 @@
+"""The journal as a stream: what the planner of a query remembers between micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.journal.filters import wanted_of
+from gateway.pipeline.journal.options import Offsets, Options
+from gateway.pipeline.journal.planning import (
+    Shard,
+    bounded,
+    first_of,
+    know,
+    next_of,
+    parts_of,
+    reader_of,
+    shared_out,
+)
+from gateway.pipeline.journal.reading import read_part
+from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Rows as they are written. A shard that appears later is read from its first row."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+        self._wanted = wanted_of(options)
+        self._reader = reader_of(options)
+        self._shards: dict[str, Shard] = {}
+        self._target: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:
+        """Where a new query begins."""
+        with self._reader.at_a_glance():
+            return bounded(self._reader, self._options.start, self._there())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxOffsetsPerTrigger`."""
+        most = self._options.rows_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The end of the query is the end of the journal now."""
+        with self._reader.at_a_glance():
+            self._target = {name: next_of(self._reader, name) for name in self._there()}
+
+    def _there(self) -> list[str]:
+        """The shards that there are, and are wanted."""
+        only = self._wanted.shards
+        return [name for name in self._reader.shards() if only is None or name in only]
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """The end of the next micro-batch. A shard whose files have all gone ends where it was read to."""
+        with self._reader.at_a_glance():
+            return self._ends(start, limit)
+
+    def _ends(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        ends = dict(start)
+        begins = {name: self._begin(start, name) for name in self._there()}
+        know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
+        for name in self._shards.keys() - begins.keys():
+            known = self._shards.pop(name).next
+            if known > start.get(name, 0) and self._options.fail:
+                raise self._lost(name, start.get(name, 0), known)
+        for name, first in begins.items():
+            if self._target is not None and name not in self._target:
+                continue
+            shard = self._shard(name, first)
+            shard.forget(first)
+            until = shard.look()
+            if self._target is not None:
+                until = min(until, self._target[name])
+            if until > first:
+                ends[name] = until
+        if isinstance(limit, ReadMaxRows):
+            waiting = {name: until - self._begin(start, name) for name, until in ends.items()}
+            shares = shared_out(waiting, limit.max_rows)
+            ends = {name: self._begin(start, name) + rows for name, rows in shares.items()}
+        return ends
+
+    def reportLatestOffset(self) -> Offsets:
+        """The newest rows that the planner has seen, for the query's progress."""
+        return {name: shard.next for name, shard in self._shards.items()}
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        """Parts of a micro-batch; the first of a query may be one that a killed query had planned."""
+        ranges: dict[str, tuple[int, int]] = {}
+        with self._reader.at_a_glance():
+            for name, until in end.items():
+                first = self._begin(start, name)
+                if first >= until:  # nothing is asked of it; it may be gone
+                    continue
+                shard = self._shard(name, first)
+                if shard.next < until and shard.look() < until and self._options.fail:
+                    raise self._lost(name, shard.next, until)
+                ranges[name] = first, until
+        return [*parts_of(self._shards, ranges, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Arrow]:
+        """The rows of a part."""
+        return read_part(self._options, self._wanted, self._names, partition)
+
+    def _begin(self, start: Offsets, name: str) -> int:
+        found = start.get(name)
+        return first_of(self._reader, name) if found is None else found
+
+    def _known_to(self, name: str) -> int:
+        return self._shards[name].next if name in self._shards else 0
+
+    def _lost(self, name: str, end: int, wanted: int) -> PipelineError:
+        return PipelineError(
+            f"shard {name} of the journal in {self._options.folder.uri} ends before row {end}, and row"
+            f" {wanted} is wanted next: its end is lost, or it is another journal; with a new checkpoint, or"
+            " failOnDataLoss=false, the query goes on"
+        )
+
+    def _shard(self, name: str, first: int) -> Shard:
+        """What is known of a shard; looked at from row `first` on when it is new.
+
+        Raises PipelineError when the journal ends before that row: it is another one, or has lost its end.
+        """
+        shard = self._shards.get(name)
+        if shard is None:
+            end = next_of(self._reader, name)
+            if end < first and self._options.fail:
+                raise self._lost(name, end, first)
+            shard = self._shards[name] = Shard(
+                self._reader, name, first, routes=self._wanted.only.get("route")
+            )
+        return shard
