@@ -36,9 +36,9 @@ test-compiled: compile
 wheel: $(STAMP)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
 
-# Three processes share the tests on two cores: most tests wait for programs that they have started.
+# Four processes share the tests on two cores: most tests wait for programs that they have started.
 test: lint peers
-	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What can be known in a minute: lint, types, and the tests that need no program, process, gateway or patience.
 check: lint

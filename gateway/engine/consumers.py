@@ -3,9 +3,9 @@
 A queue is looked for before it is consumed: one that is not there is declared, with its bindings. Many
 consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
 wait until the queue has that again: then another replica finds everything in its order. A quorum queue takes
-back some three dozen messages at once, and the others when these are on its log; a consumer that came between
-would get what is behind them. Queues have a single active consumer, so whoever comes before the last one is
-known to be gone waits in the broker.
+back some three dozen messages as they come, and the others together when these are on its log; more than 32
+together it puts in an order of its own (RabbitMQ 3.10). So it is given back as many at a time. Queues have a
+single active consumer, so whoever comes before the last one is known to be gone waits in the broker.
 
 A replica that stops closes the channels: all that was delivered over one goes back in one step.
 """
@@ -35,6 +35,7 @@ UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a cla
 # long, without a change. A broker that is busy takes its time.
 LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
+RETURNED_MAX: Final = 32  # messages at a time
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 
@@ -131,7 +132,7 @@ class Returning:
     def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
         self.queue = consumer.target.queue
-        self.tags = tags
+        self.tags = tags  # that it has not been given yet
         self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
         self.count = -1  # that were there
         self.looks = 0  # that saw as many
@@ -419,18 +420,20 @@ class Consumers:
         """A queue has so many messages that nobody holds."""
         if self._closed:
             return
-        if returning.wanted < 0:
-            returning.wanted = min(count + len(returning.tags), _room_of(returning.consumer.target))
-            self.give_back(returning.consumer.channel, returning.tags)
         now = clock.now()
         if count != returning.count:
             returning.count, returning.looks, returning.since = count, 0, now
         returning.looks += 1
         vain = returning.looks > LOOKS_MAX and now - returning.since > RETURN_SECS_MAX
         if count >= returning.wanted or vain:
-            self._over(returning.consumer)
-        else:
-            self._check(returning)
+            some = len(returning.tags) if vain else RETURNED_MAX
+            tags, returning.tags = returning.tags[:some], returning.tags[some:]
+            self.give_back(returning.consumer.channel, tags)
+            if vain or not tags:
+                self._over(returning.consumer)
+                return
+            returning.wanted = min(count + len(tags), _room_of(returning.consumer.target))
+        self._check(returning)
 
     def _over(self, consumer: Consumer) -> None:
         for name in consumer.names:

@@ -160,7 +160,9 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
     assert freed == ["then", "and then"]
 
 
-def returning(consumers: Consumers, asking: Asking, ready: int, held: int) -> tuple[list[str], int]:
+def returning(
+    consumers: Consumers, asking: Asking, ready: int, held: int, at_once: int = 0
+) -> tuple[list[str], int]:
     """A consumer is over that held so many messages, while others were ready in the queue: who hears of it,
     and the channel on which the queue is looked at."""
     queue, channel, name = consumed(consumers, asking)
@@ -172,16 +174,41 @@ def returning(consumers: Consumers, asking: Asking, ready: int, held: int) -> tu
     consumers.answered(channel, m.BasicCancelOk(name))
     checking, _ = asking.written.of(m.QueueDeclare)[-1]
     consumers.answered(checking, m.QueueDeclareOk("q", ready, 0))
-    assert len(asking.written.nacked) == held
+    assert len(asking.written.nacked) == (at_once or held)
     return freed, checking
+
+
+def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
+    consumers: Consumers, asking: Asking
+) -> None:
+    freed, checking = returning(consumers, asking, ready=3, held=70, at_once=32)
+    consumers.answered(checking, m.QueueDeclareOk("q", 30, 0))
+    assert len(asking.written.nacked) == 32
+    consumers.answered(checking, m.QueueDeclareOk("q", 35, 0))
+    assert len(asking.written.nacked) == 64
+    consumers.answered(checking, m.QueueDeclareOk("q", 67, 0))
+    assert [tag for _, tag in asking.written.nacked] == list(range(1, 71))
+    assert not freed
+    consumers.answered(checking, m.QueueDeclareOk("q", 73, 0))
+    assert freed == ["then"]
+
+
+def test_one_that_takes_none_is_given_all(consumers: Consumers, asking: Asking, passing: list[float]) -> None:
+    freed, checking = returning(consumers, asking, ready=3, held=70, at_once=32)
+    for _ in range(200):
+        consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
+    passing[0] += 2.1
+    consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
+    assert len(asking.written.nacked) == 70
+    assert freed == ["then"]
 
 
 def test_a_queue_that_takes_its_time_is_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
     """However often it has been looked at: what it does not have yet another owner would take to be over."""
-    freed, checking = returning(consumers, asking, ready=65, held=35)
-    for count in (65, 97):
+    freed, checking = returning(consumers, asking, ready=68, held=32)
+    for count in (68, 97):
         for _ in range(500):
             consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
         passing[0] += 1.9
@@ -194,7 +221,7 @@ def test_a_queue_that_takes_its_time_is_waited_for(
 def test_one_that_has_no_room_is_not_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
-    freed, checking = returning(consumers, asking, ready=65, held=35)
+    freed, checking = returning(consumers, asking, ready=68, held=32)
     for _ in range(200):
         consumers.answered(checking, m.QueueDeclareOk("q", 80, 0))
     passing[0] += 2.1
@@ -207,7 +234,7 @@ def test_nor_is_one_that_is_full(
 ) -> None:
     arguments = (("x-max-length", Value(ValueType.INT64, 70)),)
     monkeypatch.setattr(Queue, "arguments", arguments)
-    freed, checking = returning(consumers, asking, ready=65, held=35)
+    freed, checking = returning(consumers, asking, ready=68, held=32)
     assert not freed
     consumers.answered(checking, m.QueueDeclareOk("q", 70, 0))
     assert freed == ["then"]

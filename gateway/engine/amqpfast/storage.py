@@ -96,6 +96,7 @@ class ClusterStorage:
         self.address = address  # of the cluster, by which the queue is published to
         self.arguments = arguments
         self.prefetch = 0
+        self._most = 0  # messages that may wait here
         self.fresh = False
         self.unbound: dict[str, tuple[bool, Done]] = {}
         self.restrained = False
@@ -286,9 +287,14 @@ class ClusterStorage:
         they can."""
         if self.gone or self._emptying:
             return
-        if len(self._local) > window:
-            self._empty()
         window = min(window, PREFETCH_MAX) if self.there else 0
+        if window < self.prefetch:
+            self._most = window
+        elif window > self.prefetch:
+            # What came for the smaller one is here beside what comes for this one.
+            self._most = window + self.prefetch + len(self._local)
+        if len(self._local) > self._most:
+            self._empty()
         if window != self.prefetch:
             self.prefetch = window
             self._session.renew(self)

@@ -1,7 +1,8 @@
-"""What is published to a destination before the cluster has said that it is there."""
+"""What is published before the cluster has said that a destination is there, and how much of it is here."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,27 @@ class Cluster:
         """It is there."""
 
     def touch(self, storage: ClusterStorage) -> None:
-        """Nothing has come."""
+        """Nothing is handed out."""
+
+    def renew(self, storage: ClusterStorage) -> None:
+        """As many come as the test says."""
+
+    class reader:
+        """Messages are their bodies."""
+
+        @staticmethod
+        def decode_one(body: bytes) -> Message:
+            return Message(fast_address("queue", "q"), body, sender=HERE)
+
+
+class Upstream:
+    """A consumer of the cluster's queue."""
+
+    def __init__(self) -> None:
+        self.given_back: list[int] = []
+
+    def give_back(self, tag: int) -> None:
+        self.given_back.append(tag)
 
 
 class Into:
@@ -70,3 +91,29 @@ def test_what_waits_for_the_answer_has_limits(limits: dict[str, int], taken: int
     assert [body[:1] for body in cluster.sent] == [b"%d" % number for number in range(taken)]
     assert publish(Into(storage), [Message(address, b"late", sender=HERE)]).outcomes == [ACCEPTED]
     assert cluster.sent[-1] == b"late"
+
+
+def test_what_came_for_less_credit_is_kept_beside_what_comes_for_more() -> None:
+    """It is a while until a client has had that. When it leaves, all goes back, in order."""
+    storage = ClusterStorage(
+        Cluster(),  # type: ignore[arg-type]
+        local := PriorityQueue("q", priority=lambda message: 0),
+        lambda message: True, "ns.fast.q", amqp_address("", "ns.fast.q"), (), missing=lambda: None,
+    )  # fmt: skip
+    storage.found(ends=False)
+    upstream, tags = Upstream(), itertools.count()
+
+    def come(count: int) -> None:
+        for _ in range(count):
+            storage.deliver(upstream, next(tags), False, (b"", b"", b"x"))  # type: ignore[arg-type]
+
+    storage.adjust(5)
+    come(5)
+    storage.adjust(8)
+    come(8)
+    storage.adjust(8)
+    assert (len(local), upstream.given_back) == (13, [])
+    storage.adjust(0)
+    come(1)
+    storage.adjust(0)
+    assert (len(local), upstream.given_back) == (0, list(range(14)))
