@@ -23,7 +23,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from gateway import is_compiled
-from gateway.telemetry import logs
+from gateway.telemetry import audit, logs
 from tests.interop.java import quicken_spark
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
 from tests.needs import ALONE, folder_of, needs_of, refuse_programs
@@ -137,11 +137,13 @@ def descriptors_are_closed() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def logs_are_as_they_were() -> Iterator[None]:
-    """A command that a test has called in this process may have turned them to another stream, or off."""
+    """A command or a gateway of a test in this process may have turned them to another stream, or off."""
     root = logging.getLogger()
     configured, level, handlers = structlog.get_config(), root.level, root.handlers[:]
-    stream = logs._Direct.stream
+    stream, trail = logs._Direct.stream, audit.trail()
     yield
+    audit.configure_audit()  # what has a file of its own closes that
+    audit._Current.trail = trail
     logs._Direct.stream = stream
     structlog.configure(**configured)
     root.setLevel(level)
