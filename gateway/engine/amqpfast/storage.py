@@ -291,8 +291,9 @@ class ClusterStorage:
         if window < self.prefetch:
             self._most = window
         elif window > self.prefetch:
-            # What came for the smaller one is here beside what comes for this one.
-            self._most = window + self.prefetch + len(self._local)
+            # What came for the smaller one is here beside what comes for this one; but no more than that, or
+            # each consumer that joins and acknowledges nothing would have as much here as all of them.
+            self._most = window + self.prefetch
         if len(self._local) > self._most:
             self._empty()
         if window != self.prefetch:

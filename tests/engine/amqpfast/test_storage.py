@@ -117,3 +117,21 @@ def test_what_came_for_less_credit_is_kept_beside_what_comes_for_more() -> None:
     come(1)
     storage.adjust(0)
     assert (len(local), upstream.given_back) == (0, list(range(14)))
+
+
+def test_however_often_credit_grows_what_waits_has_a_limit() -> None:
+    """Consumers join one after the other, and none of them takes anything."""
+    storage = ClusterStorage(
+        Cluster(),  # type: ignore[arg-type]
+        local := PriorityQueue("q", priority=lambda message: 0),
+        lambda message: True, "ns.fast.q", amqp_address("", "ns.fast.q"), (), missing=lambda: None,
+    )  # fmt: skip
+    storage.found(ends=False)
+    upstream, tags = Upstream(), itertools.count()
+    for consumers in range(1, 50):
+        window = 10 * consumers
+        storage.adjust(window)
+        for _ in range(window):
+            storage.deliver(upstream, next(tags), False, (b"", b"", b"x"))  # type: ignore[arg-type]
+        storage.adjust(window)
+        assert len(local) <= 2 * window
