@@ -141,7 +141,7 @@ class ClientSession(Session):
         self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that the log knows, or will
         self._sent: dict[Number, int] = {}  # the same the other way round
-        self._recent = Recent()
+        self._recent = Recent(0)  # of a session that ends with its connection nothing comes again
         self._old = 0  # so many messages of the queue were there before the client
         self._cached: dict[str, Grant | None] = {}
         self._consumer: Consumer | None = None  # that its queue's messages come by
@@ -159,7 +159,7 @@ class ClientSession(Session):
         self._left_since = clock.now() if state.sent else None
         self._reserved.update(state.sent)
         self._sent.update({number: at for at, number in state.sent.items() if number is not None})
-        self._recent = Recent(state.recent)
+        self._recent = state.recent.copy()
         self.released.update(state.released)
 
     # What the log is to know.

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Literal
 
 import structlog
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.engine.envelope import Number
+from gateway.engine.once import PAIR
 
 log = structlog.get_logger(limited=True)
 
@@ -30,6 +31,16 @@ Owner = tuple[str, int]
 """The life and number of the record that opened a session."""
 Options = tuple[int, bool, bool, int, int]
 """The fields of SubscriptionOptions, in their order."""
+
+
+def _whole_pairs(octets: bytes) -> bytes:
+    if len(octets) % PAIR.size:
+        raise ValueError("half a chunk of numbers")
+    return octets
+
+
+Lives = tuple[tuple[bytes, Annotated[bytes, AfterValidator(_whole_pairs)]], ...]
+"""What `Recent.lives` returns."""
 OCTETS: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
@@ -188,7 +199,8 @@ class Inherited:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that is known of a session, as its writer knew it when he had read the log up to `as_of`."""
+    """All that is known of a session, as its writer knew it when he had read the log up to `as_of`. `had`:
+    the last messages of QoS 2 that its client has had."""
 
     __pydantic_config__: ClassVar[ConfigDict] = OCTETS
 
@@ -210,7 +222,7 @@ class Snapshot:
     sent: dict[int, Number | None]
     released: tuple[int, ...]
     taken: dict[int, Number]
-    recent: tuple[Number, ...]
+    had: Lives = ()
     kind: Literal["standing"] = "standing"
 
 

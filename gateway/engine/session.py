@@ -35,7 +35,7 @@ from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
-from gateway.engine.once import Once
+from gateway.engine.once import Once, recent_chunks
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.publisher import EnginePublisher, NumberOf
 from gateway.engine.recorder import Recorder
@@ -169,7 +169,8 @@ class EngineSession(OneSink):
             octets_max=limits.retained_bytes_max,
             store=store,
         )
-        self.table = SessionTable(settings.namespace, self, store, clock.now)
+        recent = recent_chunks(settings.in_flight_max, limits.inflight_max)
+        self.table = SessionTable(settings.namespace, self, store, clock.now, recent)
         self.recorder = Recorder(self._wake)
         self.clients: Clients  # from `serve` on
         self.life = ""

@@ -75,7 +75,7 @@ class SessionState:
         "written",
     )
 
-    def __init__(self, client: str, owner: Owner, offset: int) -> None:
+    def __init__(self, client: str, owner: Owner, offset: int, recent: Recent) -> None:
         self.client = client
         self.owner = owner
         self.keeper = owner[0]
@@ -92,7 +92,7 @@ class SessionState:
         self.sent: dict[int, Number | None] = {}
         self.released: dict[int, None] = {}
         self.taken: dict[int, Number] = {}
-        self.recent = Recent()
+        self.recent = recent
         self.changed_at = offset
         self.placed = offset
         self.written: float = clock.utc()
@@ -156,7 +156,7 @@ class SessionState:
             self.sent,
             tuple(self.released),
             self.taken,
-            tuple(self.recent),
+            self.recent.lives(),
         )
 
 
@@ -166,9 +166,9 @@ def said(options: SubscriptionOptions) -> Options:
     return found
 
 
-def state_of(record: Snapshot, offset: int) -> SessionState:
-    """The session that a record says whole."""
-    state = SessionState(record.client, record.owner, offset)
+def state_of(record: Snapshot, offset: int, recent: Recent) -> SessionState:
+    """The session that a record says whole, but for what is `recent`."""
+    state = SessionState(record.client, record.owner, offset, recent)
     state.keeper, state.queue, state.attached = record.keeper, record.queue, record.attached
     state.consumer = record.owner if record.attached else None
     state.utc, state.expiry_secs = record.utc, record.expiry_secs
@@ -176,7 +176,7 @@ def state_of(record: Snapshot, offset: int) -> SessionState:
     state.will, state.will_at = record.will, record.will_at
     state.subscribed = {name: SubscriptionOptions(*options) for name, options in record.subscribed.items()}
     state.sent, state.released = dict(record.sent), dict.fromkeys(record.released)
-    state.taken, state.recent = dict(record.taken), Recent(record.recent)
+    state.taken = dict(record.taken)
     state.changed_at = record.as_of
     return state
 
@@ -211,11 +211,20 @@ class Arrival(NamedTuple):
 class SessionTable:
     """All sessions that outlive their connections, and all wills."""
 
-    def __init__(self, namespace: str, heard: Heard, store: Store | None, clock: Callable[[], float]) -> None:
-        """What is in `store`, which has not been started, is there at once. `clock`: monotonic."""
+    def __init__(
+        self,
+        namespace: str,
+        heard: Heard,
+        store: Store | None,
+        clock: Callable[[], float],
+        recent_chunks: int,
+    ) -> None:
+        """What is in `store`, which has not been started, is there at once. `clock`: monotonic;
+        `recent_chunks`: see `Recent`."""
         self.states: dict[str, SessionState] = {}
         self._heard = heard
         self._clock = clock
+        self._recent_chunks = recent_chunks
         self._keepers: dict[str, dict[str, None]] = {}  # clients, by life
         self._ended: dict[str, int] = {}  # offsets
         self._dead: dict[str, None] = {}
@@ -228,12 +237,15 @@ class SessionTable:
             assert isinstance(octets, bytes)
             record = decode_record(octets)
             if isinstance(record, Snapshot):
-                state = state_of(record, record.number)
+                state = self._state_of(record, record.number)
                 state.written = 0.0  # nobody knows
                 self._put(state)
 
     def __len__(self) -> int:
         return len(self.states)
+
+    def _state_of(self, record: Snapshot, offset: int) -> SessionState:
+        return state_of(record, offset, Recent(self._recent_chunks, record.had))
 
     def _put(self, state: SessionState) -> None:
         self._drop(state.client)
@@ -313,7 +325,8 @@ class SessionTable:
             self._drop(client)
             if before is not None:
                 self._remember_end(client, offset)
-            found = SessionState(client, record.owner, offset) if record.lasting else None
+            recent = Recent(self._recent_chunks)
+            found = SessionState(client, record.owner, offset, recent) if record.lasting else None
             if found is not None:
                 if record.expiry_secs > 0:
                     found.queue = f"{readable(client)}.{record.life}.{record.number}"
@@ -390,7 +403,7 @@ class SessionTable:
         if latest > record.as_of:
             return False
         if before is None:
-            self._put(state_of(record, offset))
+            self._put(self._state_of(record, offset))
         else:
             before.placed, before.written = offset, clock.utc()
         self._unsaved[record.client] = None

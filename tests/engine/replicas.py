@@ -105,8 +105,10 @@ class Client:
         will: str = "",
         will_properties: Properties | None = None,
         ack: bool = True,
+        window: int = 20,
     ) -> None:
-        """Not `ack`: what comes at QoS 1 and 2 is not acknowledged before `acknowledge` is called."""
+        """Not `ack`: what comes at QoS 1 and 2 is not acknowledged before `acknowledge` is called. `window`:
+        so many that it has published may be unacknowledged."""
         self.messages: list[paho.MQTTMessage] = []
         self.answers: list[list[ReasonCode]] = []
         self.ended: list[ReasonCode] = []
@@ -123,6 +125,7 @@ class Client:
         if will:
             paho_client.will_set(will, b"gone", qos=1, properties=will_properties)
         paho_client.manual_ack_set(True)
+        paho_client.max_inflight_messages_set(window)
         self._ack = ack
         self.paho = paho_client
         more: dict[str, Any] = {}
@@ -174,6 +177,10 @@ class Client:
     @property
     def told(self) -> list[tuple[str, bytes]]:
         return [(message.topic, message.payload) for message in self.messages]
+
+    def has_more_than(self, count: int) -> bool:
+        """So many messages have come, and more."""
+        return len(self.messages) > count
 
     def subscribe(self, topic_filter: str, **options: Any) -> list[str]:
         """Returns the names of the answers."""

@@ -18,6 +18,7 @@ from gateway.broker.mqtt.session import (
 from gateway.engine.client_session import ClientSession
 from gateway.engine.consumers import Consumer, Content
 from gateway.engine.envelope import Number
+from gateway.engine.once import Recent
 from gateway.engine.table import SessionState
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -83,7 +84,7 @@ class Queue:
         """`sent`: packet ids under which an earlier owner has sent messages."""
         limits = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
         self.session = ClientSession("c", limits, SessionTally(), cast(Any, Engine()), OWNER)
-        state = SessionState("c", OWNER, 0)
+        state = SessionState("c", OWNER, 0, Recent(64))
         state.queue = "queue"
         state.sent.update(sent or {})
         self.session.begin(state, "queue", ())
@@ -111,6 +112,18 @@ class Queue:
                 assert self.session.received(row.packet_id)
                 assert self.session.finish(row.packet_id)
                 self.session.pump()
+
+
+def test_all_that_a_replica_had_on_its_way_is_sent_once_though_it_is_published_again() -> None:
+    queue = Queue(100)
+    queue.bring(*range(1, 3_001))
+    for _ in range(30):
+        queue.answer()
+    assert queue.outlet.bodies == list(range(1, 3_001))
+    queue.bring(*range(1, 3_003))
+    queue.answer()
+    assert queue.outlet.bodies[3_000:] == [3_001, 3_002]
+    assert len(queue.acknowledged.tags) == 6_002
 
 
 @pytest.mark.parametrize("receive_max", [1, 2, 100])

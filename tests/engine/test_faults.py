@@ -5,11 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
@@ -183,3 +187,33 @@ def _serves(replica: GatewayProcess) -> bool:
     """It lets clients in."""
     with Client(replica.port("mqtt"), "probe") as probe:
         return probe.welcome is not None and not probe.welcome.is_failure
+
+
+def test_what_a_replica_publishes_again_at_qos_2_comes_once_however_much_it_is(rabbitmq: RabbitMQ) -> None:
+    with Proxy(rabbitmq.port) as way:
+        near = Replica(
+            "near", f"amqp://guest:guest@{LOOPBACK}:{way.port}/%2F", "again", reconnect_min_secs=0.1
+        )
+        far = Replica("far", rabbitmq.url, "again")
+        with replicas(near, far), lasting(far.mqtt, "again") as consumer:
+            consumer.subscribe("again/#", qos=2)
+            sent = []
+            with ExitStack() as stack:
+                publishers = [
+                    stack.enter_context(Client(near.mqtt, f"many {at}", window=900)) for at in range(4)
+                ]
+                for turn in range(3):
+                    for at, publisher in product(range(500), publishers):
+                        body = b"%d %s %d" % (turn, publisher.paho._client_id, at)
+                        sent.append(publisher.paho.publish("again/all", body, qos=2))
+                    consumer.until(partial(consumer.has_more_than, (turn * 4 + 1) * 500))
+                    for wire in way.wires():
+                        wire.stall("down")  # what the node confirms from now on is not heard of
+                    before = -1
+                    while before < (before := len(consumer.messages)):
+                        time.sleep(0.1)
+                    way.cut()
+                for info in sent:
+                    info.wait_for_publish(PATIENCE_SECS)
+            consumer.until(lambda: len(consumer.messages) >= len(sent))
+            assert len(set(consumer.told)) == len(consumer.told) == len(sent)

@@ -5,24 +5,37 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine.once import LIVES_MAX, RECENT_LIVES_MAX, RECENT_MAX, Once, Recent, Window
+from gateway.engine.once import (
+    CHUNK,
+    LIVES_MAX,
+    RECENT_LIVES_MAX,
+    Once,
+    Recent,
+    Seen,
+    recent_chunks,
+)
+
+numbers = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 2**64 - 1)), max_size=200)
 
 
-@given(st.lists(st.integers(1, 60), max_size=200))
-def test_within_the_window_each_number_is_first_once(counts: list[int]) -> None:
-    window, seen = Window(64), set[int]()
+@given(numbers)
+def test_each_number_is_first_once(counts: list[int]) -> None:
+    known, seen = Seen(), set[int]()
     for count in counts:
-        assert window.is_first(count) is (count not in seen)
+        assert (count in known) is (count in seen)
+        assert known.add(count) is (count not in seen)
         seen.add(count)
+        assert count in known
+    assert all((count in Seen(known.octets())) is (count in seen) for count in [*counts, 0, 7, 2**63])
 
 
-@given(st.lists(st.integers(1, 200), max_size=200))
+@given(st.lists(st.integers(1, 40 * CHUNK), max_size=200))
 def test_nothing_new_is_ever_taken_for_a_repeat(counts: list[int]) -> None:
-    window, seen, top = Window(16), set[int](), 0
+    once, seen, top = Once(16 * CHUNK), set[int](), 0
     for count in counts:
-        first = window.is_first(count)
+        first = once.is_first((b"a life", count))
         assert first or count in seen
-        if count > top - 16:
+        if count > top - 15 * CHUNK:
             assert first is (count not in seen)
         seen.add(count)
         top = max(top, count)
@@ -40,13 +53,29 @@ def test_lives_do_not_meet_and_the_oldest_is_forgotten() -> None:
 
 def test_what_was_had_of_a_lost_life_is_known_among_all_that_others_send() -> None:
     lost, others = b"lostlife", [b"others%02d" % at for at in range(RECENT_LIVES_MAX)]
-    had = Recent([(lost, 5), (lost, 3)])
-    for count in range(10_000):
+    chunks = 4 * RECENT_LIVES_MAX
+    had = Recent(chunks)
+    had.add((lost, 5))
+    had.add((lost, 3))
+    for count in range(1_000):
         for other in others[1:]:
             had.add((other, count))
     assert (lost, 3) in had
     assert (lost, 4) not in had
-    assert list(Recent(had)) == list(had)
-    assert len(list(had)) == 2 + (RECENT_LIVES_MAX - 1) * RECENT_MAX
+    assert Recent(chunks, had.lives()).lives() == had.copy().lives() == had.lives()
+    assert chunks - 8 <= sum(len(octets) for _, octets in had.lives()) / 16 <= chunks
+    assert all((other, count) in had for other in others[1:] for count in range(1_000 - 3 * CHUNK, 1_000))
     had.add((others[0], 1))
     assert (lost, 3) not in had, "one life more than are remembered"
+    assert (others[1], 999) in had
+
+
+@given(st.integers(1, 50_000), st.integers(1, 2_000), st.integers(1, 1_000))
+def test_what_may_come_again_is_remembered(unconfirmed: int, unacknowledged: int, apart: int) -> None:
+    had = Recent(recent_chunks(unconfirmed, unacknowledged))
+    published = range(1, 2 * unconfirmed, max(1, unconfirmed // 100))  # of numbers one after the other
+    sent = [3 * unconfirmed + at * apart for at in range(unacknowledged)]
+    for count in (*published, *sent):
+        had.add((b"a life", count))
+    assert all((b"a life", count) in had for count in (*published, *sent))
+    assert Recent(1, had.lives()).copy().lives()[0][1] == had.lives()[0][1][-16:]

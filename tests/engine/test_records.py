@@ -53,7 +53,8 @@ OWNER = ("life", 7)
         Inherited("life", 9, "other", 1e9),
         Snapshot(
             "c", "life", 9, 17, OWNER, "other", "queue", False, 1e9, 60.0, "user", "place", WILL, 1e9,
-            {"a/+": (1, False, True, 0, 0)}, {2: NUMBER, 3: None}, (2,), {6: NUMBER}, (NUMBER,),
+            {"a/+": (1, False, True, 0, 0)}, {2: NUMBER, 3: None}, (2,), {6: NUMBER},
+            ((b"\xff\0345678", bytes(range(240, 256)) * 2), (b"empty678", b"")),
         ),
     ],
     ids=lambda record: record.kind,

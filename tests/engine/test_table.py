@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gateway.engine.envelope import Number
-from gateway.engine.once import RECENT_MAX
+from gateway.engine.once import CHUNK
 from gateway.engine.records import (
     Changed,
     Ended,
@@ -24,6 +24,7 @@ from gateway.engine.records import (
 from gateway.engine.table import ENDED_MAX, Arrival, SessionState, SessionTable
 from gateway.store.store import Store
 
+RECENT_CHUNKS = 3
 WILL = WillSaid("a/b", b"x", 1, False, b"", 5, "mqtt", "user", "")
 
 
@@ -55,7 +56,7 @@ class Log:
     def __init__(self, store: Store | None = None) -> None:
         self.heard = Heard()
         self.now = 0.0
-        self.table = SessionTable("ns", self.heard, store, lambda: self.now)
+        self.table = SessionTable("ns", self.heard, store, lambda: self.now, RECENT_CHUNKS)
         self.offset = 0
 
     def say(self, *records: Record) -> list[bool]:
@@ -150,7 +151,7 @@ def test_nobody_waits_for_what_is_clean_and_has_no_will() -> None:
 
 
 def test_qos_2_is_known_step_by_step() -> None:
-    numbers: list[Number] = [(b"12345678", at) for at in range(RECENT_MAX + 2)]
+    numbers: list[Number] = [(b"12345678", at) for at in range((RECENT_CHUNKS + 1) * CHUNK + 1)]
     owner = ("one", 1)
     log = Log()
     log.say(opened("one", 1))
@@ -158,13 +159,14 @@ def test_qos_2_is_known_step_by_step() -> None:
     log.say(Changed("c", "one", 3, owner, released=(1,)))
     state = log.state()
     assert (state.sent, list(state.released)) == ({1: numbers[0], 2: None}, [1])
-    assert list(state.recent) == [numbers[0]]
+    assert [number in state.recent for number in numbers[:2]] == [True, False]
     log.say(Changed("c", "one", 4, owner, completed=(1, 2), sent={1: numbers[1]}, freed=(7,)))
     assert (state.sent, state.taken, list(state.released)) == ({1: numbers[1]}, {}, [])
     for at, number in enumerate(numbers):
         log.say(Changed("c", "one", 5 + at, owner, completed=(1,), sent={1: number}))
-    assert len(list(state.recent)) == RECENT_MAX
-    assert numbers[0] not in state.recent
+    assert [number in state.recent for number in numbers[:-1]] == [False] * CHUNK + [
+        True
+    ] * CHUNK * RECENT_CHUNKS
 
 
 def test_a_life_that_is_inherited_is_heard_no_more() -> None:
