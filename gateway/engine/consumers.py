@@ -4,8 +4,9 @@ A queue is looked for before it is consumed: one that is not there is declared, 
 consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
 wait until the queue has that again: then another replica finds everything in its order. A quorum queue takes
 back some three dozen messages as they come, and the others together when these are on its log; more than 32
-together it puts in an order of its own (RabbitMQ 3.10). So it is given back as many at a time. Queues have a
-single active consumer, so whoever comes before the last one is known to be gone waits in the broker.
+together it puts in an order of its own (RabbitMQ 3.10). So it is given back half as many at a time: of what
+is published to it meanwhile nobody can tell that it is not what was given back. Queues have a single active
+consumer, so whoever comes before the last one is known to be gone waits in the broker.
 
 A replica that stops closes the channels: all that was delivered over one goes back in one step.
 """
@@ -35,7 +36,7 @@ UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a cla
 # long, without a change. A broker that is busy takes its time.
 LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
-RETURNED_MAX: Final = 32  # messages at a time
+RETURNED_MAX: Final = 16  # messages at a time
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 

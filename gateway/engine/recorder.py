@@ -115,6 +115,10 @@ class Recorder:
             if next(iter(self._written)) != number:
                 return False
             del self._written[number]
+        elif next(iter(self._unlogged), number) < number:
+            # Over an earlier connection, with which one that was written before it is lost: it comes again,
+            # behind that one, or what a client has asked for first would have the last word.
+            return True
         self._unlogged.pop(number, None)
         first = next(iter(self._unlogged), self._numbers + 1)
         while self._waiting and self._waiting[0][0] < first:

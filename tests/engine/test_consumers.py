@@ -181,25 +181,25 @@ def returning(
 def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
     consumers: Consumers, asking: Asking
 ) -> None:
-    freed, checking = returning(consumers, asking, ready=3, held=70, at_once=32)
-    consumers.answered(checking, m.QueueDeclareOk("q", 30, 0))
+    freed, checking = returning(consumers, asking, ready=3, held=35, at_once=16)
+    consumers.answered(checking, m.QueueDeclareOk("q", 18, 0))
+    assert len(asking.written.nacked) == 16
+    consumers.answered(checking, m.QueueDeclareOk("q", 19, 0))
     assert len(asking.written.nacked) == 32
     consumers.answered(checking, m.QueueDeclareOk("q", 35, 0))
-    assert len(asking.written.nacked) == 64
-    consumers.answered(checking, m.QueueDeclareOk("q", 67, 0))
-    assert [tag for _, tag in asking.written.nacked] == list(range(1, 71))
+    assert [tag for _, tag in asking.written.nacked] == list(range(1, 36))
     assert not freed
-    consumers.answered(checking, m.QueueDeclareOk("q", 73, 0))
+    consumers.answered(checking, m.QueueDeclareOk("q", 38, 0))
     assert freed == ["then"]
 
 
 def test_one_that_takes_none_is_given_all(consumers: Consumers, asking: Asking, passing: list[float]) -> None:
-    freed, checking = returning(consumers, asking, ready=3, held=70, at_once=32)
+    freed, checking = returning(consumers, asking, ready=3, held=35, at_once=16)
     for _ in range(200):
         consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
     passing[0] += 2.1
     consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
-    assert len(asking.written.nacked) == 70
+    assert len(asking.written.nacked) == 35
     assert freed == ["then"]
 
 
@@ -207,8 +207,8 @@ def test_a_queue_that_takes_its_time_is_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
     """However often it has been looked at: what it does not have yet another owner would take to be over."""
-    freed, checking = returning(consumers, asking, ready=68, held=32)
-    for count in (68, 97):
+    freed, checking = returning(consumers, asking, ready=84, held=16)
+    for count in (84, 97):
         for _ in range(500):
             consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
         passing[0] += 1.9
@@ -221,22 +221,22 @@ def test_a_queue_that_takes_its_time_is_waited_for(
 def test_one_that_has_no_room_is_not_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
-    freed, checking = returning(consumers, asking, ready=68, held=32)
+    freed, checking = returning(consumers, asking, ready=84, held=16)
     for _ in range(200):
-        consumers.answered(checking, m.QueueDeclareOk("q", 80, 0))
+        consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
     passing[0] += 2.1
-    consumers.answered(checking, m.QueueDeclareOk("q", 80, 0))
+    consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
     assert freed == ["then"]
 
 
 def test_nor_is_one_that_is_full(
     consumers: Consumers, asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = (("x-max-length", Value(ValueType.INT64, 70)),)
+    arguments = (("x-max-length", Value(ValueType.INT64, 86)),)
     monkeypatch.setattr(Queue, "arguments", arguments)
-    freed, checking = returning(consumers, asking, ready=68, held=32)
+    freed, checking = returning(consumers, asking, ready=84, held=16)
     assert not freed
-    consumers.answered(checking, m.QueueDeclareOk("q", 70, 0))
+    consumers.answered(checking, m.QueueDeclareOk("q", 86, 0))
     assert freed == ["then"]
 
 

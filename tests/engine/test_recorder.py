@@ -65,13 +65,25 @@ def test_a_mark_tells_that_what_was_written_before_it_is_lost(recorder: Recorder
     assert not recorder.came(mark)
 
 
-def test_what_came_over_an_earlier_connection_says_nothing(recorder: Recorder) -> None:
-    """The log is read up to its end before anything is written again."""
-    first, second = put(recorder, 2)
+def test_what_came_over_an_earlier_connection_comes_again_behind_what_that_lost(
+    recorder: Recorder, written: list[int]
+) -> None:
+    """The log is read up to its end before anything is written again. Who has subscribed, and is no longer,
+    would be subscribed if the record of the first came behind that of the second."""
+    told: list[Outcome] = []
+    first, second, third = put(recorder, 3)
+    recorder.after_logged(told.append)
     recorder.down()
+    written.clear()
+    assert all(recorder.came(number) for number in (first, third))
+    assert not told
+    recorder.up(lambda record: written.append(record.number))
+    assert written == [second, third]
     assert recorder.came(second)
-    recorder.up(lambda record: None)
-    assert recorder.came(first)
+    assert not told
+    assert recorder.came(third)
+    assert told
+    assert not len(recorder)
 
 
 def test_a_lost_record_does_not_hold_up_a_client(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
