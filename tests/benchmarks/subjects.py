@@ -206,6 +206,10 @@ class Rabbit(Process):
         """Such as 3.10.8."""
         return self._broker.control("version").strip()
 
+    def queues(self) -> int:
+        """How many it has."""
+        return len(self._broker.control("-q", "list_queues", "name", "--no-table-headers").splitlines())
+
     def __enter__(self) -> Self:
         self._broker.start()
         try:

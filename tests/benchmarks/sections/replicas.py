@@ -27,7 +27,7 @@ AGAINST_RELAY: Final = 0.8
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """Seven figures of medians of `repeat` runs, and three of sessions that stand (standing.py)."""
+    """Seven figures of medians of `repeat` runs, and four of sessions that stand (standing.py)."""
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
         port = rabbit.amqp_port

@@ -1,5 +1,6 @@
-"""Sessions that outlive their connections, many at once: how fast they are begun, what each of them takes of
-RabbitMQ's memory, and how long it takes until all are back at another replica when theirs is killed.
+"""Many clients at once. Of those with clean sessions, what each takes of its replica's memory, and how many
+queues they have. Of sessions that outlive their connections, how fast they are begun, what each of them takes
+of RabbitMQ's memory, and how long it takes until all are back at another replica when theirs is killed.
 
 The same clients at RabbitMQ's own MQTT plugin are beside that; there they come back to the same node, for
 their connections alone were cut.
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.benchmarks import wires
 from tests.benchmarks.report import Figure
-from tests.benchmarks.subjects import Rabbit, Replica
+from tests.benchmarks.subjects import Rabbit, Replica, Subject
 
 SESSIONS: Final = 10_000
 AT_ONCE: Final = 250  # clients that connect at the same time
@@ -41,12 +42,19 @@ class Stood(NamedTuple):
     known: float = 0.0
 
 
-def _clients(port: int, *, present: bool) -> list[socket.socket]:
+class Clean(NamedTuple):
+    """Octets of memory for each client, and further queues for all of them."""
+
+    octets: float
+    queues: int
+
+
+def _clients(port: int, *, present: bool, clean: bool = False) -> list[socket.socket]:
     """All of them, connected; those whose sessions are new have subscribed."""
     socks: list[socket.socket] = []
     for first in range(0, SESSIONS, AT_ONCE):
         names = [f"standing-{at:05d}" for at in range(first, min(first + AT_ONCE, SESSIONS))]
-        said = [wires.mqtt_say_connect(port, name, clean=False) for name in names]
+        said = [wires.mqtt_say_connect(port, name, clean=clean) for name in names]
         socks += said
         for sock in said:
             answer = wires.mqtt_answer(sock, 0x20)
@@ -87,6 +95,29 @@ def _at_plugin(folder: Path) -> Stood:
         return _measured(rabbit, rabbit.mqtt_port, rabbit.mqtt_port, lambda: None, lambda: 0)
 
 
+def _clean(rabbit: Rabbit, subject: Subject) -> Clean:
+    """Of clients of a subject, which is the RabbitMQ or a replica over it."""
+    time.sleep(SETTLE_SECS)
+    before, queues = subject.rss(), rabbit.queues()
+    socks = _clients(subject.mqtt_port, present=False, clean=True)
+    time.sleep(SETTLE_SECS)
+    found = Clean((subject.rss() - before) / SESSIONS, rabbit.queues() - queues)
+    _close(socks)
+    return found
+
+
+def _clean_at_replica(folder: Path) -> Clean:
+    with ExitStack() as stack:
+        rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
+        replica = stack.enter_context(Replica(folder / "one", rabbit.amqp_port, limits=LIMITS))
+        return _clean(rabbit, replica)
+
+
+def _clean_at_plugin(folder: Path) -> Clean:
+    with Rabbit(folder / "plugin") as rabbit:
+        return _clean(rabbit, rabbit)
+
+
 def _measured(
     rabbit: Rabbit,
     port: int,
@@ -114,9 +145,18 @@ def _measured(
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Three figures, of one run each."""
+    """Four figures, of one run each."""
+    clean, peers = _clean_at_replica(folder / "clean"), _clean_at_plugin(folder / "clean-peer")
     ours, plugin = _at_replicas(folder / "ours"), _at_plugin(folder / "peer")
     return [
+        Figure(
+            f"each of {SESSIONS} clean subscribers at a replica, against the plugin's",
+            "KiB",
+            clean.octets / 1024,
+            peers.octets / 1024,
+            peers.octets / clean.octets,
+            more={"queues for all of them": clean.queues, "at the plugin": peers.queues},
+        ),
         Figure(
             f"{SESSIONS} persistent sessions begun, against RabbitMQ's MQTT plugin",
             "sessions/s",
