@@ -99,12 +99,6 @@ def clients_at_both(gateway: GatewayProcess, prefix: str) -> Iterator[list[Clien
         yield clients
 
 
-def worker_pids(gateway: GatewayProcess) -> dict[int, int]:
-    """Of the workers that were started last, by their numbers."""
-    lines = [json.loads(line) for line in gateway.log.splitlines() if "a worker is started" in line]
-    return {line["worker"]: line["pid"] for line in lines}
-
-
 def ended(pid: int) -> bool:
     """A process that is not there, or waits to be reaped by whoever is there instead of its parent."""
     try:
@@ -143,7 +137,7 @@ def test_a_worker_that_dies_is_started_again(rabbitmq: RabbitMQ, tmp_path: Path)
         with lasting(gateway.port("mqtt"), "owner") as owner:
             owner.subscribe("workers/dies", qos=1)
             (killed,) = (one for one in (1, 2) if connected(gateway, one))
-            pid = worker_pids(gateway)[killed]
+            pid = gateway.worker_pids[killed]
             os.kill(pid, signal.SIGKILL)
             owner.until(lambda: owner.ended)
         until(
@@ -151,7 +145,7 @@ def test_a_worker_that_dies_is_started_again(rabbitmq: RabbitMQ, tmp_path: Path)
         )
         until(lambda: sample(gateway, "gateway_worker_up") == 2)
         until_ready(gateway)
-        assert worker_pids(gateway)[killed] != pid
+        assert gateway.worker_pids[killed] != pid
         with lasting(gateway.port("mqtt"), "owner") as again, clients_at_both(gateway, "d") as clients:
             assert again.present
             clients[0].publish("workers/dies", b"x")
@@ -169,7 +163,7 @@ def test_one_reload_and_one_drain(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
                     gateway, "gateway_mapping_reloads_total", worker=number, outcome="taken"
                 )
             )
-        pids = worker_pids(gateway).values()
+        pids = gateway.worker_pids.values()
         assert len(pids) == 2
         with clients_at_both(gateway, "s") as clients:
             for pid in pids:  # as systemd does, which sends it to all processes of a service
@@ -187,7 +181,7 @@ def test_one_reload_and_one_drain(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
 def test_workers_whose_supervisor_is_gone_leave(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     with with_workers(tmp_path / "gone", rabbitmq.url) as gateway:
         until_ready(gateway)
-        pids = worker_pids(gateway).values()
+        pids = gateway.worker_pids.values()
         gateway.kill()
         until(lambda: all(map(ended, pids)))
 

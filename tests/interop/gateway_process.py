@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -92,6 +93,12 @@ class GatewayProcess:
             stderr=log,
             text=True,
         )
+
+    @property
+    def worker_pids(self) -> dict[int, int]:
+        """Of the workers that were started last, by their numbers."""
+        lines = [json.loads(line) for line in self.log.splitlines() if "a worker is started" in line]
+        return {line["worker"]: line["pid"] for line in lines}
 
     def command(self, *words: str) -> str:
         """What another command of the gateway says and complains about, run as this process is."""

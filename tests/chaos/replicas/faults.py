@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.chaos.faults import AWAY_SECS
 from tests.chaos.proxy import Way
 from tests.interop.cluster import start_all, stop_all
+from tests.interop.gateway_process import GatewayProcess
 
 if TYPE_CHECKING:
     from tests.chaos.replicas.rig import ReplicaRig
@@ -42,6 +45,32 @@ def freeze_replica(rig: ReplicaRig, chance: Random) -> None:
         time.sleep(_for_long(chance))
     finally:
         replica.process.send_signal(signal.SIGCONT)
+
+
+def kill_worker(rig: ReplicaRig, chance: Random) -> None:
+    """SIGKILL for one of the processes of a replica, which starts another one."""
+    _signal_worker(chance.choice(rig.replicas), chance, signal.SIGKILL)
+
+
+def freeze_worker(rig: ReplicaRig, chance: Random) -> None:
+    """SIGSTOP for one of them, and awake again, if its supervisor has not killed it."""
+    replica = chance.choice(rig.replicas)
+    pid = _signal_worker(replica, chance, signal.SIGSTOP)
+    time.sleep(_for_long(chance))
+    if pid in replica.worker_pids.values():
+        _signal(pid, signal.SIGCONT)
+
+
+def _signal_worker(replica: GatewayProcess, chance: Random, number: signal.Signals) -> int:
+    """Signal one of its processes, and return which."""
+    pid = chance.choice([pid for _, pid in sorted(replica.worker_pids.items())])
+    _signal(pid, number)
+    return pid
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has just ended: another fault was there first
+        os.kill(pid, number)
 
 
 def isolate_replica(rig: ReplicaRig, chance: Random) -> None:
@@ -121,6 +150,8 @@ def cut(rig: ReplicaRig, chance: Random) -> None:
 FAULTS: Final[dict[str, Fault]] = {
     "kill-replica": kill_replica,
     "freeze-replica": freeze_replica,
+    "kill-worker": kill_worker,
+    "freeze-worker": freeze_worker,
     "isolate-replica": isolate_replica,
     "deafen-replica": deafen_replica,
     "roll": roll,

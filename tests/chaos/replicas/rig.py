@@ -143,6 +143,7 @@ def replica_of(
     return GatewayProcess(
         folder / name,
         replica=name,
+        workers=row.workers,
         listeners=listeners,
         broker={
             "engine": "rabbitmq",

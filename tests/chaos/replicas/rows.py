@@ -31,12 +31,13 @@ class ReplicaRow(NamedTuple):
     messages: int = 3_000
     seconds: float = 10.0
     nodes: int = 1
+    workers: int = 1  # processes of each replica
 
     @property
     def name(self) -> str:
         """What it is called on the command line."""
         way = f"{self.source}-{self.target}-{self.guarantee}"
-        kind = "replicas" if self.nodes == 1 else "cluster"
+        kind = "workers" if self.workers > 1 else "replicas" if self.nodes == 1 else "cluster"
         return f"{kind}-{way}-{self.queue_type}-{'+'.join(self.faults)}"
 
     @property
@@ -125,6 +126,21 @@ CLUSTER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
 )
 
 
+WORKERS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
+    ("mqtt", "mqtt", "qos1"),
+    ("mqtt", "mqtt", "qos2"),
+    ("fast", "fast", "confirm"),
+)
+WORKER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
+    ("kill-worker",),
+    ("freeze-worker",),
+    ("kill-worker", "cut"),
+    ("freeze-worker", "kill-replica"),
+    ("kill-worker", "kill-broker"),
+    ("roll",),
+)
+
+
 def replica_rows() -> list[ReplicaRow]:
     """Every row: over one node, and three replicas over three nodes."""
     types: tuple[QueueType, ...] = ("classic", "quorum")
@@ -134,8 +150,11 @@ def replica_rows() -> list[ReplicaRow]:
         for way, faults in product(WAYS, CLUSTER_FAULTS)
     ]
     linked = [ReplicaRow(*way, "quorum", faults) for way, faults in product(LINKED, FAULTS)]
+    workers = [
+        ReplicaRow(*way, "quorum", faults, workers=2) for way, faults in product(WORKERS, WORKER_FAULTS)
+    ]
     once = [ReplicaRow("mqtt", "once", "qos1", "quorum", faults) for faults in ORDERLY]
-    return [*one, *linked, *once, *three]
+    return [*one, *linked, *workers, *once, *three]
 
 
 # What `make test` runs.
