@@ -13,7 +13,7 @@ before these are published, with the numbers by which subscribers' replicas know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -36,6 +36,7 @@ from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import Consumer, Content, Done
 from gateway.engine.envelope import Number
+from gateway.engine.given_back import GivenBack, print_of
 from gateway.engine.names import binding_of
 from gateway.engine.once import Recent
 from gateway.engine.records import Changed, Options, Owner
@@ -51,6 +52,11 @@ from gateway.protocols.mqtt.spec import PacketType
 # What an earlier owner had sent comes again before anything new, as a rule. A queue whose broker is busy, or
 # has lost a node, may have new things first, so ids are kept for some time: to be wrong would lose a message.
 LEFT_SECS: Final = 30.0
+PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
+SPARE: Final = 128  # messages that may come between those that were given back
+ROOM_TIMES: Final = (
+    4  # as many as its client may have unacknowledged: for what was given back, and comes between
+)
 GRANTS_MAX: Final = 1_024  # topics of which a session remembers what it is granted of them
 Told = Callable[[Outcome], None]
 
@@ -107,6 +113,7 @@ class ClientSession(Session):
         "_deliveries",
         "_engine",
         "_flight",
+        "_given_back",
         "_left_since",
         "_next",
         "_old",
@@ -143,6 +150,9 @@ class ClientSession(Session):
         self._sent: dict[Number, int] = {}  # the same the other way round
         self._recent = Recent(0)  # of a session that ends with its connection nothing comes again
         self._old = 0  # so many messages of the queue were there before the client
+        self._given_back: GivenBack | None = (
+            None  # what its queue got from an earlier owner, until it is here
+        )
         self._cached: dict[str, Grant | None] = {}
         self._consumer: Consumer | None = None  # that its queue's messages come by
         self._stopped = False
@@ -231,6 +241,39 @@ class ClientSession(Session):
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
+        given_back = self._given_back
+        if given_back is None:
+            self._take(consumer, tag, redelivered, content)
+        elif given_back.hold((consumer, tag, redelivered, content)) or given_back.waiting >= self.prefetch:
+            self.expect_no_longer()  # all of it is here, or nothing else would come
+
+    def expect(self, prints: Sequence[int]) -> None:
+        """Wait with what comes until what has these prints has come again. Before the queue is consumed."""
+        self._given_back = GivenBack(prints)
+        self.prefetch = self._prefetch_for(self.prefetch)
+
+    def _prefetch_for(self, receive_maximum: int) -> int:
+        """How many messages may be here: what was given back, too, and some that come between. A client that
+        acknowledges nothing and goes from replica to replica has more of them each time, within limits."""
+        if self._given_back is None:
+            return max(receive_maximum, 1)
+        most = min(ROOM_TIMES * receive_maximum + SPARE, PREFETCH_MAX)
+        return min(max(receive_maximum, self._given_back.count) + SPARE, most)
+
+    def prints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
+        """What the next owner is to expect, when this one has given that back."""
+        before = self._given_back
+        return tuple(map(print_of, given_back)) if before is None else before.prints(given_back)
+
+    def expect_no_longer(self) -> None:
+        """Go on with what has come."""
+        given_back, self._given_back = self._given_back, None
+        for held in () if given_back is None else given_back.in_order():
+            if held[0] is self._consumer:  # else it comes again over another connection
+                held[0].order(held[1])
+                self._take(*held)
+
+    def _take(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
         old = self._old > 0
         self._old -= old
         since = self._left_since
@@ -413,7 +456,7 @@ class ClientSession(Session):
         """As Session; PUBREL is said for what an earlier owner had heard of."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
-        self.prefetch = max(receive_maximum, 1)
+        self.prefetch = self._prefetch_for(receive_maximum)
         for packet_id in self.released:
             outlet.send_release(packet_id)
         self.pump()

@@ -2,11 +2,14 @@
 
 A queue is looked for before it is consumed: one that is not there is declared, with its bindings. Many
 consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
-wait until the queue has that again: then another replica finds everything in its order. A quorum queue takes
-back some three dozen messages as they come, and the others together when these are on its log; more than 32
-together it puts in an order of its own (RabbitMQ 3.10). So it is given back half as many at a time: of what
-is published to it meanwhile nobody can tell that it is not what was given back. Queues have a single active
-consumer, so whoever comes before the last one is known to be gone waits in the broker.
+look at the queue until that has it again. A quorum queue takes back some three dozen messages as they come,
+and the others together when these are on its log; more than 32 together it puts in an order of its own
+(RabbitMQ 3.10). So it is given back half as many at a time. What is published to it meanwhile is counted as
+if it were that, so nobody can be sure: whoever consumes it next is told what was given back (given_back.py).
+What it has handed out before it heard of the cancel comes, and goes back, with the rest.
+
+Queues have a single active consumer, so whoever comes before the last one is known to be gone waits in the
+broker.
 
 A replica that stops closes the channels: all that was delivered over one goes back in one step.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -37,8 +40,11 @@ UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a cla
 LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
 RETURNED_MAX: Final = 16  # messages at a time
+LOOKS_MIN: Final = 3  # after each time
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
+Freed = Callable[[Sequence["Content"]], None]
+"""Hears what a queue was given back, in its order."""
 
 
 class Target(Protocol):
@@ -89,7 +95,19 @@ class Broker(Protocol):
 class Consumer:
     """One queue that is consumed, or about to be."""
 
-    __slots__ = ("_consumers", "_unsettled", "asked", "channel", "ending", "name", "names", "target", "then")
+    __slots__ = (
+        "_consumers",
+        "_unsettled",
+        "asked",
+        "channel",
+        "ending",
+        "given_back",
+        "name",
+        "names",
+        "returning",
+        "target",
+        "then",
+    )
 
     def __init__(self, consumers: Consumers, target: Target, name: str) -> None:
         self.target = target
@@ -98,13 +116,15 @@ class Consumer:
         self.channel = 0
         self.asked = False  # to consume
         self.ending = False
-        self.then: Done | None = None
+        self.given_back: list[Content] = []  # when it is over
+        self.returning: Returning | None = None  # to the queue
+        self.then: Freed | None = None
         self._consumers = consumers
-        self._unsettled: dict[int, None] = {}
+        self._unsettled: dict[int, Content] = {}
 
-    def take(self, tag: int) -> None:
+    def take(self, tag: int, content: Content) -> None:
         """A message has come that has to be settled."""
-        self._unsettled[tag] = None
+        self._unsettled[tag] = content
 
     def settle(self, tag: int) -> None:
         """Acknowledge it. A tag that has been given back, or of a connection that is gone, says nothing."""
@@ -118,17 +138,27 @@ class Consumer:
             del self._unsettled[tag]
             self._consumers.give_back(self.channel, [tag])
 
-    def drain(self) -> list[int]:
+    def over(self) -> None:
+        """Its queue is free."""
+        if self.then is not None:
+            self.then(self.given_back)
+
+    def order(self, tag: int) -> None:
+        """It stands behind all that has come until now."""
+        content = self._unsettled.pop(tag, None)
+        if content is not None:
+            self._unsettled[tag] = content
+
+    def drain(self) -> dict[int, Content]:
         """What has not been settled, in order; it is not ours any more."""
-        tags = sorted(self._unsettled)
-        self._unsettled.clear()
-        return tags
+        unsettled, self._unsettled = self._unsettled, {}
+        return unsettled
 
 
 class Returning:
     """A queue is given back what a consumer held, and is looked at until it has that."""
 
-    __slots__ = ("consumer", "count", "looks", "queue", "since", "tags", "wanted")
+    __slots__ = ("consumer", "count", "looks", "looks_in_all", "queue", "since", "tags", "wanted")
 
     def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
@@ -137,6 +167,7 @@ class Returning:
         self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
         self.count = -1  # that were there
         self.looks = 0  # that saw as many
+        self.looks_in_all = LOOKS_MIN  # since it was last given something
         self.since = since
 
 
@@ -239,8 +270,7 @@ class Consumers:
         self._consumers.clear()
         for consumer in consumers:
             consumer.drain()
-            if consumer.then is not None:
-                consumer.then()
+            consumer.over()
 
     # Consuming.
 
@@ -264,12 +294,12 @@ class Consumers:
         else:
             self._check(consumer)
 
-    def end(self, target: Target, then: Done | None) -> None:
-        """Free its queue; `then` is called when it is free."""
+    def end(self, target: Target, then: Freed | None) -> None:
+        """Free its queue; `then` is called when it is free, with what that was given back."""
         consumer = self._consumers.get(target)
         if consumer is None:
             if then is not None:
-                then()
+                then(())
             return
         if consumer.ending:
             consumer.then = _both(consumer.then, then)
@@ -277,8 +307,9 @@ class Consumers:
         consumer.ending = True
         consumer.then = then
         if consumer.asked:
+            name = consumer.name
             self._cancel(consumer)
-            self._free(consumer)
+            self._free(consumer, name)
 
     def renew(self, target: Target) -> None:
         """How many messages of its queue may be unsettled has changed: it is consumed anew, or not at all
@@ -306,8 +337,7 @@ class Consumers:
         for consumer in consumers:
             consumer.drain()
             consumer.ending = True
-            if consumer.then is not None:
-                consumer.then()
+            consumer.over()
 
     def touch(self, queue: str) -> None:
         """A queue is still wanted, though nobody consumes it: its time begins anew."""
@@ -401,19 +431,23 @@ class Consumers:
         if consumer is not None:
             consumer.names.discard(name)
             if consumer.ending:
-                self._free(consumer)
+                self._free(consumer, name)
 
     def _ask(self, channel: int, method: m.Method) -> None:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 
-    def _free(self, consumer: Consumer) -> None:
-        """It gives back what it has, if nothing can come any more."""
+    def _free(self, consumer: Consumer, name: str) -> None:
+        """It gives back what it has, if nothing can come any more but by that name, what is late."""
         if consumer.names:
             return
-        tags = consumer.drain()
-        if tags:
-            self._check(Returning(consumer, tags, clock.now()))
+        unsettled = consumer.drain()
+        consumer.given_back = list(unsettled.values())
+        if unsettled:
+            consumer.names.add(name)
+            self._by_name[consumer.channel, encode_short_string(name)] = consumer
+            consumer.returning = Returning(consumer, list(unsettled), clock.now())
+            self._check(consumer.returning)
         else:
             self._over(consumer)
 
@@ -425,8 +459,9 @@ class Consumers:
         if count != returning.count:
             returning.count, returning.looks, returning.since = count, 0, now
         returning.looks += 1
+        returning.looks_in_all += 1
         vain = returning.looks > LOOKS_MAX and now - returning.since > RETURN_SECS_MAX
-        if count >= returning.wanted or vain:
+        if (count >= returning.wanted and returning.looks_in_all >= LOOKS_MIN) or vain:
             some = len(returning.tags) if vain else RETURNED_MAX
             tags, returning.tags = returning.tags[:some], returning.tags[some:]
             self.give_back(returning.consumer.channel, tags)
@@ -434,6 +469,7 @@ class Consumers:
                 self._over(returning.consumer)
                 return
             returning.wanted = min(count + len(tags), _room_of(returning.consumer.target))
+            returning.looks_in_all = 0
         self._check(returning)
 
     def _over(self, consumer: Consumer) -> None:
@@ -443,8 +479,7 @@ class Consumers:
                 self._beginning[consumer.channel, name] = True
         if self._consumers.get(consumer.target) is consumer:
             del self._consumers[consumer.target]
-            if consumer.then is not None:
-                consumer.then()
+            consumer.over()
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
         """The queue is gone, or has another home: it is looked for again."""
@@ -467,7 +502,11 @@ class Consumers:
         if consumer is None:
             self.give_back(channel, [tag])
             return
-        consumer.take(tag)
+        if consumer.returning is not None:
+            consumer.returning.tags.append(tag)
+            consumer.given_back.append(content)
+            return
+        consumer.take(tag, content)
         if not consumer.ending:
             consumer.target.deliver(consumer, tag, redelivered, content)
 
@@ -498,14 +537,14 @@ def _room_of(target: Target) -> int:
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
 
 
-def _both(first: Done | None, second: Done | None) -> Done | None:
+def _both(first: Freed | None, second: Freed | None) -> Freed | None:
     """One after the other, as far as they are there."""
     if first is None or second is None:
         return first or second
 
-    def call() -> None:
-        first()
-        second()
+    def call(given_back: Sequence[Content]) -> None:
+        first(given_back)
+        second(given_back)
 
     return call
 

@@ -120,12 +120,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Freed:
-    """An owner does not consume the queue of a session any more, and has given back what it held."""
+    """An owner does not consume the queue of a session any more, and has given back what it held: messages
+    with these prints, if it had to say of each that the queue is to have it again."""
 
     client: str
     life: str
     number: int
     owner: Owner
+    given_back: tuple[int, ...] = ()
     kind: Literal["freed"] = "freed"
 
 

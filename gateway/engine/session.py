@@ -18,7 +18,7 @@ messages. A queue outlives a short absence of its replica; when the cluster has 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -90,10 +90,12 @@ STOPPING: Final = "this replica stops"
 ALIVE_SECS: Final = 5.0  # between signs of life, at most
 SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
 FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
+GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
 LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
 LET_GO_SECS: Final = (
-    1.0  # that an owner has to free a session's queue, before others wait for it in the broker
+    1.0  # that an owner has to say that it frees a session's queue, before others wait for it in the broker
 )
+LETTING_GO_SECS: Final = 5.0  # that it has when it has said so
 Done = Callable[[Outcome], None]
 KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
@@ -189,6 +191,9 @@ class EngineSession(OneSink):
             ClientSession, tuple[Owner, float]
         ] = {}  # who has to let go first, until when
         self._freed_lately: dict[Owner, None] = {}
+        # By client: what its queue was given back when it was freed, and since when.
+        self._given_back: dict[str, tuple[Sequence[int], Monotonic]] = {}
+        self._expecting: dict[ClientSession, float] = {}  # that, and until when
         self._pumping: dict[ClientSession, None] = {}
         self._alive_secs = min(ALIVE_SECS, settings.engine_timeout_secs / 4)
         self._alive_at = 0.0
@@ -318,6 +323,13 @@ class EngineSession(OneSink):
         for session, (_, until) in list(self._taking_over.items()):
             if now >= until:
                 self._consume(session)
+        for session, end in list(self._expecting.items()):
+            if now >= end:
+                del self._expecting[session]
+                session.expect_no_longer()
+        for client, (_, since) in list(self._given_back.items()):
+            if now - since >= GIVEN_BACK_SECS:
+                del self._given_back[client]
         self._said = {what: at for what, at in self._said.items() if now - at < MARK_SECS}
         for state in self.table.kept_by(self.life):
             if state.will is not None and 0 < state.will_at <= utc:
@@ -652,11 +664,21 @@ class EngineSession(OneSink):
             del self._openings[record.client]
             self.clients.arrived(opening, arrival)
 
-    def let_go(self, client: str, owner: Owner) -> None:
-        """An owner has freed the queue of a session."""
+    def letting_go(self, client: str, owner: Owner) -> None:
+        """An owner is about to free the queue of a session: it lives, and giving back takes its time."""
+        for session, (before, _) in self._taking_over.items():
+            if session.client_id == client and before == owner:
+                self._taking_over[session] = before, clock.now() + LETTING_GO_SECS
+
+    def let_go(self, client: str, owner: Owner, given_back: Sequence[int]) -> None:
+        """An owner has freed the queue of a session, which was given back messages with these prints."""
         self._freed_lately[owner] = None
         if len(self._freed_lately) > FREED_MAX:
             del self._freed_lately[next(iter(self._freed_lately))]
+        if given_back and self._up:
+            self._given_back[client] = given_back, clock.now()
+            if len(self._given_back) > FREED_MAX:
+                del self._given_back[next(iter(self._given_back))]
         for session, (before, _) in list(self._taking_over.items()):
             if session.client_id == client and before == owner:
                 self._consume(session)
@@ -705,6 +727,10 @@ class EngineSession(OneSink):
 
     def _consume(self, session: ClientSession) -> None:
         self._taking_over.pop(session, None)
+        given_back = self._given_back.pop(session.client_id, None)
+        if given_back is not None:
+            session.expect(given_back[0])
+            self._expecting[session] = clock.now() + GIVEN_BACK_SECS
         if self._connection is not None and self._up and not self.stopped:
             self._connection.consumers.begin(session)
 
@@ -727,14 +753,18 @@ class EngineSession(OneSink):
     def leave(self, session: ClientSession, will_at: float) -> None:
         """The client of a session has gone: the log hears of it, and again when its queue is free."""
         self._taking_over.pop(session, None)
+        self._expecting.pop(session, None)
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
         self.recorder.put(Left(client, self.life, number, owner, clock.utc(), session.expiry_secs, will_at))
         if session.lasting and not self.stopped and self._connection is not None:
-            self._connection.consumers.end(session, partial(self._freed, client, owner))
+            self._connection.consumers.end(session, partial(self._freed_by, session))
 
-    def _freed(self, client: str, owner: Owner) -> None:
-        self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner))
+    def _freed_by(self, session: ClientSession, given_back: Sequence[Content]) -> None:
+        self._freed(session.client_id, session.owner, session.prints(given_back))
+
+    def _freed(self, client: str, owner: Owner, prints: tuple[int, ...] = ()) -> None:
+        self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner, prints))
 
     def abandon(self, opening: Opening, state: SessionState) -> None:
         """A client has come, and has gone before it was let in."""

@@ -12,7 +12,7 @@ changed since its writer knew it; otherwise the session remains due.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Final, NamedTuple, Protocol
 
@@ -187,8 +187,11 @@ class Heard(Protocol):
     def came(self, record: Opened, arrival: Arrival) -> None:
         """A client has been opened at some replica."""
 
-    def let_go(self, client: str, owner: Owner) -> None:
-        """An owner has freed the queue of a session."""
+    def let_go(self, client: str, owner: Owner, given_back: Sequence[int]) -> None:
+        """An owner has freed the queue of a session, which was given back messages with these prints."""
+
+    def letting_go(self, client: str, owner: Owner) -> None:
+        """An owner is about to free the queue of a session."""
 
     def is_over(self, state: SessionState, record: Record) -> None:
         """A session has ended by that record."""
@@ -291,6 +294,8 @@ class SessionTable:
             return self._inherited(record, offset)
         if isinstance(record, Snapshot):
             return self._take_snapshot(record, offset)
+        if isinstance(record, Left):
+            self._heard.letting_go(record.client, record.owner)
         if isinstance(record, Left | Changed | Ended | Willed):
             state = self.states.get(record.client)
             if state is not None and state.owner == record.owner:
@@ -301,14 +306,14 @@ class SessionTable:
                 counts = False
             return counts
         if isinstance(record, Freed):
-            self._free(record.client, record.owner)
+            self._free(record.client, record.owner, record.given_back)
         return True
 
-    def _free(self, client: str, owner: Owner) -> None:
+    def _free(self, client: str, owner: Owner, given_back: Sequence[int] = ()) -> None:
         state = self.states.get(client)
         if state is not None and state.consumer == owner:
             state.consumer = None
-        self._heard.let_go(client, owner)
+        self._heard.let_go(client, owner, given_back)
 
     def _opened(self, record: Opened, offset: int) -> bool:
         client = record.client

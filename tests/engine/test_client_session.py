@@ -15,9 +15,10 @@ from gateway.broker.mqtt.session import (
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.engine.client_session import ClientSession
+from gateway.engine.client_session import SPARE, ClientSession
 from gateway.engine.consumers import Consumer, Content
 from gateway.engine.envelope import Number
+from gateway.engine.given_back import print_of
 from gateway.engine.once import Recent
 from gateway.engine.table import SessionState
 from gateway.model.message import Message
@@ -102,8 +103,9 @@ class Queue:
     def bring(self, *numbers: int, redelivered: bool = False) -> None:
         for number in numbers:
             tag = next(self._tags)
-            self.consumer.take(tag)
-            self.session.deliver(self.consumer, tag, redelivered, (b"", b"", b"%d" % number))
+            content = (b"", b"", b"%d" % number)
+            self.consumer.take(tag, content)
+            self.session.deliver(self.consumer, tag, redelivered, content)
 
     def answer(self) -> None:
         """The client has all that it was sent."""
@@ -124,6 +126,79 @@ def test_all_that_a_replica_had_on_its_way_is_sent_once_though_it_is_published_a
     queue.answer()
     assert queue.outlet.bodies[3_000:] == [3_001, 3_002]
     assert len(queue.acknowledged.tags) == 6_002
+
+
+def prints(*numbers: int) -> list[int]:
+    """Of messages as `bring` brings them."""
+    return [print_of((b"", b"", b"%d" % number)) for number in numbers]
+
+
+def test_what_an_owner_gave_back_comes_first_and_in_its_order() -> None:
+    queue = Queue(100)
+    queue.session.expect(prints(1, 2, 2, 3))
+    queue.bring(2, redelivered=True)
+    queue.bring(9, 10)
+    queue.bring(7, redelivered=True)
+    queue.bring(3, 1, redelivered=True)
+    assert queue.outlet.bodies == []
+    queue.bring(2, redelivered=True)
+    queue.bring(11, 4)
+    queue.session.pump()
+    assert queue.outlet.bodies == [1, 2, 3, 9, 10, 7, 11, 4]
+
+
+def test_nobody_waits_for_what_does_not_come() -> None:
+    """It has expired, or the queue had no room for it."""
+    queue = Queue(100)
+    queue.session.expect(prints(1, 2))
+    queue.bring(7)
+    queue.bring(2, redelivered=True)
+    queue.session.expect_no_longer()
+    queue.bring(8)
+    queue.session.pump()
+    assert queue.outlet.bodies == [2, 7, 8]
+
+
+def test_nor_when_nothing_more_can_come() -> None:
+    queue = Queue(1)
+    queue.session.expect(prints(1, 2))
+    assert queue.session.prefetch == 2 + SPARE
+    queue.bring(*range(10, 11 + SPARE))
+    queue.session.pump()
+    assert queue.outlet.bodies == []
+    queue.bring(1, redelivered=True)
+    queue.session.pump()
+    assert queue.outlet.bodies == [1]
+
+
+def test_who_leaves_before_all_of_it_has_come_hands_on_what_is_to_be_expected() -> None:
+    queue = Queue(100)
+    queue.session.expect(prints(1, 2, 3))
+    queue.bring(9)
+    queue.bring(2, redelivered=True)
+    queue.consumer.take(99, (b"", b"", b"10"))  # it has come when the session was over already
+    given_back = queue.consumer.drain().values()
+    assert queue.session.prints(given_back) == tuple(prints(1, 2, 3, 9, 10))
+
+
+def test_what_came_in_another_order_is_handed_on_in_the_right_one() -> None:
+    queue = Queue(100)
+    queue.session.expect(prints(1, 2))
+    queue.bring(2, 1, redelivered=True)
+    queue.bring(3)
+    given_back = queue.consumer.drain().values()
+    assert queue.session.prints(given_back) == tuple(prints(1, 2, 3))
+
+
+def test_what_waited_over_a_connection_that_is_gone_comes_again() -> None:
+    queue = Queue(100)
+    queue.session.expect(prints(1, 2))
+    queue.bring(3)
+    queue.connect()
+    queue.bring(2, 1, redelivered=True)
+    queue.bring(3)
+    queue.session.pump()
+    assert queue.outlet.bodies == [1, 2, 3]
 
 
 @pytest.mark.parametrize("receive_max", [1, 2, 100])

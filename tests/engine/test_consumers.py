@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway import clock
-from gateway.engine.consumers import Consumers
+from gateway.engine.consumers import LOOKS_MIN, Consumers
 from gateway.model.properties import Value, ValueType
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
@@ -113,13 +113,13 @@ def test_it_is_not_cancelled_before_the_cluster_consumes(consumers: Consumers, a
     """RabbitMQ 3.10 ends the connection over that (541)."""
     queue, channel, name = consumed(consumers, asking)
     freed: list[str] = []
-    consumers.end(queue, lambda: freed.append("then"))
+    consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
     assert not asking.written.of(m.BasicCancel)
     consumers.answered(channel, m.BasicConsumeOk(name))
     assert asking.written.of(m.BasicCancel) == [(channel, m.BasicCancel(name))]
     assert not freed
     consumers.answered(channel, m.BasicCancelOk(name))
-    assert freed == ["then"]
+    assert freed == ["then 0"]
     assert not consumers.consumes(queue)
 
 
@@ -146,8 +146,8 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
     queue.prefetch = 0
     consumers.renew(queue)
     freed: list[str] = []
-    consumers.end(queue, lambda: freed.append("then"))
-    consumers.end(queue, lambda: freed.append("and then"))
+    consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
+    consumers.end(queue, lambda count: freed.append("and then"))
     consumers.delivered(channel, encode_short_string(name), 7, False, (b"", b"", b"late"))
     assert not freed
     assert not asking.written.nacked
@@ -156,77 +156,87 @@ def test_a_queue_is_not_free_while_something_may_still_come(consumers: Consumers
     consumers.answered(checking, m.QueueDeclareOk("q", 0, 0))
     assert asking.written.nacked == [(channel, 7)]
     assert not freed  # until the queue has it again
-    consumers.answered(checking, m.QueueDeclareOk("q", 1, 0))
-    assert freed == ["then", "and then"]
+    looks(consumers, checking, 1)
+    assert freed == ["then 1", "and then"]
 
 
-def returning(
-    consumers: Consumers, asking: Asking, ready: int, held: int, at_once: int = 0
-) -> tuple[list[str], int]:
+def looks(consumers: Consumers, checking: int, count: int) -> None:
+    """The queue is looked at as often as it takes, and has so many messages."""
+    for _ in range(LOOKS_MIN):
+        consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
+
+
+def returning(consumers: Consumers, asking: Asking, ready: int, held: int) -> tuple[list[str], int, int, str]:
     """A consumer is over that held so many messages, while others were ready in the queue: who hears of it,
-    and the channel on which the queue is looked at."""
+    the channel on which the queue is looked at, and where it was consumed, under which name."""
     queue, channel, name = consumed(consumers, asking)
     consumers.answered(channel, m.BasicConsumeOk(name))
     for tag in range(1, held + 1):
         consumers.delivered(channel, encode_short_string(name), tag, False, (b"", b"", b"x"))
     freed: list[str] = []
-    consumers.end(queue, lambda: freed.append("then"))
+    consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
     consumers.answered(channel, m.BasicCancelOk(name))
     checking, _ = asking.written.of(m.QueueDeclare)[-1]
     consumers.answered(checking, m.QueueDeclareOk("q", ready, 0))
-    assert len(asking.written.nacked) == (at_once or held)
-    return freed, checking
+    assert len(asking.written.nacked) == min(held, 16)
+    return freed, checking, channel, name
 
 
 def test_a_queue_is_given_back_as_many_at_a_time_as_it_keeps_in_order(
     consumers: Consumers, asking: Asking
 ) -> None:
-    freed, checking = returning(consumers, asking, ready=3, held=35, at_once=16)
-    consumers.answered(checking, m.QueueDeclareOk("q", 18, 0))
+    freed, checking, channel, name = returning(consumers, asking, ready=3, held=35)
+    looks(consumers, checking, 18)
     assert len(asking.written.nacked) == 16
     consumers.answered(checking, m.QueueDeclareOk("q", 19, 0))
     assert len(asking.written.nacked) == 32
-    consumers.answered(checking, m.QueueDeclareOk("q", 35, 0))
-    assert [tag for _, tag in asking.written.nacked] == list(range(1, 36))
+    consumers.answered(checking, m.QueueDeclareOk("q", 55, 0))
+    assert len(asking.written.nacked) == 32, "others may have published as many"
+    consumers.delivered(channel, encode_short_string(name), 36, False, (b"", b"", b"late"))
+    assert len(asking.written.nacked) == 32, "what is late goes back behind the rest"
+    looks(consumers, checking, 55)
+    assert [tag for _, tag in asking.written.nacked] == list(range(1, 37))
     assert not freed
-    consumers.answered(checking, m.QueueDeclareOk("q", 38, 0))
-    assert freed == ["then"]
+    looks(consumers, checking, 59)
+    assert freed == ["then 36"]
+    consumers.delivered(channel, encode_short_string(name), 37, False, (b"", b"", b"later"))
+    assert asking.written.nacked[-1] == (channel, 37)
 
 
 def test_one_that_takes_none_is_given_all(consumers: Consumers, asking: Asking, passing: list[float]) -> None:
-    freed, checking = returning(consumers, asking, ready=3, held=35, at_once=16)
+    freed, checking, _, _ = returning(consumers, asking, ready=3, held=35)
     for _ in range(200):
         consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
     passing[0] += 2.1
     consumers.answered(checking, m.QueueDeclareOk("q", 3, 0))
     assert len(asking.written.nacked) == 35
-    assert freed == ["then"]
+    assert freed == ["then 35"]
 
 
 def test_a_queue_that_takes_its_time_is_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
     """However often it has been looked at: what it does not have yet another owner would take to be over."""
-    freed, checking = returning(consumers, asking, ready=84, held=16)
+    freed, checking, _, _ = returning(consumers, asking, ready=84, held=16)
     for count in (84, 97):
         for _ in range(500):
             consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
         passing[0] += 1.9
         consumers.answered(checking, m.QueueDeclareOk("q", count, 0))
         assert not freed
-    consumers.answered(checking, m.QueueDeclareOk("q", 100, 0))
-    assert freed == ["then"]
+    looks(consumers, checking, 100)
+    assert freed == ["then 16"]
 
 
 def test_one_that_has_no_room_is_not_waited_for(
     consumers: Consumers, asking: Asking, passing: list[float]
 ) -> None:
-    freed, checking = returning(consumers, asking, ready=84, held=16)
+    freed, checking, _, _ = returning(consumers, asking, ready=84, held=16)
     for _ in range(200):
         consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
     passing[0] += 2.1
     consumers.answered(checking, m.QueueDeclareOk("q", 90, 0))
-    assert freed == ["then"]
+    assert freed == ["then 16"]
 
 
 def test_nor_is_one_that_is_full(
@@ -234,10 +244,10 @@ def test_nor_is_one_that_is_full(
 ) -> None:
     arguments = (("x-max-length", Value(ValueType.INT64, 86)),)
     monkeypatch.setattr(Queue, "arguments", arguments)
-    freed, checking = returning(consumers, asking, ready=84, held=16)
+    freed, checking, _, _ = returning(consumers, asking, ready=84, held=16)
     assert not freed
-    consumers.answered(checking, m.QueueDeclareOk("q", 86, 0))
-    assert freed == ["then"]
+    looks(consumers, checking, 86)
+    assert freed == ["then 16"]
 
 
 def test_what_comes_for_nobody_goes_back(consumers: Consumers, asking: Asking) -> None:
@@ -249,9 +259,9 @@ def test_what_comes_for_nobody_goes_back(consumers: Consumers, asking: Asking) -
 def test_what_the_cluster_cancels_itself_is_not_cancelled(consumers: Consumers, asking: Asking) -> None:
     queue, channel, name = consumed(consumers, asking)
     freed: list[str] = []
-    consumers.end(queue, lambda: freed.append("then"))
+    consumers.end(queue, lambda given_back: freed.append(f"then {len(given_back)}"))
     consumers.answered(channel, m.BasicCancel(name))
-    assert freed == ["then"]
+    assert freed == ["then 0"]
     consumers.answered(channel, m.BasicConsumeOk(name))
     assert not asking.written.of(m.BasicCancel)
-    assert freed == ["then"]
+    assert freed == ["then 0"]

@@ -34,6 +34,7 @@ OWNER = ("life", 7)
         Opened("c", "b", "life", 4, True, 0.0, 1e9, "", "", None, only_own=True),
         Left("c", "life", 5, OWNER, 1e9, 60.0, 0.0),
         Freed("c", "life", 5, OWNER),
+        Freed("c", "life", 5, OWNER, (2**32 - 1, 0)),
         Changed("c", "life", 6, OWNER),
         Changed(
             "c",

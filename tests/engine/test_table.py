@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gateway.engine.envelope import Number
@@ -33,6 +33,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
+        self.letting: list[Owner] = []
         self.freed: list[Owner] = []
         self.over: list[str] = []
         self.dead: list[str] = []
@@ -40,7 +41,10 @@ class Heard:
     def came(self, record: Opened, arrival: Arrival) -> None:
         self.arrivals.append(arrival)
 
-    def let_go(self, client: str, owner: Owner) -> None:
+    def letting_go(self, client: str, owner: Owner) -> None:
+        self.letting.append(owner)
+
+    def let_go(self, client: str, owner: Owner, given_back: Sequence[int]) -> None:
         self.freed.append(owner)
 
     def is_over(self, state: SessionState, record: Record) -> None:
