@@ -19,7 +19,7 @@ from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 from gateway.model.address import Address
-from gateway.model.message import NEVER, Message, Sender
+from gateway.model.message import NEVER, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
@@ -34,13 +34,14 @@ from gateway.store.journal.format import (
     encode_columns,
     expanded,
 )
-from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
+from gateway.store.journal.gathering import Gathering, Guarantees, Heads, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
 from gateway.store.journal.wall import SECOND
 from gateway.store.journal.wires import (
     FORM_OF,
     NOWHERE_TEXTS,
     TEXTS,
+    Entered,
     Wires,
     framed,
     set_entries,
@@ -80,18 +81,17 @@ class Encoder:
         """The block of what has gathered, whose first row is number `base`. The bodies stay where they
         are: their memory may be used again when the block is written."""
         parts, rows = gathering.parts, gathering.rows
-        kinds = chained([part.heads for part in parts])
+        heads = [part.heads for part in parts]
         by_part = _by_part(parts)
-        senders = self._sender_indices(kinds, rows)
+        senders = self._sender_indices(chained([part.senders for part in parts]), rows)
         sources = targets = self._sources.encoded([part.sources for part in parts], parts, rows)
         if any(part.targets is not None for part in parts):
             gone = [part.sources if part.targets is None else part.targets for part in parts]
             targets = self._targets.encoded(gone, parts, rows)
-        # What is the same in all rows is encoded once and repeated.
-        like, lengths = Runs(kinds.objects[:1], [rows]) if _alike(kinds.objects) else kinds
-        sets = self._encoded_sets([message.property_set for message in like], lengths, rows)
-        flags = [repeated(column, 1, lengths) for column in _guarantees(like)]
-        hops = _before_crossing(_small([one.hops for one in like]), lengths, parts)
+        lengths = _lengths([(head.lengths, len(head.hops)) for head in heads])
+        sets = self._encoded_sets(heads, lengths, rows)
+        flags = _flags([head.guarantees for head in heads])
+        hops = repeated(b"".join([head.hops for head in heads]), 1, lengths)
         buffers = [
             *by_part.rows,
             _slots(parts),
@@ -101,7 +101,7 @@ class Encoder:
             sets.indices,
             *(*flags, hops),
             *_delivered(parts, flags),
-            *_expiries([message.expires for message in like], lengths),
+            *_expiries(heads, lengths),
             *_bodies(gathering),
             *self._senders.end(rows),
             *by_part.entries,
@@ -115,14 +115,12 @@ class Encoder:
         statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)
 
-    def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
+    def _sender_indices(self, runs: Runs[Sender], rows: int) -> Buffer:
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
             self._kept.clear()
-        senders, lengths = Runs([message.sender for message in kinds.objects], kinds.lengths)
-        if lengths is None:
-            senders, lengths = runs_of(senders)
+        senders, lengths = runs
         try:
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
         except KeyError:
@@ -132,10 +130,21 @@ class Encoder:
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
-    def _encoded_sets(self, sets: list[PropertySet], lengths: Sequence[int] | None, rows: int) -> _Encoded:
+    @property
+    def sets_differ(self) -> bool:
+        """Whether a block had better be gathered with the property set of each row for itself."""
+        return self._sets.differ
+
+    def _encoded_sets(self, heads: Sequence[Heads], lengths: Sequence[int] | None, rows: int) -> _Encoded:
         known, numbers = self._sets, self._set_numbers
-        if lengths is None and known.apart(rows):
-            return _Encoded(b"", wire_buffers(*set_entries(sets)))
+        entries = [head.entries for head in heads if head.entries is not None]
+        if entries:
+            known.passed(rows)
+            places = b"" if lengths is None else _places(None, len(lengths))
+            octets = list(chain.from_iterable([some for _, some in entries]))
+            buffers = wire_buffers(b"".join([forms for forms, _ in entries]), octets)
+            return _Encoded(repeated(places, 4, lengths), buffers)
+        sets = list(chain.from_iterable([head.sets for head in heads]))
         if known.begin(rows):
             numbers.clear()
         fresh: list[PropertySet] = []
@@ -167,7 +176,8 @@ class _Addresses:
     def encoded(self, runs: Sequence[Runs[Address]], parts: Sequence[SettledRows], rows: int) -> _Encoded:
         """Those of a block. The addresses of a part are of one protocol."""
         known = self._known
-        if all(some.lengths is None and some.objects for some in runs) and known.apart(rows):
+        if known.differ and all(some.lengths is None and some.objects for some in runs):
+            known.passed(rows)
             entries = [self._entries(some.objects) for some in runs]
             octets = list(chain.from_iterable([wires for _, wires in entries]))
             return _Encoded(b"", wire_buffers(b"".join([forms for forms, _ in entries]), octets))
@@ -206,8 +216,8 @@ class _Addresses:
             return Runs([numbers[one.wire] for one in addresses], lengths)
 
     @staticmethod
-    def _entries(addresses: Sequence[Address]) -> tuple[bytes, list[bytes]]:
-        """The forms and octets of addresses of one protocol."""
+    def _entries(addresses: Sequence[Address]) -> Entered:
+        """Of addresses of one protocol."""
         form = FORM_OF.get(addresses[0].protocol, TEXTS)
         if form == TEXTS:
             return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
@@ -294,21 +304,25 @@ def _protocol_of(runs: Runs[Address]) -> str:
     return runs.objects[0].protocol if runs.objects else ""
 
 
-def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
-    """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
-    if not any(part.went and part.labels.reshapes for part in parts):
-        return flags
-    gone = chained([part.went or part.heads for part in parts])
-    return [repeated(column, 1, gone.lengths) for column in _guarantees(gone.objects)]
+def _lengths(parts: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
+    """The lengths of runs, one behind the other; with each how many there are, for None: of one row each."""
+    if all(lengths is None for lengths, _ in parts):
+        return None
+    return list(chain.from_iterable([[1] * count if known is None else known for known, count in parts]))
 
 
-def _guarantees(messages: Sequence[Message]) -> list[bytes]:
+def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
     """Assurance, durable and retain."""
-    return [
-        bytes([message.assurance for message in messages]),
-        bytes([message.durable for message in messages]),
-        bytes([message.retain for message in messages]),
-    ]
+    lengths = _lengths([(part.lengths, len(part.columns[0])) for part in parts])
+    columns = zip(*[part.columns for part in parts], strict=True)
+    return [repeated(b"".join(column), 1, lengths) for column in columns]
+
+
+def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
+    """The same as they went out; the sources' own buffers when nothing changed them."""
+    if all(part.went is None for part in parts):
+        return flags
+    return _flags([part.heads.guarantees if part.went is None else part.went for part in parts])
 
 
 def _slots(parts: Sequence[SettledRows]) -> bytes:
@@ -321,57 +335,17 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
     return struct.pack(f"<{count}I", *(range(count) if slots is None else slots))
 
 
-def _alike(messages: Sequence[Message]) -> bool:
-    """Whether nothing but address, sender and body differs, as it is with most of what devices send. One look
-    at all of it costs half of what columns cost, and the first difference ends it."""
-    first = messages[0]
-    assurance, durable, retain, found = first.assurance, first.durable, first.retain, first.property_set
-    hops, expires = first.hops, first.expires
-    for one in messages:
-        if (
-            one.assurance is not assurance
-            or one.durable is not durable
-            or one.retain is not retain
-            or one.property_set is not found
-            or one.hops is not hops
-            or one.expires != expires
-        ):
-            return False
-    return True
-
-
-_ONE_LESS: Final = bytes((0, *range(255)))
-
-
-def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[SettledRows]) -> Buffer:
-    """The hops of messages as they came in."""
-    further = {part.hop for part in parts}
-    if len(further) == 1:
-        return repeated(hops.translate(_ONE_LESS) if further.pop() else hops, 1, lengths)
-    hops = hops if lengths is None else expanded(hops, 1, lengths)
-    found, at = [], 0
-    for part in parts:
-        end = at + part.rows
-        found.append(hops[at:end].translate(_ONE_LESS) if part.hop else hops[at:end])
-        at = end
-    return b"".join(found)
-
-
-def _small(numbers: list[int]) -> bytes:
-    """An octet each; a peer may claim more hops than fit."""
-    try:
-        return bytes(numbers)
-    except ValueError:
-        return bytes([min(number, 255) for number in numbers])
-
-
-def _expiries(expires: list[float], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
+def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
     """Validity and values; nothing when no row expires."""
-    never = expires.count(NEVER)
-    if never == len(expires):
+    if all(head.expires is None for head in heads):
         return b"", b""
+    expires = list(
+        chain.from_iterable(
+            [[NEVER] * len(head.hops) if head.expires is None else head.expires for head in heads]
+        )
+    )
     values = array("q", [int(min(moment, LATEST) * SECOND) for moment in expires]).tobytes()
     present = bytes([moment != NEVER for moment in expires])
     if lengths is not None:
         present = expanded(present, 1, lengths)
-    return bitmap(present) if never else b"", repeated(values, 8, lengths)
+    return bitmap(present) if NEVER in expires else b"", repeated(values, 8, lengths)

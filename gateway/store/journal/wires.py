@@ -96,9 +96,13 @@ def _unframed(octets: bytes) -> Texts:
     return tuple(found)
 
 
-def set_entries(sets: Sequence[PropertySet]) -> tuple[bytes, list[bytes]]:
-    """Their forms and octets."""
-    forms = bytearray()
+Entered = tuple[bytes, list[bytes]]
+"""Entries: their forms, and their octets."""
+
+
+def set_entries(sets: Sequence[PropertySet]) -> Entered:
+    """An entry for each."""
+    forms: list[int] = []
     octets: list[bytes] = []
     for one in sets:
         raw = one.raw
@@ -142,11 +146,14 @@ class Wires:
             self._apart = ROWS_APART
         return [_forms_buffer(bytes(self._forms)), *self._entries.end(rows)]
 
-    def apart(self, rows: int) -> bool:
-        """Whether each of so many rows is to have an entry of its own."""
-        left = self._apart
-        self._apart = max(left - rows, 0)
-        return left > 0
+    @property
+    def differ(self) -> bool:
+        """Whether what comes next is not to be looked for."""
+        return self._apart > 0
+
+    def passed(self, rows: int) -> None:
+        """So many rows have not been looked for."""
+        self._apart = max(self._apart - rows, 0)
 
 
 def wire_buffers(forms: bytes, octets: list[bytes]) -> list[Buffer]:
