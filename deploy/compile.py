@@ -42,7 +42,7 @@ COMPILED: Final = (
     "gateway/mapping/{router,routes,templates}.py",
     "gateway/model/*.py",
     "gateway/protocols/*/*.py",
-    "gateway/store/journal/{bursts,encoding,entries,format,gathering,runs,wall,writer}.py",
+    "gateway/store/journal/{bursts,encoding,entries,format,gathering,runs,wall,wires,writer}.py",
     "gateway/store/properties.py",
     "gateway/transport/{backlog,poller,stacked,stream}.py",
 )

@@ -193,6 +193,8 @@ class RecipientRecorder:
                     _redacted(one, by) if isinstance(one, Message) else one
                     for one, by in zip(sources, redactors, strict=True)
                 ]
+        if sources == messages:  # none of them took a route
+            sources = None
         alike = None if sources is None else _alike(sources, messages, batch.whole)
         self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
 

@@ -33,6 +33,12 @@ ANY_KEY: Final = "*"
 SENDER_FIELDS: Final = {"client": "client", "user": "user", "remote_address": "address"}
 LEFT_OUT: Final = object()
 
+
+def _malformed(_: bytes) -> Properties:
+    raise RemoteProtocolError("malformed", reason=0)
+
+
+MALFORMED: Final = PropertySet("model", b"", _malformed)
 Action = str | Truncate
 """`drop`, `hash`, or how much is kept."""
 
@@ -174,7 +180,7 @@ class Redactor:
             try:
                 made = property_set(self._told(found.properties))
             except RemoteProtocolError:  # the journal records that they are malformed, and nothing of them
-                made = found
+                made = MALFORMED
             found.forms[self] = made
         return made
 

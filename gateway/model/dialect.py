@@ -87,6 +87,12 @@ class Dialect(ABC):
     """What `to` may say beside the address: `qos`, `retain`, `mandatory`."""
     name_octets_max: ClassVar[int]
 
+    wire_form: ClassVar[int] = 0
+    """The number under which the journal keeps octets of its addresses and properties, for ever: readers go
+    by it. 0: it has none, and the journal keeps texts. 1 to 3 are taken."""
+    wire_is_name: ClassVar[bool] = False
+    """Whether the octets of an address are its name and nothing else."""
+
     # Levels
     separator: ClassVar[str]
     one: ClassVar[str]

@@ -191,6 +191,11 @@ class PropertySet:
         self._decode = decode
         self._properties = properties
 
+    def made(self, key: object) -> Any:
+        """What a translator has made of it under this key; None: nothing."""
+        found = self._forms
+        return None if found is None else found.get(key)
+
     @property
     def forms(self) -> dict[object, Any]:
         """What translators made of it."""

@@ -26,7 +26,7 @@ GROUP: Final = "gateway.dialects"
 
 def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
     """Our own dialects and those that are offered, by name. Raises ConfigurationError for one that cannot be
-    loaded, or that has the name, a word of addresses or a URL scheme of another."""
+    loaded, or that has the name, a word of addresses, a URL scheme or a form in journals of another."""
     found: dict[str, Dialect] = {one.name: one for one in OWN}
     for entry in offered:
         place = f"entry point {entry.name} of {GROUP} ({entry.value})"
@@ -47,7 +47,8 @@ def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
 def _claims(dialect: Dialect) -> set[str]:
     """What no two dialects may have."""
     schemes = (f"{scheme.name}://" for scheme in dialect.schemes)
-    return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes}
+    forms = [f"form {dialect.wire_form}"] if dialect.wire_form else []
+    return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes, *forms}
 
 
 DIALECTS: Final = joined(entry_points(group=GROUP))

@@ -23,6 +23,7 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.model.spooled import Spooled, Withheld
 from gateway.model.times import Monotonic
+from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.mappings import VERSIONS_MAX, keep, versions
 from gateway.store.journal.reader import JournalReader
@@ -187,6 +188,16 @@ async def test_who_sent_it_and_what_it_says_of_itself(tmp_path: Path) -> None:
     assert [name for name, *_ in told["headers"]] == ["who", "who", "ward"]
     assert [value for name, _, value in told["headers"]][:2] == [hashed(b"Ada"), hashed(b"\xff")]
     assert row["body"] == BODY
+
+
+async def test_of_properties_that_cannot_be_read_nothing_is_kept(tmp_path: Path) -> None:
+    """The journal has the octets that came, where no rule looks into them."""
+    broken = content_properties(b"\x20\0\0\0\0\x09\6secretS")
+    for name, told in (("headers.ward", False), ("body", True)):
+        (row,) = rows_of(tmp_path / name, {name: "drop"}, Message(topic_address("ward/1"), BODY, broken))
+        assert row["properties"] == '{"malformed":true}'
+        octets = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*.gwj"))
+        assert (b"secret" in octets) == told
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.protocols import dialect_of
-from gateway.store.journal.encoding import words_of
+from gateway.store.journal.wires import words_of
 
 
 class Fate(NamedTuple):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
+from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
-from gateway.protocols.amqp091.translate import content_properties, losses
+from gateway.protocols.amqp091.translate import content_properties, essentials, losses
 
 LENGTHS: Final = [bytes((octets,)) for octets in range(SHORT_STRING_MAX + 1)]
 EXCHANGES_KNOWN: Final = 1_024
@@ -38,6 +40,7 @@ class AmqpDialect(Dialect):
     }
     target_options = frozenset(("mandatory",))
     name_octets_max = SHORT_STRING_MAX
+    wire_form = 2
     separator = "."
     one = "*"
     forbidden = "."
@@ -76,7 +79,10 @@ class AmqpDialect(Dialect):
         return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
 
     def property_set(self, octets: bytes) -> PropertySet:
-        return content_properties(octets)
+        found = content_properties(octets)
+        with suppress(RemoteProtocolError):  # whoever asks for them hears of it
+            essentials(found)  # which finds out what can be read straight from the octets
+        return found
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)

@@ -467,13 +467,13 @@ def _form(message: Message, expiry: int) -> Form:
     last: Form | None = property_set.form
     if last is not None and last[0] == key:
         return last
-    forms = property_set.forms
-    found: Form | None = forms.get(key)
+    found: Form | None = property_set.made(key)
     if found is None:
-        if len(forms) >= FORMS_MAX:
-            forms.clear()
         found = _make_form(message, expiry, key)
         if last is not None:
+            forms = property_set.forms
+            if len(forms) >= FORMS_MAX:
+                forms.clear()
             forms[last[0]] = last
     property_set.form = found
     return found

@@ -35,6 +35,7 @@ class FastDialect(Dialect):
         "destination": Word("AMQP/Fast destination with captures.", "Template of an AMQP/Fast destination."),
     }
     name_octets_max = SHORT_STRING_MAX
+    wire_form = 3
     separator = "."
     one = "*"
     forbidden = "./#& " + CONTROLS

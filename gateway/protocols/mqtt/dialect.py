@@ -28,6 +28,8 @@ class MqttDialect(Dialect):
     message_id_field = "the user property amqp-message-id, which needs MQTT 5"
     target_options = frozenset(("qos", "retain"))
     name_octets_max = TOPIC_OCTETS_MAX
+    wire_form = 1
+    wire_is_name = True
     separator = "/"
     one = "+"
     rest_is_last = True  # 4.7.1.2

@@ -1,6 +1,7 @@
 """Which columns the journal has, and by which buffers of a block.
 
-Several columns share buffers: those of a sender have one run of indices, an address has three texts for each.
+Several columns share buffers: those of a sender have one run of indices; an address and a set of properties
+are octets, of which each column says something else.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Final
 
-from gateway.store.journal.format import ABSENT, Column, Kind
+from gateway.store.journal.format import ABSENT, TEXT_OF, Column, Kind
 
 
 class Names:
@@ -24,6 +25,12 @@ class Names:
         buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} octets"])
         return Column(name, Kind.CODED, buffers)
 
+    def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
+        """A column whose rows are `indices` into octets; `text` is what it says of them."""
+        numbers = self._numbers
+        buffers = (numbers[indices], *[numbers[f"{entries} {part}"] for part in WIRE])
+        return Column(name, Kind.CODED, (*buffers, TEXT_OF[text]))
+
     def plain(self, name: str, kind: Kind) -> Column:
         """A column with buffers of its own."""
         numbers = self._numbers
@@ -33,8 +40,11 @@ class Names:
         return Column(name, kind, (valid, numbers[name]))
 
 
-def _dictionary(name: str, *, nulls: bool = False) -> tuple[str, ...]:
-    return (*((f"{name} valid",) if nulls else ()), f"{name} offsets", f"{name} octets")
+def _dictionary(name: str) -> tuple[str, ...]:
+    return f"{name} offsets", f"{name} octets"
+
+
+WIRE: Final = ("forms", "offsets", "octets")
 
 
 SENDER: Final = ("source_endpoint", "client", "user", "remote_address")
@@ -50,6 +60,7 @@ LEFT_OUTBOX: Final = f"^({WAS_DELIVERED}$|({WAS_BURIED}|{WAS_DROPPED})(: |$))"
 RECIPIENT: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")
 ADDRESS: Final = ("address", "scope", "name")
+SET: Final = ("properties", "message_id")
 FLAGS: Final = ("assurance", "durable", "retain", "hops")
 DELIVERED: Final = ("assurance", "durable", "retain")
 NAMES: Final = Names(
@@ -58,7 +69,7 @@ NAMES: Final = Names(
     *(f"delivered_{name}" for name in DELIVERED),
     *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
     *chain.from_iterable(_dictionary(name) for name in (*SENDER, *RECIPIENT, *OUTCOME)),
-    *chain.from_iterable(_dictionary(name, nulls=True) for name in (*ADDRESS, "properties", "message_id")),
+    *(f"{name} {part}" for name in ("source", "target", "set") for part in WIRE),
 )
 COLUMNS: Final = (
     NAMES.plain("received", Kind.TIME),
@@ -67,8 +78,7 @@ COLUMNS: Final = (
     *(NAMES.coded(name, "sender", name) for name in SENDER),
     *(NAMES.coded(name, "recipient", name) for name in RECIPIENT),
     *(NAMES.coded(name, "result", name) for name in OUTCOME),
-    *(NAMES.coded(f"source_{name}", "source", name) for name in ADDRESS),
-    *(NAMES.coded(f"target_{name}", "target", name) for name in ADDRESS),
+    *(NAMES.wire(f"{side}_{name}", name, side, side) for side in ("source", "target") for name in ADDRESS),
     NAMES.plain("assurance", Kind.UINT8),
     *(NAMES.plain(name, Kind.BOOLEAN) for name in ("durable", "retain")),
     NAMES.plain("hops", Kind.UINT8),
@@ -76,6 +86,6 @@ COLUMNS: Final = (
     *(NAMES.plain(f"delivered_{name}", Kind.BOOLEAN) for name in ("durable", "retain")),
     NAMES.plain("expires", Kind.TIME),
     NAMES.plain("body_size", Kind.UINT32),
-    *(NAMES.coded(name, "set", name) for name in ("properties", "message_id")),
+    *(NAMES.wire(name, name, "set", "set") for name in SET),
     NAMES.plain("body", Kind.BINARY),
 )

@@ -18,13 +18,11 @@ from functools import lru_cache
 from itertools import chain, groupby
 from typing import Final, NamedTuple
 
-from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
-from gateway.model.message import NEVER, Message, Sender
+from gateway.model.message import NEVER, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
-from gateway.protocols import dialect_of
-from gateway.store.journal.columns import ADDRESS, COLUMNS, OUTCOME, RECIPIENT, SENDER
+from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
     VERSION,
@@ -36,13 +34,21 @@ from gateway.store.journal.format import (
     encode_columns,
     expanded,
 )
-from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
+from gateway.store.journal.gathering import Gathering, Guarantees, Heads, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
 from gateway.store.journal.wall import SECOND
-from gateway.store.properties import encode_properties, encode_texts
+from gateway.store.journal.wires import (
+    FORM_OF,
+    NOWHERE_TEXTS,
+    TEXTS,
+    Entered,
+    Wires,
+    framed,
+    set_entries,
+    wire_buffers,
+    words_of,
+)
 
-PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
-FORM: Final = "journal"  # the key in PropertySet.forms
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
 ROWS_USUAL: Final = 4_096  # of a part; the places of more are written each time
 _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
@@ -62,10 +68,9 @@ class Encoder:
         self._senders = Entries(len(SENDER))
         self._sender_numbers: dict[int, bytes] = {}  # by identity, which is cheaper than the hash of a tuple
         self._kept: list[Sender] = []  # those senders, so that an identity keeps its meaning
-        self._addresses = Entries(len(ADDRESS), nulls=True)
-        self._address_numbers: dict[str, dict[bytes, bytes]] = {}  # by protocol, then by wire
-        self._nowhere = b""
-        self._sets = Entries(2, nulls=True)
+        self._sources = _Addresses()
+        self._targets = _Addresses()
+        self._sets = Wires()
         self._set_numbers: dict[PropertySet, bytes] = {}
 
     def afresh(self) -> Encoder:
@@ -76,30 +81,33 @@ class Encoder:
         """The block of what has gathered, whose first row is number `base`. The bodies stay where they
         are: their memory may be used again when the block is written."""
         parts, rows = gathering.parts, gathering.rows
-        kinds = chained([part.heads for part in parts])
+        heads = [part.heads for part in parts]
         by_part = _by_part(parts)
-        senders = self._sender_indices(kinds, rows)
-        sources, targets = self._address_indices(parts, rows)
-        # What is the same in all rows is encoded once and repeated.
-        like, lengths = Runs(kinds.objects[:1], [rows]) if _alike(kinds.objects) else kinds
-        sets = self._set_indices([message.property_set for message in like], rows)
-        flags = [repeated(column, 1, lengths) for column in _guarantees(like)]
-        hops = _before_crossing(_small([one.hops for one in like]), lengths, parts)
+        senders = self._sender_indices(chained([part.senders for part in parts]), rows)
+        sources = targets = self._sources.encoded([part.sources for part in parts], parts, rows)
+        if any(part.targets is not None for part in parts):
+            gone = [part.sources if part.targets is None else part.targets for part in parts]
+            targets = self._targets.encoded(gone, parts, rows)
+        lengths = _lengths([(head.lengths, len(head.hops)) for head in heads])
+        sets = self._encoded_sets(heads, lengths, rows)
+        flags = _flags([head.guarantees for head in heads])
+        hops = repeated(b"".join([head.hops for head in heads]), 1, lengths)
         buffers = [
             *by_part.rows,
             _slots(parts),
             senders,
-            sources,
-            targets,
-            repeated(sets, 4, lengths),
+            sources.indices,
+            targets.indices,
+            sets.indices,
             *(*flags, hops),
             *_delivered(parts, flags),
-            *_expiries([message.expires for message in like], lengths),
+            *_expiries(heads, lengths),
             *_bodies(gathering),
             *self._senders.end(rows),
             *by_part.entries,
-            *self._addresses.end(rows),
-            *self._sets.end(rows),
+            *sources.entries,
+            *targets.entries,
+            *sets.entries,
         ]
         came = [part.received_us for part in parts]
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
@@ -107,14 +115,12 @@ class Encoder:
         statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)
 
-    def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
+    def _sender_indices(self, runs: Runs[Sender], rows: int) -> Buffer:
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
             self._kept.clear()
-        senders, lengths = Runs([message.sender for message in kinds.objects], kinds.lengths)
-        if lengths is None:
-            senders, lengths = runs_of(senders)
+        senders, lengths = runs
         try:
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
         except KeyError:
@@ -124,56 +130,98 @@ class Encoder:
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
-    def _address_indices(self, parts: Sequence[SettledRows], rows: int) -> tuple[Buffer, Buffer]:
-        """Where the rows came from and went to; one and the same object when nothing crossed."""
-        if self._addresses.begin(rows):
-            self._address_numbers.clear()
-            self._nowhere = b""
-        sources = self._numbered([part.sources for part in parts], parts)
-        if all(part.targets is None for part in parts):
-            return sources, sources
-        return sources, self._numbered([part.targets or part.sources for part in parts], parts)
+    @property
+    def sets_differ(self) -> bool:
+        """Whether a block had better be gathered with the property set of each row for itself."""
+        return self._sets.differ
 
-    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[SettledRows]) -> Buffer:
-        """The numbers of all these addresses. Those of a part are of one protocol."""
+    def _encoded_sets(self, heads: Sequence[Heads], lengths: Sequence[int] | None, rows: int) -> _Encoded:
+        known, numbers = self._sets, self._set_numbers
+        entries = [head.entries for head in heads if head.entries is not None]
+        if entries:
+            known.passed(rows)
+            places = b"" if lengths is None else _places(None, len(lengths))
+            octets = list(chain.from_iterable([some for _, some in entries]))
+            buffers = wire_buffers(b"".join([forms for forms, _ in entries]), octets)
+            return _Encoded(repeated(places, 4, lengths), buffers)
+        sets = list(chain.from_iterable([head.sets for head in heads]))
+        if known.begin(rows):
+            numbers.clear()
+        fresh: list[PropertySet] = []
+        try:
+            indices = b"".join([numbers[one] for one in sets])
+        except KeyError:
+            fresh = [one for one in dict.fromkeys(sets) if one not in numbers]
+            numbers.update(zip(fresh, known.add_all(*set_entries(fresh)), strict=True))
+            indices = b"".join([numbers[one] for one in sets])
+        return _Encoded(repeated(indices, 4, lengths), known.end(rows, len(fresh)))
+
+
+class _Encoded(NamedTuple):
+    """The buffers of columns that share a dictionary of octets."""
+
+    indices: Buffer
+    entries: list[Buffer]
+
+
+class _Addresses:
+    """Where the rows of blocks came from, or where they went."""
+
+    def __init__(self) -> None:
+        self._known = Wires()
+        self._numbers: dict[str, dict[bytes, bytes]] = {}  # by protocol, then by wire
+        self._nowhere = b""
+        self._fresh = 0
+
+    def encoded(self, runs: Sequence[Runs[Address]], parts: Sequence[SettledRows], rows: int) -> _Encoded:
+        """Those of a block. The addresses of a part are of one protocol."""
+        known = self._known
+        if known.differ and all(some.lengths is None and some.objects for some in runs):
+            known.passed(rows)
+            entries = [self._entries(some.objects) for some in runs]
+            octets = list(chain.from_iterable([wires for _, wires in entries]))
+            return _Encoded(b"", wire_buffers(b"".join([forms for forms, _ in entries]), octets))
+        if known.begin(rows):
+            self._numbers.clear()
+            self._nowhere = b""
+        self._fresh = 0
         found: list[Runs[bytes]] = []
         # One look-up table for each protocol, for wires of two may be equal.
         at = 0
         for protocol, same in groupby(runs, _protocol_of):
             some = list(same)
             if protocol:
-                found.append(self._numbered_of(protocol, chained(some)))
+                found.append(self._numbered(protocol, chained(some)))
             else:
                 if not self._nowhere:
-                    self._nowhere = self._addresses.add(None, None, None)
+                    (self._nowhere,) = known.add_all(bytes((TEXTS,)), [NOWHERE_TEXTS])
                 count = sum(part.rows for part in parts[at : at + len(some)])
                 found.append(Runs([self._nowhere], [count]))
             at += len(some)
-        return _indices(chained(found))
+        indices = _indices(chained(found))
+        return _Encoded(indices, known.end(rows, self._fresh))
 
-    def _numbered_of(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
+    def _numbered(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
         addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
-        numbers = self._address_numbers.get(protocol)
+        numbers = self._numbers.get(protocol)
         if numbers is None:
-            numbers = self._address_numbers[protocol] = {}
+            numbers = self._numbers[protocol] = {}
         try:
             return Runs([numbers[one.wire] for one in addresses], lengths)
         except KeyError:
             fresh = {address.wire: address for address in addresses if address.wire not in numbers}
-            words = [words_of(address) for address in fresh.values()]
-            numbers.update(zip(fresh, self._addresses.add_all(words), strict=True))
+            self._fresh += len(fresh)
+            made = self._known.add_all(*self._entries(list(fresh.values())))
+            numbers.update(zip(fresh, made, strict=True))
             return Runs([numbers[one.wire] for one in addresses], lengths)
 
-    def _set_indices(self, sets: list[PropertySet], rows: int) -> bytes:
-        numbers = self._set_numbers
-        if self._sets.begin(rows):
-            numbers.clear()
-        try:
-            return b"".join([numbers[one] for one in sets])
-        except KeyError:
-            fresh = [one for one in dict.fromkeys(sets) if one not in numbers]
-            numbers.update(zip(fresh, self._sets.add_all(list(map(recorded, fresh))), strict=True))
-            return b"".join([numbers[one] for one in sets])
+    @staticmethod
+    def _entries(addresses: Sequence[Address]) -> Entered:
+        """Of addresses of one protocol."""
+        form = FORM_OF.get(addresses[0].protocol, TEXTS)
+        if form == TEXTS:
+            return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
+        return bytes((form,)) * len(addresses), [one.wire for one in addresses]
 
 
 def _indices(numbers: Runs[bytes]) -> Buffer:
@@ -251,58 +299,30 @@ def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
     return entries.end(0)
 
 
-def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
-    """What the journal writes of a property set, JSON and message id; remembered in its `forms`, unless it is
-    soon made again: most sets of texts come once."""
-    if found.read_texts is not None:
-        made = encode_texts(found.read_texts, found.raw)
-        if made is not None and len(made) <= PROPERTIES_OCTETS_MAX:
-            return made, None
-    form: tuple[bytes, bytes | None] | None = found.forms.get(FORM)
-    if form is None:
-        form = found.forms[FORM] = _recorded(found)
-    return form
-
-
-def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
-    try:
-        properties = found.properties
-    except RemoteProtocolError:
-        return b'{"malformed":true}', None
-    made = encode_properties(properties) or b"{}"
-    name = properties.message_id
-    if len(made) > PROPERTIES_OCTETS_MAX:
-        made = b'{"omitted":%d}' % len(made)
-    return made, None if name is None else octets_of(name)
-
-
 def _protocol_of(runs: Runs[Address]) -> str:
     """ "" when there are none."""
     return runs.objects[0].protocol if runs.objects else ""
 
 
-def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
-    """An address as the journal has it: as one text, its scope if its protocol has any, and its name."""
-    dialect = dialect_of(address)
-    scope = None if dialect.scope_word is None else octets_of(address.scope)
-    return octets_of(dialect.show(address)), scope, octets_of(address.name)
+def _lengths(parts: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
+    """The lengths of runs, one behind the other; with each how many there are, for None: of one row each."""
+    if all(lengths is None for lengths, _ in parts):
+        return None
+    return list(chain.from_iterable([[1] * count if known is None else known for known, count in parts]))
+
+
+def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
+    """Assurance, durable and retain."""
+    lengths = _lengths([(part.lengths, len(part.columns[0])) for part in parts])
+    columns = zip(*[part.columns for part in parts], strict=True)
+    return [repeated(b"".join(column), 1, lengths) for column in columns]
 
 
 def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
-    """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
-    if not any(part.went and part.labels.reshapes for part in parts):
+    """The same as they went out; the sources' own buffers when nothing changed them."""
+    if all(part.went is None for part in parts):
         return flags
-    gone = chained([part.went or part.heads for part in parts])
-    return [repeated(column, 1, gone.lengths) for column in _guarantees(gone.objects)]
-
-
-def _guarantees(messages: Sequence[Message]) -> list[bytes]:
-    """Assurance, durable and retain."""
-    return [
-        bytes([message.assurance for message in messages]),
-        bytes([message.durable for message in messages]),
-        bytes([message.retain for message in messages]),
-    ]
+    return _flags([part.heads.guarantees if part.went is None else part.went for part in parts])
 
 
 def _slots(parts: Sequence[SettledRows]) -> bytes:
@@ -315,57 +335,17 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
     return struct.pack(f"<{count}I", *(range(count) if slots is None else slots))
 
 
-def _alike(messages: Sequence[Message]) -> bool:
-    """Whether nothing but address, sender and body differs, as it is with most of what devices send. One look
-    at all of it costs half of what columns cost, and the first difference ends it."""
-    first = messages[0]
-    assurance, durable, retain, found = first.assurance, first.durable, first.retain, first.property_set
-    hops, expires = first.hops, first.expires
-    for one in messages:
-        if (
-            one.assurance is not assurance
-            or one.durable is not durable
-            or one.retain is not retain
-            or one.property_set is not found
-            or one.hops is not hops
-            or one.expires != expires
-        ):
-            return False
-    return True
-
-
-_ONE_LESS: Final = bytes((0, *range(255)))
-
-
-def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[SettledRows]) -> Buffer:
-    """The hops of messages as they came in."""
-    further = {part.hop for part in parts}
-    if len(further) == 1:
-        return repeated(hops.translate(_ONE_LESS) if further.pop() else hops, 1, lengths)
-    hops = hops if lengths is None else expanded(hops, 1, lengths)
-    found, at = [], 0
-    for part in parts:
-        end = at + part.rows
-        found.append(hops[at:end].translate(_ONE_LESS) if part.hop else hops[at:end])
-        at = end
-    return b"".join(found)
-
-
-def _small(numbers: list[int]) -> bytes:
-    """An octet each; a peer may claim more hops than fit."""
-    try:
-        return bytes(numbers)
-    except ValueError:
-        return bytes([min(number, 255) for number in numbers])
-
-
-def _expiries(expires: list[float], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
+def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
     """Validity and values; nothing when no row expires."""
-    never = expires.count(NEVER)
-    if never == len(expires):
+    if all(head.expires is None for head in heads):
         return b"", b""
+    expires = list(
+        chain.from_iterable(
+            [[NEVER] * len(head.hops) if head.expires is None else head.expires for head in heads]
+        )
+    )
     values = array("q", [int(min(moment, LATEST) * SECOND) for moment in expires]).tobytes()
     present = bytes([moment != NEVER for moment in expires])
     if lengths is not None:
         present = expanded(present, 1, lengths)
-    return bitmap(present) if never else b"", repeated(values, 8, lengths)
+    return bitmap(present) if NEVER in expires else b"", repeated(values, 8, lengths)

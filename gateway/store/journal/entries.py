@@ -7,10 +7,10 @@ octets) ready.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, cast
+from typing import Final
 
 ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
 ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
@@ -38,11 +38,10 @@ _DIGITS: Final = b"01" + bytes(254)
 class Entries:
     """A dictionary of the block: for each entry its texts, one for each column that uses it."""
 
-    __slots__ = ("_buffers", "_nulls", "_octets", "_stale", "_texts", "_were", "numbers")
+    __slots__ = ("_buffers", "_octets", "_stale", "_texts", "_were")
 
-    def __init__(self, columns: int, *, nulls: bool = False) -> None:
-        self._texts: list[list[bytes | None]] = [[] for _ in range(columns)]
-        self._nulls = nulls
+    def __init__(self, columns: int) -> None:
+        self._texts: list[list[bytes]] = [[] for _ in range(columns)]
         self._buffers: list[bytes] | None = None
         self._octets = 0
         self._stale = False
@@ -51,16 +50,12 @@ class Entries:
     def __len__(self) -> int:
         return len(self._texts[0])
 
-    def add(self, *texts: bytes | None) -> bytes:
-        """A new entry; returns its number as the rows hold it."""
-        return self.add_all([texts])[0]
-
-    def add_all(self, entries: Sequence[Sequence[bytes | None]]) -> list[bytes]:
+    def add_all(self, entries: Sequence[Sequence[bytes]]) -> list[bytes]:
         """New entries; returns their numbers."""
         first = len(self._texts[0])
         for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
             column += texts
-            self._octets += sum([len(text) for text in texts if text])
+            self._octets += sum(map(len, texts))
         self._buffers = None
         count = len(entries)
         numbers = struct.pack(f"<{count}I", *range(first, first + count))
@@ -85,24 +80,10 @@ class Entries:
         # Entries that were mostly new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:
-            made: list[tuple[list[bytes | None], list[bytes]]] = []
+            self._buffers = []
             for column in self._texts:
-                # An MQTT topic is both address and name: equal columns are the same buffers.
-                same = next((buffers for other, buffers in made if other == column), None)
-                made.append((column, same or list(self._encoded(column))))
-            self._buffers = [buffer for _, buffers in made for buffer in buffers]
+                self._buffers += (offsets(list(map(len, column))), b"".join(column))
         return self._buffers
-
-    def _encoded(self, texts: list[bytes | None]) -> Iterable[bytes]:
-        if self._nulls and None in texts:
-            yield bitmap([text is not None for text in texts])
-            filled = [text or b"" for text in texts]
-        else:
-            if self._nulls:
-                yield b""
-            filled = cast(list[bytes], texts)  # None is not among them
-        yield offsets([len(text) for text in filled])
-        yield b"".join(filled)
 
 
 def offsets(sizes: list[int]) -> bytes:

@@ -16,8 +16,9 @@ number of runs and the octets of a value; for each run a uint32, its length in v
 of 8; the value of each run (format 1 has no runs). Two buffers may lie at the same place. An empty buffer has
 three zeros. Then for each column: its kind
 (one octet), the length of its name (one octet), one octet for each buffer of its kind with that buffer's
-number in the table (255: the column has no such buffer), and its name in ASCII; then zeros up to a multiple
-of 8. A reader passes over columns whose names it does not know, and must refuse kinds that it does not know.
+number in the table (255: the column has no such buffer), for kind 9 one octet more, and its name in ASCII;
+then zeros up to a multiple of 8. A reader passes over columns whose names it does not know, and must refuse
+kinds that it does not know.
 
 | kind      | buffers                            | a row                                              |
 |-----------|------------------------------------|----------------------------------------------------|
@@ -29,9 +30,22 @@ of 8. A reader passes over columns whose names it does not know, and must refuse
 | 6 text    | validity, offsets, octets          | UTF-8 between two int32 offsets (rows + 1 of them) |
 | 7 binary  | validity, offsets, octets          | the same without an encoding                       |
 | 8 coded   | indices, validity, offsets, octets | uint32: the place of its text in a dictionary      |
+| 9 wire    | indices, forms, offsets, octets    | the same, of an entry that a protocol has written  |
 
 The dictionary of a coded column is its last three buffers, as of kind 6; it is the block's own. A text may be
 there twice, or not be used by any row, so what it lacks no row has, but not the other way round.
+
+The dictionary of a wire column (format 4) has octets, of which its texts are made, and a form (one octet) for
+each entry. Without indices the entry of a row is that of its own place. The octet more in the directory says
+which text the column is: 0, 1 and 2 are of an address, as one text, its scope and its name; 3 and 4 are of
+properties, as JSON and their message id. Of form 0 the octets are these texts themselves (three, or two),
+each behind its length, a uint32 (2^32 - 1: null). The others are as a protocol writes it:
+
+| form         | an address                                    | properties                                 |
+|--------------|-----------------------------------------------|--------------------------------------------|
+| 1 MQTT       | the topic                                     | list of a PUBLISH, without its length      |
+| 2 AMQP 0-9-1 | exchange and routing key, two short strings   | of a content header, from the flags on     |
+| 3 AMQP/Fast  | `queue`, `topic` or `peer`, a colon, the name | of a message's head, behind the body-size  |
 
 Nulls: a validity buffer has a bit for each row (of a dictionary: for each text), least significant first, 1:
 there is a value; without the buffer there are no nulls. A column whose values, offsets or indices are empty
@@ -69,7 +83,7 @@ from gateway.errors import GatewayError
 
 Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
-VERSION: Final = 3
+VERSION: Final = 4
 GAP: Final = 1  # flag: rows are missing here
 INDEX: Final = 2  # flag: what is in the segment that ends here
 MARK: Final = 4  # flag: only the low-water mark
@@ -104,6 +118,8 @@ class Kind(IntEnum):
     TEXT = 6
     BINARY = 7
     CODED = 8
+    WIRE = 9
+    """Only in a directory: a Column of it is CODED, for so it is read, and has TEXT_OF as a fifth buffer."""
 
 
 BUFFERS: Final = {
@@ -115,7 +131,11 @@ BUFFERS: Final = {
     Kind.TEXT: 3,
     Kind.BINARY: 3,
     Kind.CODED: 4,
+    Kind.WIRE: 5,
 }
+TEXT_OF: Final = {"address": 0, "scope": 1, "name": 2, "properties": 3, "message_id": 4}
+"""What a wire column says of an entry. The first ADDRESS_TEXTS are of addresses."""
+ADDRESS_TEXTS: Final = 3
 ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
 
 
@@ -154,7 +174,8 @@ class Header(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a block. `buffers`: numbers in the block's table, ABSENT where there is none."""
+    """A column of a block. `buffers`: numbers in the block's table, ABSENT where there is none. A fifth says
+    what a CODED column is of its entries, which are octets of a protocol."""
 
     name: str
     kind: Kind
@@ -212,8 +233,13 @@ def decode_header(raw: bytes) -> Header | None:
 def encode_columns(columns: Sequence[Column]) -> bytes:
     """The second part of the directory."""
     return b"".join(
-        bytes((kind, len(name), *buffers)) + name.encode("ascii") for name, kind, buffers in columns
+        bytes((_kind_written(kind, buffers), len(name), *buffers)) + name.encode("ascii")
+        for name, kind, buffers in columns
     )
+
+
+def _kind_written(kind: Kind, buffers: tuple[int, ...]) -> Kind:
+    return Kind.WIRE if len(buffers) == BUFFERS[Kind.WIRE] else kind
 
 
 def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
@@ -227,7 +253,9 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
             raise DamageError(f"a column has the unknown kind {raw[at]}")
         kind, length = Kind(raw[at]), raw[at + 1]
         names = at + 2 + BUFFERS[kind]
-        columns.append(Column(raw[names : names + length].decode("ascii"), kind, tuple(raw[at + 2 : names])))
+        read_as = Kind.CODED if kind is Kind.WIRE else kind
+        name = raw[names : names + length].decode("ascii")
+        columns.append(Column(name, read_as, tuple(raw[at + 2 : names])))
         at = names + length
     return tuple(columns)
 

@@ -1,8 +1,9 @@
 """What the event loop leaves of settled messages until there are enough of them for a block.
 
-The octets of bodies are copied at once, and of messages that differ in nothing else the first is kept. So a
-message can go when it has been delivered. Kept until their block is made, a few thousand messages fill the
-caches, and each that comes after them has to be made in cold memory.
+What their columns have is taken out of the messages at once, and the octets of bodies are copied; of those
+that differ in nothing else only the first is looked at. So a message can go when it has been delivered. Kept
+until their block is made, a few thousand messages fill the caches, and each that comes after them has to be
+made in cold memory.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final, NamedTuple
 
 from gateway.model.address import Address
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
+from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.format import Octets
 from gateway.store.journal.runs import Runs, alike_in, runs_of
+from gateway.store.journal.wires import Entered, set_entries
 
 MEMORY_OCTETS: Final = 1_048_576
 MEMORIES_MAX: Final = 16  # that wait to be used again; more may be in use
@@ -63,13 +66,38 @@ class Settled(NamedTuple):
         return self.sources or self.messages or ()
 
 
+class Guarantees(NamedTuple):
+    """Assurance, durable and retain of messages, an octet each, and for how many rows each of them stands;
+    None: for one."""
+
+    columns: tuple[bytes, bytes, bytes]
+    lengths: Sequence[int] | None
+
+
+class Heads(NamedTuple):
+    """What messages say besides address and body; `lengths` as above. `expires` None: none of them does.
+
+    `sets` are their property sets, or `entries` what is written of these.
+    """
+
+    guarantees: Guarantees
+    hops: bytes
+    expires: list[float] | None
+    sets: list[PropertySet]
+    entries: Entered | None
+
+    @property
+    def lengths(self) -> Sequence[int] | None:
+        """For how many rows each stands."""
+        return self.guarantees.lengths
+
+
 class SettledRows(NamedTuple):
     """What is left of `Settled`, for `rows` rows.
 
-    `heads` are as they came in, but for the addresses, and if `hop` is 1 they have come one hop further.
-    `sources` is where they came from. `targets` is where they went, None: nowhere else, NOWHERE: nowhere at
-    all; `went` is as they went out, if that may differ in more than the address. `sizes` are of the bodies;
-    `whole` says which of these are recorded, None: all of them, or none at all.
+    `heads` are as they came in. `sources` is where they came from. `targets` is where they went, None:
+    nowhere else, NOWHERE: nowhere at all; `went` is as they went out, None: as they came in. `sizes` are of
+    the bodies; `whole` says which of these are recorded, None: all of them, or none at all.
     """
 
     labels: RowLabels
@@ -78,11 +106,11 @@ class SettledRows(NamedTuple):
     settled_us: int
     rows: int
     slots: Sequence[int] | None
-    heads: Runs[Message]
-    hop: int
+    heads: Heads
+    senders: Runs[Sender]
     sources: Runs[Address]
     targets: Runs[Address] | None
-    went: Runs[Message] | None
+    went: Guarantees | None
     sizes: Runs[int]
     whole: list[bool] | None
 
@@ -110,12 +138,14 @@ class Memories:
 
 
 class Gathering:
-    """The rows of a block to be. Bodies of up to `body_bytes_max` octets are recorded; 0: none."""
+    """The rows of a block to be. Bodies of up to `body_bytes_max` octets are recorded; 0: none. `apart`: what
+    is said of properties most likely differs from message to message, so it is written as often."""
 
-    __slots__ = ("_more", "_taken", "body_bytes_max", "memory", "octets", "parts", "rows")
+    __slots__ = ("_more", "_taken", "apart", "body_bytes_max", "memory", "octets", "parts", "rows")
 
-    def __init__(self, memory: memoryview, *, body_bytes_max: int) -> None:
+    def __init__(self, memory: memoryview, *, body_bytes_max: int, apart: bool = False) -> None:
         self.memory = memory
+        self.apart = apart
         self.parts: list[SettledRows] = []
         self.rows = 0
         self.octets = 0
@@ -127,7 +157,7 @@ class Gathering:
     def add(self, settled: Settled) -> None:
         """Messages, one at least. Those that came in bursts are not looked at again."""
         labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
-        went: Runs[Message] | None = None
+        went: Guarantees | None = None
         targets: Runs[Address] | None
         if bursts is not None:
             heads, bodies = Runs(bursts.firsts, bursts.lengths), bursts.bodies
@@ -143,17 +173,40 @@ class Gathering:
             elif origins is not None:
                 came, targets = runs_of(origins), came
             elif sources is not None:
-                went = alike_in(messages)
-                targets = addresses_of(went)
+                gone = alike_in(messages)
+                targets = addresses_of(gone)
+                if labels.reshapes:
+                    went = _guarantees(gone.objects, gone.lengths)
         sizes, whole = self._take(bodies)
         self.parts.append(
             SettledRows(
                 *(labels, outcome, received_us, settled_us, len(bodies), slots),
-                *(heads, int(origins is not None), came, targets, went),
+                *(self._heads(heads, hop=origins is not None), _senders_of(heads), came, targets, went),
                 *(sizes, whole),
             )
         )
         self.rows += len(bodies)
+
+    def _heads(self, runs: Runs[Message], *, hop: bool) -> Heads:
+        """`hop`: they have come one hop further."""
+        messages, lengths = runs
+        if len(messages) > 1 and _alike(messages):
+            messages, lengths = messages[:1], [len(messages) if lengths is None else sum(lengths)]
+        hops = _small([one.hops for one in messages])
+        expires = [one.expires for one in messages]
+        never = expires.count(NEVER) == len(expires)
+        sets = [one.property_set for one in messages]
+        entries = None
+        if self.apart:
+            entries, sets = set_entries(sets), []
+        return Heads(
+            *(
+                _guarantees(messages, lengths),
+                hops.translate(_ONE_LESS) if hop else hops,
+                None if never else expires,
+            ),
+            *(sets, entries),
+        )
 
     def _take(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
         """Copy what is recorded of them."""
@@ -190,6 +243,52 @@ class Gathering:
             return self.memory[: self._taken]
         held = self._taken - sum(map(len, self._more))
         return b"".join([self.memory[:held], *self._more])
+
+
+def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
+    senders = [message.sender for message in runs.objects]
+    return runs_of(senders) if runs.lengths is None else Runs(senders, runs.lengths)
+
+
+def _guarantees(messages: Sequence[Message], lengths: Sequence[int] | None) -> Guarantees:
+    return Guarantees(
+        (
+            bytes([message.assurance for message in messages]),
+            bytes([message.durable for message in messages]),
+            bytes([message.retain for message in messages]),
+        ),
+        lengths,
+    )
+
+
+def _alike(messages: Sequence[Message]) -> bool:
+    """Whether nothing but address, sender and body differs, as it is with most of what devices send. One look
+    at all of it costs half of what columns cost, and the first difference ends it."""
+    first = messages[0]
+    assurance, durable, retain, found = first.assurance, first.durable, first.retain, first.property_set
+    hops, expires = first.hops, first.expires
+    for one in messages:
+        if (
+            one.assurance is not assurance
+            or one.durable is not durable
+            or one.retain is not retain
+            or one.property_set is not found
+            or one.hops is not hops
+            or one.expires != expires
+        ):
+            return False
+    return True
+
+
+_ONE_LESS: Final = bytes((0, *range(255)))
+
+
+def _small(numbers: list[int]) -> bytes:
+    """An octet each; a peer may claim more hops than fit."""
+    try:
+        return bytes(numbers)
+    except ValueError:
+        return bytes([min(number, 255) for number in numbers])
 
 
 def addresses_of(runs: Runs[Message]) -> Runs[Address]:

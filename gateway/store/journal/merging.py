@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from gateway.store.journal.columns import ADDRESS, COLUMNS, DELIVERED, FLAGS, OUTCOME, RECIPIENT, SENDER
+from gateway.store.journal.columns import COLUMNS, DELIVERED, FLAGS, OUTCOME, RECIPIENT, SENDER, SET
 from gateway.store.journal.encoding import ENCODED_COLUMNS
 from gateway.store.journal.entries import Entries, bitmap, offsets
 from gateway.store.journal.format import (
@@ -34,44 +34,68 @@ from gateway.store.journal.format import (
 from gateway.store.journal.reader import Block, block_from
 from gateway.store.journal.segments import Hole, Segment, content_of, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
+from gateway.store.journal.wires import wire_buffers
 
 MERGED_ROWS: Final = 4_096
 MERGED_OCTETS: Final = 4 * 1_048_576
-_SET: Final = ("properties", "message_id")
-_Texts = tuple[bytes | None, ...]
+Known = TypeVar("Known")
 
 
 class _Dictionary:
     """The texts that rows of merged blocks use, each once."""
 
-    def __init__(self, columns: Sequence[str], *, nulls: bool = False) -> None:
-        self._entries = Entries(len(columns), nulls=nulls)
+    def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
-        self.numbers: dict[_Texts, int] = {}
+        self.numbers: dict[tuple[bytes, ...], int] = {}
 
-    def indices(self, block: Block, prefix: str = "") -> bytes:
+    def indices(self, block: Block) -> bytes:
         """The indices of a block into this dictionary."""
-        buffers = [block.buffers(prefix + name) for name in self._columns]
+        buffers = [block.buffers(name) for name in self._columns]
         found = buffers[0][0].cast("I")
-        texts = [(valid, starts.cast("i"), octets) for _, valid, starts, octets in buffers]
-        numbers, here = self.numbers, {}
-        for one in set(found):
-            entry = tuple([_text(*column, one) for column in texts])
-            number = numbers.get(entry)
-            if number is None:
-                number = numbers[entry] = len(numbers)
-            here[one] = number
-        return array("I", [here[one] for one in found]).tobytes()
+        texts = [(starts.cast("i"), octets) for _, _, starts, octets in buffers]
+        return _renumbered(found, self.numbers, lambda at: tuple([_slice(*text, at) for text in texts]))
 
     def buffers(self) -> list[bytes]:
         """What is written of it."""
-        self._entries.add_all(list(self.numbers))
-        return self._entries.end(0)
+        entries = Entries(len(self._columns))
+        entries.add_all(list(self.numbers))
+        return entries.end(0)
 
 
-def _text(valid: memoryview, starts: memoryview, octets: memoryview, at: int) -> bytes | None:
-    if valid and not valid[at >> 3] >> (at & 7) & 1:
-        return None
+class _Octets:
+    """Likewise, the entries that a protocol has written, each with its form before it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def indices(self, block: Block, name: str) -> bytes:
+        """The indices of a block into this dictionary, of a column."""
+        places, forms, offsets, octets = block.entries(name)
+        found = places.cast("I") if places else range(block.header.rows)
+        starts = offsets.cast("i")
+        return _renumbered(
+            found, self._numbers, lambda at: bytes(forms[at : at + 1]) + _slice(starts, octets, at)
+        )
+
+    def buffers(self) -> list[Buffer]:
+        """What is written of it."""
+        octets = [entry[1:] for entry in self._numbers]
+        return wire_buffers(bytes([entry[0] for entry in self._numbers]), octets)
+
+
+def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Callable[[int], Known]) -> bytes:
+    """The numbers of a block's entries among all, those that are new included."""
+    here = {}
+    for one in set(found):
+        entry = entry_at(one)
+        number = numbers.get(entry)
+        if number is None:
+            number = numbers[entry] = len(numbers)
+        here[one] = number
+    return array("I", [here[one] for one in found]).tobytes()
+
+
+def _slice(starts: memoryview, octets: memoryview, at: int) -> bytes:
     return bytes(octets[starts[at] : starts[at + 1]])
 
 
@@ -79,17 +103,18 @@ def merged(blocks: Sequence[Block]) -> Draft:
     """One block of all their rows, which follow each other. All have this gateway's columns."""
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
-    addresses, sets = _Dictionary(ADDRESS, nulls=True), _Dictionary(_SET, nulls=True)
+    origins, goals, sets = _Octets(), _Octets(), _Octets()
 
     def values(name: str) -> bytes:
         return b"".join([block.buffers(name)[1] for block in blocks])
 
     received, settled = values("received"), values("settled")
-    sources = b"".join([addresses.indices(block, "source_") for block in blocks])
-    targets = b"".join([addresses.indices(block, "target_") for block in blocks])
+    sources = b"".join([origins.indices(block, "source_address") for block in blocks])
+    targets = b"".join([goals.indices(block, "target_address") for block in blocks])
     flags = {name: _runs(values(name), 1) for name in FLAGS}
     gone = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
-    source = _runs(sources, 4)
+    source, came, gone_to = _runs(sources, 4), origins.buffers(), goals.buffers()
+    stayed = targets == sources and came == gone_to
     buffers: list[Buffer] = [
         _runs(received, 8),
         _runs(settled, 8),
@@ -98,8 +123,8 @@ def merged(blocks: Sequence[Block]) -> Draft:
         _runs(values("slot"), 4),
         _runs(b"".join([senders.indices(block) for block in blocks]), 4),
         source,
-        source if targets == sources else _runs(targets, 4),
-        _runs(b"".join([sets.indices(block) for block in blocks]), 4),
+        source if stayed else _runs(targets, 4),
+        _runs(b"".join([sets.indices(block, SET[0]) for block in blocks]), 4),
         *flags.values(),
         *(
             flags[name] if _same(flags[name], went) else went
@@ -111,11 +136,12 @@ def merged(blocks: Sequence[Block]) -> Draft:
         *senders.buffers(),
         *recipients.buffers(),
         *outcomes.buffers(),
-        *addresses.buffers(),
+        *came,
+        *(came if stayed else gone_to),
         *sets.buffers(),
     ]
     times = array("q", settled)
-    routes = frozenset((entry[1] or b"").decode() for entry in recipients.numbers)
+    routes = frozenset(entry[1].decode() for entry in recipients.numbers)
     first = blocks[0].header
     header = Header(
         *(VERSION, 0, first.shard, 0, first.base, rows),
@@ -284,7 +310,7 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
 def _ours(block: Block) -> bool:
     """Whether this gateway would write it so; a reader of another one's keeps what we do not know."""
     return tuple(block.columns.values()) == COLUMNS and all(
-        block.buffers(name)[0] for name in ("client", "route", "outcome", *(f"source_{_}" for _ in ADDRESS))
+        block.buffers(name)[0] for name in ("client", "route", "outcome")
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeVar
 
 from gateway.store.journal.format import (
     ABSENT,
+    ADDRESS_TEXTS,
+    BUFFERS,
     INDEX,
     ITEM_OCTETS,
     MARK,
@@ -37,6 +40,7 @@ from gateway.store.journal.format import (
     Header,
     JournalError,
     Kind,
+    Octets,
     buffer_table,
     decode_columns,
     decode_runs,
@@ -151,6 +155,15 @@ class _OpenBlock(NamedTuple):
     begin: int
 
 
+class Entries(NamedTuple):
+    """Octets that a protocol has written (format.py, kind 9). `indices` empty: each row has its own."""
+
+    indices: memoryview
+    forms: memoryview
+    offsets: memoryview
+    octets: memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A block whose octets are sound. Its buffers are views of them; only runs and what is compressed
@@ -165,6 +178,7 @@ class Block:
     end: int
     expand: Expand = decode_runs
     _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
+    _texts: dict[tuple[int, int, bool], list[tuple[Octets, ...]]] = field(default_factory=dict)  # likewise
 
     @property
     def header(self) -> Header:
@@ -172,8 +186,33 @@ class Block:
         return self.at.header
 
     def buffers(self, name: str) -> tuple[memoryview, ...]:
-        """The buffers of a column in its kind's order (format.py); an empty view where there is none."""
-        return tuple(map(self._buffer, self.columns[name].buffers))
+        """The buffers of a column in its kind's order (format.py); an empty view where there is none. Those
+        of a column of octets that a protocol has written are made here, as of any coded column."""
+        numbers = self.columns[name].buffers
+        if len(numbers) == BUFFERS[Kind.WIRE]:
+            return self._told(numbers)
+        return tuple(map(self._buffer, numbers))
+
+    def entries(self, name: str) -> Entries:
+        """What a column of octets that a protocol has written has in the block."""
+        indices, forms, offsets, octets, _ = self.columns[name].buffers
+        return Entries(*map(self._buffer, (indices, forms, offsets, octets)))
+
+    def _told(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
+        indices, forms, offsets, octets, text = numbers
+        places = self._buffer(indices)
+        if not places:  # each row has its own
+            places = memoryview(array("I", range(self.at.header.rows)).tobytes())
+        addresses = text < ADDRESS_TEXTS
+        key = (offsets, octets, addresses)
+        if key not in self._texts:
+            # It needs the protocols, which who asks for no such column does without.
+            from gateway.store.journal.wires import dictionaries
+
+            entries = map(self._buffer, (forms, offsets, octets))
+            self._texts[key] = dictionaries(*entries, addresses=addresses)
+        made = self._texts[key][text if addresses else text - ADDRESS_TEXTS]
+        return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:
         """The dictionary of a coded column."""

@@ -282,7 +282,11 @@ class JournalWriter:
     # Of whoever has the lock.
 
     def _gather(self) -> Gathering:
-        return Gathering(self._memories.take(), body_bytes_max=self.options.body_bytes_max)
+        return Gathering(
+            self._memories.take(),
+            body_bytes_max=self.options.body_bytes_max,
+            apart=self._encoder.sets_differ,
+        )
 
     def _flush(self) -> None:
         """Make a block of what has gathered."""

@@ -41,9 +41,9 @@ def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
     return octets_of(draft(base, count, shard), level)
 
 
-def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000) -> Gathering:
+def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: bool = False) -> Gathering:
     """What a block is made of."""
-    gathering = Gathering(Memories().take(), body_bytes_max=body_bytes_max)
+    gathering = Gathering(Memories().take(), body_bytes_max=body_bytes_max, apart=apart)
     for part in parts:
         gathering.add(part)
     return gathering

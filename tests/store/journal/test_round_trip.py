@@ -19,12 +19,14 @@ from gateway.model.properties import Properties, PropertySet, Value, ValueType, 
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.encoding import COLUMNS, PROPERTIES_OCTETS_MAX, Encoder
+from gateway.store.journal.columns import COLUMNS
+from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
 from gateway.store.journal.format import Kind
 from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At
+from gateway.store.journal.wires import PROPERTIES_OCTETS_MAX
 from gateway.store.properties import decode_properties
 from tests.store.journal.samples import (
     HOME,
@@ -362,18 +364,18 @@ def test_dictionaries_forget(tmp_path: Path) -> None:
     entries = Entries(1)
     entries.begin(10)
     for number in range(10):
-        entries.add(b"%d" % number)
+        entries.add_all([[b"%d" % number]])
     entries.end(10)
     assert not entries.begin(10), "all of it was in use"
     for number in range(9):
-        entries.add(b"x%d" % number)
+        entries.add_all([[b"x%d" % number]])
     entries.end(10)
     assert entries.begin(10), "traffic that does not repeat itself"
     for _ in range(ENTRIES_MAX + 1):
-        entries.add(b"")
+        entries.add_all([[b""]])
     entries.end(ENTRIES_MAX)
     assert entries.begin(ENTRIES_MAX), "too many"
-    entries.add(b"x" * (4 * 1_048_576 + 1))
+    entries.add_all([[b"x" * (4 * 1_048_576 + 1)]])
     entries.end(1)
     assert entries.begin(1), "too long"
 
