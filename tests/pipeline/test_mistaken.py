@@ -12,7 +12,6 @@ pytest.importorskip("pyspark")
 
 from gateway.cli.exits import Exit
 from gateway.errors import PipelineError
-from gateway.pipeline.failures import plain
 from gateway.pipeline.stores import free, place_of
 from tests.cli.conftest import Run
 from tests.pipeline.journals import written
@@ -103,13 +102,3 @@ def test_what_a_job_has_written_is_written_over(place: Path, run: Run) -> None:
     assert free(place_of(str(place / "none"))).uri == str(place / "none")
     with pytest.raises(PipelineError, match="dear"):
         free(place_of(str(place / "folder")))
-
-
-def test_a_stream_that_failed_says_why() -> None:
-    """Behind the traceback Spark tells of the query, whose first line looks like an error of Python."""
-    text = (
-        "[STREAM_FAILED] Query terminated with exception: Error\nTraceback (most recent call last):\n"
-        '  File "x.py", line 1, in f\n    g()\nValueError: the cause\n\n'
-        "=== Streaming Query ===\nIdentifier: rates [id = 1, runId = 2]\nCurrent State: ACTIVE"
-    )
-    assert plain(text) == "a Python worker of Spark: ValueError: the cause"

@@ -56,12 +56,12 @@ def rates(
             raise typer.BadParameter(
                 "say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both"
             )
-        check_span(since, until)
         check_file(report, "--report")
         if follow and (archive or since or until):
             raise typer.BadParameter(
                 "--follow reads the journal, from its first row on: no --archive, --since, --until"
             )
+        check_span(since, until)
         folder = recorded_in(journal, archive, config)
         installed()
         given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
