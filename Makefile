@@ -78,11 +78,13 @@ bench-pipeline: $(STAMP) peers
 kills: $(STAMP) peers
 	KILLS=$(or $(KILLS),20) $(BIN)/pytest -q -s tests/pipeline/test_kills.py $(ARGS)
 
-# Batches of the pipeline with the newest Spark that has Iceberg, beside the one that .venv has: some 500 MB, once.
+# Batches of the pipeline, and both kinds of tables, with the newest Spark that has Iceberg, beside the one that .venv has:
+# some 600 MB, once.
 iceberg: $(STAMP)
 	$(PYTHON) tests/clients/builds.py iceberg
 	.peers/iceberg/environment/bin/python -m pytest -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
-	    tests/pipeline/test_tables.py $(ARGS)
+	    tests/pipeline/test_tables.py tests/pipeline/test_archive.py tests/pipeline/test_rates.py tests/pipeline/test_stores.py \
+	    tests/pipeline/test_mistaken.py tests/pipeline/jobs tests/pipeline/source $(ARGS)
 
 # Codecs, languages and sockets: make fuzz FUZZ_COUNT=10000000 FUZZ_SEED=5
 fuzz: $(STAMP)

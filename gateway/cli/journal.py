@@ -148,22 +148,22 @@ def export(
     from gateway.cli.journal_rows import chosen_shards, reader_of
 
     try:
-        from gateway.pipeline.columns import COLUMNS
+        from gateway.pipeline.columns import BY_NAME
         from gateway.pipeline.journal.export import Chosen
         from gateway.pipeline.journal.export import export as job
     except ImportError as error:
         raise PipelineError("the export needs pyarrow: pip install 'gateway[pipeline]'") from error
     reader = reader_of(config, folder)
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    known = [column.name for column in COLUMNS]
-    if names is not None and (unknown := [name for name in names if name not in known]):
-        raise typer.BadParameter(f"there is no column {unknown[0]!r}, but {', '.join(known)}")
-    chosen = Chosen(
-        None if shard is None else chosen_shards(reader, shard),
-        frozenset(route) if route else None,
-        None if since is None else _micros(since),
-        None if until is None else _micros(until),
-    )
+    if names is not None and (unknown := [name for name in names if name not in BY_NAME]):
+        raise typer.BadParameter(f"there is no column {unknown[0]!r}, but {', '.join(BY_NAME)}")
+    from_us, to_us = (None if text is None else _micros(text) for text in (since, until))
+    if from_us is not None and to_us is not None and from_us >= to_us:
+        raise typer.BadParameter(
+            f"--since {since} is not before --until {until}, so there is nothing between"
+        )
+    shards = None if shard is None else chosen_shards(reader, shard)
+    chosen = Chosen(shards, frozenset(route) if route else None, from_us, to_us)
     to = parquet or arrow
     assert to is not None
     form: Literal["parquet", "arrow"] = "arrow" if parquet is None else "parquet"

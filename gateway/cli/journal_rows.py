@@ -130,10 +130,11 @@ def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
 
 def described(extent: Extent) -> str:
     span = "no rows"
+    numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"
     if extent.first_us is not None and extent.last_us is not None:
         span = f"received {time_of(extent.first_us)} to {time_of(extent.last_us)}"
     return (
-        f"shard {extent.shard}: rows {extent.first} to {extent.next - 1} ({extent.rows} there,"
-        f" {extent.missing} missing), {extent.blocks} blocks in {extent.segments} files,"
+        f"shard {extent.shard}: {numbers} ({extent.rows} there, {extent.missing} missing),"
+        f" {extent.blocks} blocks in {extent.segments} files,"
         f" {extent.octets} octets, {span}"
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from gateway.errors import PipelineError
-from gateway.protocols import DIALECTS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -65,11 +64,11 @@ COLUMNS: Final = (
     _text("client", 'client identifier; "": unknown'),
     _text("user", 'user name; "": unknown'),
     _text("remote_address", 'host:port; "": unknown'),
-    _text("source_protocol", f"one of {', '.join(DIALECTS)}"),
+    _text("source_protocol", "its name, as a listener or link has it"),
     _text("route", 'the route that it took; "": it stayed in its own world'),
     _text("mapping_version", "of the mapping files then"),
     _text("target_endpoint", "listener or link that it went to"),
-    _text("target_protocol", f"one of {', '.join(DIALECTS)}"),
+    _text("target_protocol", "as source_protocol"),
     _text("outcome", "accepted, released or rejected"),
     _text("reason", "none, or why not"),
     _text("reason_text", "the same in words"),

@@ -14,24 +14,36 @@ from typing import Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 
 from gateway.errors import PipelineError
 
 OURS: Final = re.compile(r"^(?:gateway\.[\w.]+Error): (.+)$", re.MULTILINE)
+LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""By which pyspark writes what Spark has refused, with a traceback of some kilobytes."""
+
 TRACEBACK: Final = "Traceback (most recent call last):"
 RAISED: Final = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:: .*)?)$", re.MULTILINE)
-JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:", re.MULTILINE)
+JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streaming Query ===", re.MULTILINE)
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Raises PipelineError for what Spark raises in the block."""
+    """Raises PipelineError for what Spark raises in the block, and keeps pyspark from writing it as JSON
+    besides."""
+    loggers = [PySparkLogger.getLogger(name) for name in LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     except Py4JJavaError as error:
         raise PipelineError(plain(str(error.java_exception))) from error
     except PySparkException as error:
         raise PipelineError(plain(str(error))) from error
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def plain(text: str) -> str:

@@ -46,6 +46,8 @@ def ship(
     deleted there; None: none are. Raises PipelineError: nobody answers, or it cannot be written;
     JournalError: no such folder."""
     system, root = to.reached().arrow()
+    if to.is_local and Path(to.uri).resolve() == journal.resolve():
+        raise PipelineError(f"{to.uri} is the journal itself, of which ship would delete what is old")
     try:
         oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
         _ship_mappings(journal, system, root)

@@ -41,6 +41,9 @@ SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.toke
 """What Hadoop may keep in a credential provider."""
 
 URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(?=/|$)(.*)")
+OF_A_JOB: Final = re.compile(r"[.]?(?:part-|_SUCCESS|_temporary)")
+"""How the files begin that Spark writes into a folder."""
+
 PREFIXES: Final = ("fs.s3a.", "fs.gs.", "fs.azure.")
 JARS: Final = {
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
@@ -98,13 +101,33 @@ class Place:
 
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
-    """A folder by its name; a relative path is one of this process, and absolute from here on."""
+    """A folder by its name; a relative path is one of this process, and absolute from here on. Raises
+    PipelineError: it is called as a store is, and is none."""
     if not is_uri(uri):
+        if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
+            raise PipelineError(f"{uri} is no URI: {scheme}://{uri[len(scheme) + 1 :]}? A folder is ./{uri}")
         return Place(str(Path(uri).absolute()))
     scheme, host, path = _split(uri)
     if scheme == "file":
         return Place(path)
     return Place(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
+
+
+def free(place: Place) -> Place:
+    """The folder, when there is nothing in it but what a job of Spark has written, for such a job deletes all
+    that it finds. Raises PipelineError."""
+    system, path = place.reached().arrow()
+    kind = system.get_file_info(path).type
+    if kind == fs.FileType.File:
+        raise PipelineError(f"{place.uri} is a file and no folder; give another name")
+    if kind == fs.FileType.Directory:
+        names = [info.base_name for info in system.get_file_info(fs.FileSelector(path))]
+        others = sorted(name for name in names if name and not OF_A_JOB.match(name))
+        if others:
+            raise PipelineError(
+                f"{place.uri} has {others[0]} in it, which would be deleted; give another folder"
+            )
+    return place
 
 
 def is_uri(text: str) -> bool:

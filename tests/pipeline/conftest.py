@@ -39,7 +39,7 @@ def tables_of() -> tuple[list[str], str]:
     """The formats of tables that the tests have with this Spark, and which build has their jars."""
     from pyspark import __version__
 
-    return (["iceberg"], "iceberg") if __version__.startswith("4.1.") else (["delta"], "spark")
+    return (["delta", "iceberg"], "iceberg") if __version__.startswith("4.1.") else (["delta"], "spark")
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +64,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # py4j leaves its sockets to the collector
         found.stop()
+
+
+@pytest.fixture(scope="session")
+def streams(spark: SparkSession) -> SparkSession:
+    """The session, when its Spark has what the streams of sources in Python need."""
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need Spark 4.2")
+    return spark
 
 
 @pytest.fixture(scope="session")

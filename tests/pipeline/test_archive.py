@@ -254,7 +254,7 @@ def test_the_command_follows(
     refused = run(
         "pipeline", "archive", "--journal", str(folder), "--to", str(to), "--follow", "--format", "orc"
     )
-    assert refused.code == 1
+    assert refused.code == 2
     assert "--follow is for parquet and tables" in refused.err
 
 
@@ -320,25 +320,31 @@ def test_a_journal_that_ends_too_early(spark: SparkSession, tmp_path: Path) -> N
     assert job.run(spark, str(folder), str(to), fail=False).rows == 0
 
 
-def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_command(run: Run, journal: Callable[..., Path], tmp_path: Path) -> None:
     folder = str(journal(50))
     ran = run("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "a"))
     assert ran.out.startswith("50 rows archived in 2 files, 0 rows of the journal missing; 0 files merged")
     assert ran.code == 0
-    orc = ("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "orc"), "--format", "orc")
-    for rows in (50, 0):
-        ran = run(*orc)
-        while TOO_LATE in ran.err:
-            ran = run(*orc)
-        assert ran.out == f"{rows} rows archived as orc\n"
-    assert spark.read.orc(str(tmp_path / "orc")).where("route = 'up'").count() == 25
     nowhere = run("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "d"), "--format", "hudi")
     assert (nowhere.code, "cannot write hudi" in nowhere.err) == (1, True)
     assert "spark.jars.packages" in nowhere.err
 
 
+def test_another_format(
+    run: Run, streams: SparkSession, journal: Callable[..., Path], tmp_path: Path
+) -> None:
+    to = str(tmp_path / "orc")
+    orc = ("pipeline", "archive", "--journal", str(journal(50)), "--to", to, "--format", "orc")
+    for rows in (50, 0):
+        ran = run(*orc)
+        while TOO_LATE in ran.err:
+            ran = run(*orc)
+        assert ran.out == f"{rows} rows archived as orc\n"
+    assert streams.read.orc(to).where("route = 'up'").count() == 25
+
+
 ERRORS = [
-    (("--format", "orc", "--keep-days", "3"), "--keep-days is for parquet"),
     (("--format", "orc", "--to", "catalog.table"), "say --checkpoint"),
     (("--journal", "/nonexistent"), "no such folder"),
 ]
@@ -384,6 +390,11 @@ PLAIN = [
         '  File "x.py", line 3, in y\n    raise OSError\nOSError: [Errno 5] no: such disk\n\n'
         "\tat org.x(Y)\nCaused by: Z",
         "a Python worker of Spark: OSError: [Errno 5] no: such disk",
+    ),
+    (
+        "[STREAM_FAILED] it ended\nTraceback (most recent call last):\n  File\nValueError: the cause\n\n"
+        "=== Streaming Query ===\nIdentifier: rates [id = 1, runId = 2]\nCurrent State: ACTIVE",
+        "a Python worker of Spark: ValueError: the cause",
     ),
     ("", "Spark: it did not say why"),
 ]

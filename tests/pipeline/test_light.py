@@ -31,6 +31,17 @@ def test_the_command_line_and_the_application_import_nothing_of_spark() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@needed("Spark")
+def test_what_spark_starts_imports_no_protocol() -> None:
+    """Each stream has a process of its own that plans, whose start is part of each stream's."""
+    program = (
+        "import sys, gateway.pipeline.journal.source, gateway.pipeline.journal.planning;"
+        "sys.exit(any(name.startswith('gateway.protocols') for name in sys.modules))"
+    )
+    done = subprocess.run((sys.executable, "-c", program), cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
 def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "PACKAGES", ("json", "pyspark_of_tomorrow"))
     ran = run("pipeline", "check")

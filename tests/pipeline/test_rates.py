@@ -45,6 +45,7 @@ def told(rows: list[Any]) -> dict[tuple[int, str], tuple[int, int, int, int]]:
     }
 
 
+@pytest.mark.usefixtures("streams")
 def test_a_batch_an_archive_and_a_stream_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "j"
     written(folder, 2_500)
@@ -111,7 +112,7 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
     taken = tmp_path / "taken"
     taken.mkdir()
     again = run("pipeline", "rates", "--journal", folder, "--to", str(taken))
-    assert (again.code, "already exists" in again.err) == (1, True)
+    assert (again.code, "is there already" in again.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
 )
 def test_errors(run: Run, arguments: tuple[str, ...], text: str) -> None:
     ran = run("pipeline", "rates", "--journal", "/nonexistent", *arguments)
-    assert (ran.code, text in ran.err) == (1, True)
+    assert (ran.code, text in ran.err) == (2, True)
 
 
 def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:

@@ -77,6 +77,7 @@ def measured(spark: SparkSession, journal: str, to: Path, then: Callable[[], Non
     query.stop()
 
 
+@pytest.mark.usefixtures("streams")
 def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     mapping = tmp_path / "plant.yaml"
     mapping.write_text(MAPPING)

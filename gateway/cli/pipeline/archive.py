@@ -18,7 +18,6 @@ from gateway.cli.pipeline.common import (
     progress,
     started,
 )
-from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,9 +65,11 @@ def archive(
 
     with told("archive", summary) as made:
         if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
-            raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
+            raise typer.BadParameter(
+                f"--keep-days is for parquet and tables; {format_} has commands of its own"
+            )
         if format_ not in ("parquet", "delta", "iceberg") and follow:
-            raise PipelineError(
+            raise typer.BadParameter(
                 f"--follow is for parquet and tables; {format_} is brought up to the end once"
             )
         folder = journal_of(journal, config)

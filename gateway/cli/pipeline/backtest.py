@@ -10,8 +10,17 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of, recorded_in
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, check_file, progress, started
+from gateway.cli.pipeline.traffic import (
+    Archive,
+    Begin,
+    End,
+    Where,
+    candidate_of,
+    check_span,
+    mappings_of,
+    recorded_in,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,6 +68,8 @@ def backtest(
     mappings = mappings_of(files or [], config)
     if tests is not None and len(mappings) != 1:
         raise typer.BadParameter("--tests is for one mapping file")
+    check_file(tests, "--tests")
+    check_span(begin, end)
     spark = started("backtest", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job

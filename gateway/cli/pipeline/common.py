@@ -18,6 +18,8 @@ from gateway.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from gateway.pipeline.tolerance import Tolerance
+
 PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "jsonschema_rs")
 
 JournalFolder = Annotated[
@@ -103,6 +105,25 @@ def journal_of(folder: str | None, config: Path | None) -> str:
     if folder is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", folder):
         return folder
     return str(Path(folder or settings_of(config).journal_path()).absolute())
+
+
+def tolerance_of(text: str) -> Tolerance:
+    """What is said with --tolerance. Raises BadParameter."""
+    from gateway.pipeline.tolerance import Tolerance
+
+    try:
+        return Tolerance.read(text)
+    except PipelineError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def check_file(file: Path | None, option: str, *, folder_made: bool = False) -> None:
+    """What is written at the end is looked at before the work. Raises BadParameter: it is a folder, or the
+    folder that it is in is not there, and is not made (`folder_made`)."""
+    if file is not None and file.is_dir():
+        raise typer.BadParameter(f"{option} is a file, and {file} is a folder")
+    if file is not None and not folder_made and not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent} for {option} {file.name}")
 
 
 def progress(text: str) -> None:

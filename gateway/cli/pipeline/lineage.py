@@ -8,7 +8,7 @@ import typer
 
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, check_span, recorded_in
 from gateway.cli.tables import table
 
 app = typer.Typer()
@@ -33,11 +33,12 @@ def lineage(
 
     The files lie beside the journal; with --archive the rows are the archive's.
     """
+    check_span(begin, end)
     spark = started("lineage", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import lineage as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
+    from gateway.pipeline.stores import free, hadoop_of, place_of, spark_writes
     from gateway.pipeline.traffic.loading import Span, traffic
 
     with plainly(), watched(spark, "lineage", progress):
@@ -52,7 +53,7 @@ def lineage(
         )
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
         if to is not None:
-            found.write.mode("overwrite").parquet(spark_writes(spark, place_of(to, hadoop)))
+            found.write.mode("overwrite").parquet(spark_writes(spark, free(place_of(to, hadoop))))
         shown = [
             tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
             for row in found.select(*WORDS).toLocalIterator()

@@ -13,12 +13,12 @@ from gateway.cli.pipeline.common import (
     Master,
     SparkOption,
     SummaryFile,
+    check_file,
     installed,
     progress,
     started,
 )
-from gateway.cli.pipeline.traffic import Archive, recorded_in
-from gateway.errors import PipelineError
+from gateway.cli.pipeline.traffic import Archive, check_span, recorded_in
 
 app = typer.Typer()
 
@@ -53,11 +53,15 @@ def rates(
 
     with told("rates", summary) as made:
         if to is None and (follow or report is None):
-            raise PipelineError("say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both")
+            raise typer.BadParameter(
+                "say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both"
+            )
+        check_file(report, "--report")
         if follow and (archive or since or until):
-            raise PipelineError(
+            raise typer.BadParameter(
                 "--follow reads the journal, from its first row on: no --archive, --since, --until"
             )
+        check_span(since, until)
         folder = recorded_in(journal, archive, config)
         installed()
         given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}

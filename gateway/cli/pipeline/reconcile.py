@@ -21,8 +21,9 @@ from gateway.cli.pipeline.common import (
     installed,
     progress,
     started,
+    tolerance_of,
 )
-from gateway.cli.pipeline.traffic import Archive, Begin, Where, recorded_in
+from gateway.cli.pipeline.traffic import Archive, Begin, Where, check_span, recorded_in
 from gateway.cli.tables import table
 from gateway.errors import PipelineError
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.pipeline.jobs.reconcile import Account
-    from gateway.pipeline.tolerance import Tolerance
 
 app = typer.Typer()
 
@@ -87,7 +87,8 @@ def reconcile(
     from gateway.pipeline.telling import told
 
     with told("reconcile", summary) as made:
-        allowed = _tolerance(tolerance)
+        allowed = tolerance_of(tolerance)
+        check_span(begin, end)
         installed()
         spark = started("reconcile", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
@@ -124,12 +125,6 @@ def reconcile(
         made.figures[job.WAITING] = account.totals.get(job.WAITING, 0)
         if missing or not fine:
             raise typer.Exit(Exit.FAILED)
-
-
-def _tolerance(text: str) -> Tolerance:
-    from gateway.pipeline.tolerance import Tolerance
-
-    return Tolerance.read(text)
 
 
 def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:

@@ -14,11 +14,12 @@ from gateway.cli.pipeline.common import (
     Master,
     SparkOption,
     SummaryFile,
+    check_file,
     installed,
     progress,
     started,
 )
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, recorded_in
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, check_span, recorded_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,6 +73,8 @@ def replay(
     with told("replay", summary) as made:
         if speed is not None and rate is not None:
             raise typer.BadParameter("--speed and --rate exclude each other")
+        check_span(begin, end)
+        check_file(resume, "--resume", folder_made=True)
         access = _access(url, password_file, timeout, ca_file)
         protocol = access.target.protocol
         to = _to(protocol, topic, exchange, routing_key, queue, service, destination)

@@ -9,7 +9,16 @@ import typer
 
 from gateway.cli.options import AsJson, ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, progress, started
-from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of, recorded_in
+from gateway.cli.pipeline.traffic import (
+    Archive,
+    Begin,
+    End,
+    Where,
+    candidate_of,
+    check_span,
+    mappings_of,
+    recorded_in,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,7 +36,8 @@ def schema(
         list[Path] | None, typer.Option("--mapping", help="Mapping file; default: the configuration's.")
     ] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(help="JSON Schema of the bodies; default: inferred.", exists=True)
+        Path | None,
+        typer.Option(help="JSON Schema of the bodies; default: inferred.", exists=True, dir_okay=False),
     ] = None,
     journal: JournalFolder = None,
     archive: Archive = None,
@@ -46,6 +56,7 @@ def schema(
     as_json: AsJson = False,
 ) -> None:
     """Print the schema of a route's messages: captures are columns, a JSON body is a struct."""
+    check_span(begin, end)
     mappings = mappings_of(files or [], config)
     spark = started("schema", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
@@ -67,9 +78,10 @@ def schema(
         typer.echo(table.schema.json() if as_json else _ddl(table))
         newest = job.last_values(table)
         if out is not None:
-            from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
+            from gateway.pipeline.stores import free, hadoop_of, place_of, spark_writes
 
-            newest.write.mode("overwrite").parquet(spark_writes(spark, place_of(out, hadoop_of(spark))))
+            place = free(place_of(out, hadoop_of(spark)))
+            newest.write.mode("overwrite").parquet(spark_writes(spark, place))
         if last is not None:
             words = [f"`{name}`" for name in newest.columns]
             lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")

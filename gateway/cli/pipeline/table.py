@@ -18,6 +18,7 @@ from gateway.cli.pipeline.common import (
     journal_of,
     progress,
     started,
+    tolerance_of,
 )
 from gateway.cli.pipeline.traffic import candidate_of, mappings_of
 from gateway.errors import PipelineError
@@ -70,9 +71,7 @@ def table(
     with told("table", summary) as made:
         mappings = mappings_of(files or [], config)
         installed()
-        from gateway.pipeline.tolerance import Tolerance
-
-        allowed = Tolerance.read(tolerance)
+        allowed = tolerance_of(tolerance)
         spark = started("table", master, conf, formats=[format_])
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import table as job

@@ -10,6 +10,7 @@ import typer
 
 from gateway.cli.options import settings_of
 from gateway.cli.pipeline.common import journal_of
+from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
     from gateway.mapping.loading import Mapping
@@ -35,6 +36,20 @@ Where = Annotated[
 def recorded_in(journal: str | None, archive: str | None, config: Path | None) -> str | None:
     """The journal that is to be read; None: an archive alone. Raises ConfigurationError."""
     return None if journal is None and archive is not None else journal_of(journal, config)
+
+
+def check_span(begin: str | None, end: str | None) -> None:
+    """Raises BadParameter: one of them is no time, or no row can be between them, of which every check would
+    say that nothing is wrong."""
+    from gateway.pipeline.times import moment
+
+    try:
+        times = [None if text is None else moment(text) for text in (begin, end)]
+    except PipelineError as error:
+        raise typer.BadParameter(str(error)) from error
+    since, until = times
+    if since is not None and until is not None and since >= until:
+        raise typer.BadParameter(f"--since {begin} is not before --until {end}, so there is nothing between")
 
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:

@@ -146,6 +146,8 @@ class Archive:
 
         Raises PipelineError when the folder is somebody else's.
         """
+        if self.system.get_file_info(self.root).type == fs.FileType.File:
+            raise PipelineError(f"{self.uri} is a file and no folder; give another name")
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         found = [info.path.removeprefix(f"{self.root}/") for info in self.system.get_file_info(selector)]
         if not manifest.number and found and FOLDER not in found:

@@ -17,6 +17,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pyarrow import fs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -24,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
+from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.journal.options import Offsets, options_of
@@ -155,6 +157,9 @@ def run(
     """Rates of a journal, of an archive, or of both (of the journal what the archive has not), from `since`
     to before `until` (ISO 8601), as Parquet in `to`, which must be new, or in a table of this format or a
     database, in the place of older ones; and as a page in `report`. Raises PipelineError."""
+    new = None  # looked at before there is anything to be thrown away
+    if to is not None and not is_database(to) and format_ not in FORMATS:
+        new = _fresh(spark, to)
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
         rows = _journal(spark, str(journal))
@@ -174,13 +179,13 @@ def run(
                 put(to, found.toLocalIterator())
             elif to is not None and format_ in FORMATS:
                 upsert(spark, to, format_, found, _keys(found))
-            elif to is not None:
-                found.coalesce(1).write.parquet(_written(spark, to))
+            elif new is not None:
+                found.coalesce(1).write.parquet(new)
             if report is not None:
                 _report(found, source, report)
             found.unpersist()
     except AnalysisException as error:
-        raise PipelineError(f"the rates were not written: {error.getMessage()}") from error
+        raise PipelineError(f"the rates were not written: {plain(str(error))}") from error
     return Rates(counted[0], counted[1] or 0)
 
 
@@ -214,9 +219,10 @@ def follow(
     kept = _written(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
         to = _written(spark, to, None if format_ in FORMATS else kept)
+    wanted = rates(_journal(spark, journal), window, clients=clients)  # Spark says now what it has against it
     if format_ in FORMATS and not database:
         # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
-        made_for(spark, to, format_, rates(_journal(spark, journal), window, clients=clients))
+        made_for(spark, to, format_, wanted)
     late_us = duration_us(late)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
@@ -267,12 +273,11 @@ def follow(
             f"{kept}/_windows/{number % 2}"
         )
 
-    stream = spark.readStream.format("gateway_journal").option("columns", "shard,sequence,received")
+    stream = spark.readStream.format("gateway_journal").options(columns="shard,sequence,received")
     rows = stream.option("startingOffsets", starting).load(journal)
     writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
-    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
     trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
-    return writer.trigger(**trigger).start()
+    return writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint").start()
 
 
 def _keys(found: DataFrame) -> list[str]:
@@ -287,6 +292,15 @@ def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
     if kept is not None:
         belong(place_of(to, hadoop), place_of(kept, hadoop))
     return spark_writes(spark, place_of(to, hadoop))
+
+
+def _fresh(spark: SparkSession, to: str) -> str:
+    """The same of one that is not there yet. Raises PipelineError: it is."""
+    place = place_of(to, hadoop_of(spark))
+    system, path = place.reached().arrow()
+    if system.get_file_info(path).type != fs.FileType.NotFound:
+        raise PipelineError(f"{place.uri} is there already: rates go into a folder that is new, or a table")
+    return spark_writes(spark, place)
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:

@@ -99,6 +99,7 @@ def outage(tmp_path: Path) -> Iterator[Outage]:
 
 
 @pytest.mark.parametrize("late, early", [("10 minutes", False), ("0 seconds", True)])
+@pytest.mark.usefixtures("streams")
 def test_an_outage(spark: SparkSession, outage: Outage, tmp_path: Path, late: str, early: bool) -> None:
     to, said = str(tmp_path / "rates"), list[str]()
 

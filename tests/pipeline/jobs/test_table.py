@@ -138,6 +138,7 @@ def bring(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[int, int]]
     return run
 
 
+@pytest.mark.usefixtures("streams")
 def test_what_fits_and_what_does_not(
     tables: SparkSession, traffic: Traffic, bring: Callable[..., tuple[int, int]], tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_what_fits_and_what_does_not(
 
 
 @needed("Spark")
+@pytest.mark.usefixtures("streams")
 def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     """With the schema that the route names, a tolerance, and a file for schedulers."""
     traffic.write(*FITTING, FAULTY[0][0])
@@ -203,6 +205,7 @@ def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
 
 
 @needed("Spark")
+@pytest.mark.usefixtures("streams")
 def test_another_position_writes_nothing_over(
     traffic: Traffic, bring: Callable[..., tuple[int, int]], tmp_path: Path
 ) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+pytest.importorskip("pyspark.sql.streaming.datasource")
+
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from gateway.errors import PipelineError
