@@ -41,6 +41,7 @@ TIMEOUT_SECS: Final = 2.0
 SERVING_SECS_MAX: Final = 20.0
 POLL_SECS: Final = 0.05
 EXCHANGE: Final = "amq.topic"
+OF_WORKERS: Final = ("a worker has ended", "a worker does not answer")  # what the faults bring about
 LINK: Final = {
     "heartbeat_secs": 1,
     "connect_timeout_secs": 2.0,
@@ -86,7 +87,7 @@ class ReplicaRig:
         """The replicas are over: what they complained of is noted, and what they logged returned."""
         for replica in self.replicas:
             replica.kill()
-            self.notes += complaints(replica.log)
+            self.notes += complaints(replica.log, OF_WORKERS if self.row.workers > 1 else ())
         return self.log
 
     @property
