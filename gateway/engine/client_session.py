@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+import structlog
+
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import (
@@ -34,7 +36,7 @@ from gateway.broker.mqtt.session import (
 )
 from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.topics import topic_matches
-from gateway.engine.consumers import Consumer, Content, Done
+from gateway.engine.consumers import PREFETCH_MAX, Consumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.given_back import GivenBack, print_of
 from gateway.engine.names import binding_of
@@ -49,14 +51,14 @@ from gateway.model.properties import Headers
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.spec import PacketType
 
+log = structlog.get_logger(limited=True)
+
 # What an earlier owner had sent comes again before anything new, as a rule. A queue whose broker is busy, or
 # has lost a node, may have new things first, so ids are kept for some time: to be wrong would lose a message.
 LEFT_SECS: Final = 30.0
-PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
 SPARE: Final = 128  # messages that may come between those that were given back
-ROOM_TIMES: Final = (
-    4  # as many as its client may have unacknowledged: for what was given back, and comes between
-)
+# Of as many as its client may have unacknowledged, for what was given back and what comes between.
+ROOM_TIMES: Final = 4
 GRANTS_MAX: Final = 1_024  # topics of which a session remembers what it is granted of them
 Told = Callable[[Outcome], None]
 
@@ -150,9 +152,8 @@ class ClientSession(Session):
         self._sent: dict[Number, int] = {}  # the same the other way round
         self._recent = Recent(0)  # of a session that ends with its connection nothing comes again
         self._old = 0  # so many messages of the queue were there before the client
-        self._given_back: GivenBack | None = (
-            None  # what its queue got from an earlier owner, until it is here
-        )
+        # What its queue was given back by an earlier owner, until all of that is here.
+        self._given_back: GivenBack | None = None
         self._cached: dict[str, Grant | None] = {}
         self._consumer: Consumer | None = None  # that its queue's messages come by
         self._stopped = False
@@ -268,7 +269,15 @@ class ClientSession(Session):
     def expect_no_longer(self) -> None:
         """Go on with what has come."""
         given_back, self._given_back = self._given_back, None
-        for held in () if given_back is None else given_back.in_order():
+        if given_back is None:
+            return
+        if given_back.lacking:
+            log.warning(
+                "what a queue was given back does not come in time, its order may be lost",
+                client=self.client_id,
+                lacking=given_back.lacking,
+            )
+        for held in given_back.in_order():
             if held[0] is self._consumer:  # else it comes again over another connection
                 held[0].order(held[1])
                 self._take(*held)

@@ -41,6 +41,7 @@ LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
 RETURNED_MAX: Final = 16  # messages at a time
 LOOKS_MIN: Final = 3  # after each time
+PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
 Freed = Callable[[Sequence["Content"]], None]
@@ -158,7 +159,7 @@ class Consumer:
 class Returning:
     """A queue is given back what a consumer held, and is looked at until it has that."""
 
-    __slots__ = ("consumer", "count", "looks", "looks_in_all", "queue", "since", "tags", "wanted")
+    __slots__ = ("consumer", "count", "looks", "looks_since", "queue", "since", "tags", "wanted")
 
     def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
@@ -167,7 +168,7 @@ class Returning:
         self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
         self.count = -1  # that were there
         self.looks = 0  # that saw as many
-        self.looks_in_all = LOOKS_MIN  # since it was last given something
+        self.looks_since = LOOKS_MIN  # it was last given something
         self.since = since
 
 
@@ -459,9 +460,9 @@ class Consumers:
         if count != returning.count:
             returning.count, returning.looks, returning.since = count, 0, now
         returning.looks += 1
-        returning.looks_in_all += 1
+        returning.looks_since += 1
         vain = returning.looks > LOOKS_MAX and now - returning.since > RETURN_SECS_MAX
-        if (count >= returning.wanted and returning.looks_in_all >= LOOKS_MIN) or vain:
+        if (count >= returning.wanted and returning.looks_since >= LOOKS_MIN) or vain:
             some = len(returning.tags) if vain else RETURNED_MAX
             tags, returning.tags = returning.tags[:some], returning.tags[some:]
             self.give_back(returning.consumer.channel, tags)
@@ -469,7 +470,7 @@ class Consumers:
                 self._over(returning.consumer)
                 return
             returning.wanted = min(count + len(tags), _room_of(returning.consumer.target))
-            returning.looks_in_all = 0
+            returning.looks_since = 0
         self._check(returning)
 
     def _over(self, consumer: Consumer) -> None:

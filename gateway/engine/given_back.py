@@ -44,6 +44,11 @@ class GivenBack:
         return len(self._prints)
 
     @property
+    def lacking(self) -> int:
+        """Those of them that have not come."""
+        return self._left
+
+    @property
     def waiting(self) -> int:
         """Messages that have come."""
         return len(self._held)

@@ -92,9 +92,8 @@ SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that cl
 FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
 GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
 LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
-LET_GO_SECS: Final = (
-    1.0  # that an owner has to say that it frees a session's queue, before others wait for it in the broker
-)
+# That an owner has to say that it frees a session's queue, before others wait for it in the broker.
+LET_GO_SECS: Final = 1.0
 LETTING_GO_SECS: Final = 5.0  # that it has when it has said so
 Done = Callable[[Outcome], None]
 KnownAddress = tuple[Address, tuple[Recipient, ...]]

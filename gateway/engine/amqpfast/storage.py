@@ -18,7 +18,7 @@ import trio
 from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import ALWAYS_OPEN
-from gateway.engine.consumers import Consumer, Content, Done
+from gateway.engine.consumers import PREFETCH_MAX, Consumer, Content, Done
 from gateway.errors import StoreError
 from gateway.model.address import Address
 from gateway.model.batch import SubBatch
@@ -28,7 +28,6 @@ from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.store.messages import MessageReader
 
-PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
 RUN_MAX: Final = 65_536  # messages that are looked through for one that was delivered before
 
 

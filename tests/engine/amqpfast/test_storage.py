@@ -93,14 +93,21 @@ def test_what_waits_for_the_answer_has_limits(limits: dict[str, int], taken: int
     assert cluster.sent[-1] == b"late"
 
 
-def test_what_came_for_less_credit_is_kept_beside_what_comes_for_more() -> None:
-    """It is a while until a client has had that. When it leaves, all goes back, in order."""
+def found() -> tuple[ClusterStorage, PriorityQueue]:
+    """A storage that is there, and the queue that it is for."""
+    local = PriorityQueue("q", priority=lambda message: 0)
     storage = ClusterStorage(
         Cluster(),  # type: ignore[arg-type]
-        local := PriorityQueue("q", priority=lambda message: 0),
+        local,
         lambda message: True, "ns.fast.q", amqp_address("", "ns.fast.q"), (), missing=lambda: None,
     )  # fmt: skip
     storage.found(ends=False)
+    return storage, local
+
+
+def test_what_came_for_less_credit_is_kept_beside_what_comes_for_more() -> None:
+    """It is a while until a client has had that. When it leaves, all goes back, in order."""
+    storage, local = found()
     upstream, tags = Upstream(), itertools.count()
 
     def come(count: int) -> None:
@@ -121,12 +128,7 @@ def test_what_came_for_less_credit_is_kept_beside_what_comes_for_more() -> None:
 
 def test_however_often_credit_grows_what_waits_has_a_limit() -> None:
     """Consumers join one after the other, and none of them takes anything."""
-    storage = ClusterStorage(
-        Cluster(),  # type: ignore[arg-type]
-        local := PriorityQueue("q", priority=lambda message: 0),
-        lambda message: True, "ns.fast.q", amqp_address("", "ns.fast.q"), (), missing=lambda: None,
-    )  # fmt: skip
-    storage.found(ends=False)
+    storage, local = found()
     upstream, tags = Upstream(), itertools.count()
     for consumers in range(1, 50):
         window = 10 * consumers
