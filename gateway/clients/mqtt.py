@@ -181,9 +181,7 @@ class MqttClient:
         known = publish_essentials(raw)
         expires = NEVER if known.expiry is None else time.time() + known.expiry
         address = topic_address(decode_topic(topic), topic)
-        message = Message(
-            address, body, known.property_set, qos, qos > 0, flags & 1 == 1, expires, known.hops
-        )
+        message = Message(address, body, known, qos, qos > 0, flags & 1 == 1, expires, known.hops)
         self._tokens.append((packet_id, qos))
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 

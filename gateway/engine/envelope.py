@@ -166,7 +166,7 @@ def _decode_own(own: bytes, offset: int) -> Arrived | None:
             life, count = NUMBER.unpack_from(own, at)
             number = (life, count)
             at += NUMBER.size
-        property_set = publish_essentials(own[at:]).property_set if flags & LISTED else _FOREIGN
+        property_set = publish_essentials(own[at:]) if flags & LISTED else _FOREIGN
     except (StructError, UnicodeDecodeError, RemoteProtocolError):
         return None
     if flags & LISTED and at == len(own):

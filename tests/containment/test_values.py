@@ -39,7 +39,7 @@ ENCODE: Final[dict[str, Callable[[Message], bytes]]] = {
     "amqpfast": amqpfast.encode_properties,
 }
 DECODE: Final[dict[str, Callable[[bytes], PropertySet]]] = {
-    "mqtt": mqtt.publish_properties,
+    "mqtt": mqtt.publish_essentials,
     "amqp091": amqp091.content_properties,
     "amqpfast": amqpfast.head_properties,
 }
@@ -100,7 +100,7 @@ def test_notes_of_mqtt_fit_or_are_passed_over(type: Any) -> None:
     note = json.dumps({"h": type, "other": "int8"})
     for text in TEXTS:
         if len(text) <= 65_535:
-            found = mqtt.publish_properties(pairs(("h", text), ("gateway-types", note), ("other", "5")))
+            found = mqtt.publish_essentials(pairs(("h", text), ("gateway-types", note), ("other", "5")))
             (_, value), (_, other) = found.properties.headers
             assert fits(value)
             assert other == Value(ValueType.INT8, 5)
@@ -110,7 +110,7 @@ def test_notes_of_mqtt_fit_or_are_passed_over(type: Any) -> None:
 @pytest.mark.parametrize("note", TEXTS, ids=lambda text: text[:20])
 def test_notes_that_are_no_notes(note: str) -> None:
     note = note[:65_000]
-    crosses(mqtt.publish_properties(pairs(("h", "5"), ("gateway-types", note))))
+    crosses(mqtt.publish_essentials(pairs(("h", "5"), ("gateway-types", note))))
     crosses(fast(("H", Value(ValueType.INT32, 5)), ("GATEWAY_TYPES", Value(ValueType.STRING, note))))
 
 

@@ -41,7 +41,7 @@ LISTED = encode_list(
 def test_what_is_encoded_comes_back(
     qos: int, retain: bool, hops: int, client: str, listed: bytes, expires: float
 ) -> None:
-    properties = publish_essentials(listed).property_set if listed else NO_PROPERTIES
+    properties = publish_essentials(listed) if listed else NO_PROPERTIES
     sender = Sender("mqtt", client)
     message = Message(TOPIC, b"x", properties, qos, qos > 0, retain, expires, hops, sender)
     number = (b"12345678", 2**40) if qos == 2 else None

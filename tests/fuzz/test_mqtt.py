@@ -101,7 +101,7 @@ def feed(connection: Connection, octets: bytes, chance: random.Random) -> bool:
             if isinstance(event, Publishes):
                 for _, topic, _, properties, _ in event.rows:
                     decode_topic(topic)
-                    assert publish_essentials(properties).property_set.properties is not None
+                    assert publish_essentials(properties).properties is not None
         if connection.pending:
             connection.receive_data(b"", 0.0)
     except RemoteProtocolError as error:

@@ -21,7 +21,7 @@ from gateway.protocols.amqp091.dialect import AMQP091, amqp_address
 from gateway.protocols.amqp091.translate import content_properties, essentials
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
-from gateway.protocols.mqtt.translate import publish_properties
+from gateway.protocols.mqtt.translate import publish_essentials
 from tests.mapping.rows import ENDPOINTS, mapping
 
 WORLDS = {"m": "1", "m2": "1", "a": "2", "f": "3", "odd:%name.": "4"}
@@ -165,10 +165,10 @@ def test_direct_is_for_listeners() -> None:
         (property_set(Properties(content_type="t")), False),
         (property_set(Properties(reply_to="")), False),
         (property_set(Properties(reply_to="r")), True),
-        (publish_properties(b"\x01\x01"), False),
-        (publish_properties(b"\x26\0\x01n\0\x01v"), False),
-        (publish_properties(b"\x08\0\x01r"), True),
-        (publish_properties(b"\x26\0\x0damqp-reply-to\0\x01r"), True),
+        (publish_essentials(b"\x01\x01"), False),
+        (publish_essentials(b"\x26\0\x01n\0\x01v"), False),
+        (publish_essentials(b"\x08\0\x01r"), True),
+        (publish_essentials(b"\x26\0\x0damqp-reply-to\0\x01r"), True),
         (content_properties(b"\x80\0\x01t"), False),
         (content_properties(b"\x02\0\x01r"), True),
     ],

@@ -28,7 +28,7 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.translate import publish_properties
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.store.messages import MESSAGES_MAX, MessageReader, encode_message, encode_messages
 from gateway.store.properties import decode_properties, encode_properties, encode_texts
 
@@ -102,9 +102,9 @@ ADDRESSES: Final[tuple[Address, ...]] = (
 SETS: Final = (
     NO_PROPERTIES,
     property_set(Properties(content_type="x", headers=(("a", string("b")),))),
-    publish_properties(b""),
-    publish_properties(b"\x01\x01"),
-    publish_properties(b"\x03\x00\x01x" + b"\x26\x00\x01a\x00\x01b" * 500),
+    publish_essentials(b""),
+    publish_essentials(b"\x01\x01"),
+    publish_essentials(b"\x03\x00\x01x" + b"\x26\x00\x01a\x00\x01b" * 500),
     content_properties(b"\x00\x00"),
     content_properties(b"\x90\x00\x01x\x02"),
 )
@@ -170,7 +170,7 @@ def test_equal_octets_are_one_object() -> None:
     one, other = map(reader.decode_one, octets)
     assert one.address is other.address
     assert one.property_set is other.property_set
-    assert one.property_set is publish_properties(b"\x01\x01")
+    assert one.property_set is publish_essentials(b"\x01\x01")
     assert one.sender is other.sender
     assert reader.decode_one(encode_message(Message(topic_address("a"), b""))).property_set is NO_PROPERTIES
 

@@ -28,7 +28,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import NO_PROPERTIES
+from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
@@ -142,7 +142,8 @@ class MqttLinkReceiver:
                 left = [(flags, topic, packet_id, raw, body), *in_turn]
                 break
             qos = flags >> 1 & 3
-            properties, expires, hops = NO_PROPERTIES, NEVER, 0
+            properties: PropertySet = NO_PROPERTIES
+            expires, hops = NEVER, 0
             try:
                 if entry is None:
                     entry = self._resolve(topic)
@@ -150,7 +151,7 @@ class MqttLinkReceiver:
                     if len(raw) > raw_max:
                         raise too_much(f"{len(raw)} octets of properties")
                     known = publish_essentials(raw, properties_max)
-                    properties, hops = known.property_set, known.hops
+                    properties, hops = known, known.hops
                     if known.expiry is not None:
                         expires = time.time() + known.expiry
                 elif echoes is not None:

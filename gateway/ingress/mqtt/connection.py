@@ -42,7 +42,7 @@ from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
-from gateway.model.properties import NO_PROPERTIES
+from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, is_filter
@@ -514,6 +514,7 @@ class MqttConnection(AdmittedGuest):
             if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
                 self._publish_burst(shared, burst)
                 one_by_one = iter(())
+        property_set: PropertySet
         known = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
@@ -530,7 +531,7 @@ class MqttConnection(AdmittedGuest):
             qos = flags >> 1 & 3
             if raw:
                 known = publish_essentials(raw)
-                property_set, interval, hops = known.property_set, known.expiry, known.hops
+                property_set, interval, hops = known, known.expiry, known.hops
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
@@ -547,7 +548,7 @@ class MqttConnection(AdmittedGuest):
                 receipt = None
             if len(body) > body_max:
                 self._decline(message, receipt, TOO_LARGE)
-            elif raw and not known.texts and UTF8 in raw and not is_what_it_says(message):
+            elif raw and known.read_texts is None and UTF8 in raw and not is_what_it_says(message):
                 self._decline(message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
@@ -580,7 +581,7 @@ class MqttConnection(AdmittedGuest):
         property_set, expires, hops = NO_PROPERTIES, NEVER, 0
         if raw:
             known = publish_essentials(raw)
-            property_set, hops = known.property_set, known.hops
+            property_set, hops = known, known.hops
             expires = NEVER if known.expiry is None else time.time() + known.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = qos > 0

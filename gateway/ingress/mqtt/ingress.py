@@ -362,7 +362,7 @@ class MqttIngress(ListenerSource):
         message = Message(
             topic_address(will.topic),
             will.body,
-            said.property_set,
+            said,
             will.qos,
             will.qos > 0,
             will.retain,

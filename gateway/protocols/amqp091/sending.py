@@ -59,6 +59,7 @@ class ContentWriter(ABC):
         self._properties = b""
         self._size = -1
         self._middle = b""
+        self._behind = b""  # the properties, for bodies of that size
         self._whole = False
 
     @property
@@ -75,12 +76,11 @@ class ContentWriter(ABC):
         length = len(properties) + HEADER_SIZE
         if length > self._payload_max:
             return False
-        head = self._end + HEADER(length, BASIC_WEIGHT, size)
-        self._whole = 0 < size <= self._payload_max
-        if self._whole:
-            self._middle = head + properties + BODY(FRAME_END, FRAME_BODY, self._channel.number, size)
-        else:
-            self._middle = head + properties + END
+        if size != self._size:
+            self._whole = 0 < size <= self._payload_max
+            self._behind = BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if self._whole else END
+        head = HEADER(length, BASIC_WEIGHT, size)
+        self._middle = b"".join((self._end, head, properties, self._behind))
         self._properties, self._size = properties, size
         return True
 

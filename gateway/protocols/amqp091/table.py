@@ -124,6 +124,7 @@ def survey(data: bytes, at: int) -> int:
 def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
     """What ReadTexts (model/properties.py) says, of a table that is TEXTS."""
     found: list[bytes] = []
+    with_before, with_between = bool(before), bool(between)
     at += 4
     end = at + (data[at - 4] << 24 | data[at - 3] << 16 | data[at - 2] << 8 | data[at - 1])
     while at < end:
@@ -131,10 +132,10 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = F
         if data[tag_at + 1] or data[tag_at + 2]:
             return []
         stop = tag_at + 5 + (data[tag_at + 3] << 8 | data[tag_at + 4])
-        if before:
+        if with_before:
             found.append(before)
         found.append(data[at + 1 if bare else at : tag_at])
-        if between:
+        if with_between:
             found.append(between)
         found.append(data[tag_at + 5 if bare else tag_at + 3 : stop])
         at = stop

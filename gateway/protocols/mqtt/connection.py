@@ -37,7 +37,7 @@ from gateway.protocols.mqtt.octets import (
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, PublishRow
-from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among, scanned
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,
@@ -48,6 +48,7 @@ from gateway.protocols.mqtt.spec import (
     ReasonCode,
     Version,
 )
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.protocols.mqtt.writers import encode
 
 
@@ -404,7 +405,7 @@ class Connection:
         try:
             if size > self._bounds.properties_bytes_max:
                 raise too_much(f"{size} octets of properties")
-            listed = scanned(data[start:body_at], self._bounds.properties_max)
+            listed = publish_essentials(data[start:body_at], self._bounds.properties_max)
             alias, properties, identified = listed.alias, listed.bare, listed.identified
             self._steps += 1 + (listed.total >> 3)
         except RemoteProtocolError as error:

@@ -9,7 +9,7 @@ from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.protocols.mqtt.translate import losses, publish_properties
+from gateway.protocols.mqtt.translate import losses, publish_essentials
 
 TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: a two-octet length
 
@@ -73,7 +73,7 @@ class MqttDialect(Dialect):
         return topic_address(wire.decode(), wire)
 
     def property_set(self, octets: bytes) -> PropertySet:
-        return publish_properties(octets)
+        return publish_essentials(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)

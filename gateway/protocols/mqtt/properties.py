@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.caches import Recurring
 from gateway.protocols.mqtt.octets import (
     Reader,
     encode_binary,
@@ -21,7 +20,6 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
-from gateway.protocols.mqtt.scanning import Scan, scan
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     PROPERTIES,
@@ -38,10 +36,6 @@ NO_PROPERTIES: Final[PropertyMap] = {}
 
 LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPERTY))
 """Properties that a map holds as a tuple, for they may repeat."""
-
-_SCANS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
-_SCANNED_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_scans: Final[Recurring[Scan]] = Recurring(_SCANS_MAX)
 
 
 class Span(NamedTuple):
@@ -194,26 +188,3 @@ def alias_among(raw: bytes, most: int) -> int:
         if span.id is Property.TOPIC_ALIAS:
             return int(span.value)
     return 0
-
-
-def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
-    """What the property list of a PUBLISH says; validates it. Raises 0x97 for more than `most` properties."""
-    known = _scans.known.get(raw) or _scans.get(raw)
-    if known is None:
-        known = scan(raw, most) or _look_closely(raw, most)
-        if len(raw) <= _SCANNED_OCTETS_MAX:
-            _scans.put(raw, known)
-    elif known.total > most:  # remembered from a connection that takes more
-        raise too_much(f"more than {most} properties")
-    return known
-
-
-def _look_closely(raw: bytes, most: int) -> Scan:
-    found = Scan(raw, 0)
-    for span in spans(raw, PacketType.PUBLISH, most):
-        found.total += 1
-        if span.id is Property.TOPIC_ALIAS:
-            found.alias, found.bare = span.value, raw[: span.start] + raw[span.stop :]
-        elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
-            found.identified = True
-    return found

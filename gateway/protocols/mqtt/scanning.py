@@ -10,9 +10,10 @@ properties.py, which knows all rules, and says what is wrong. No octets mean one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from gateway.model.properties import PropertySet
+from gateway.model.properties import Properties, PropertySet
 from gateway.protocols.mqtt.spec import Property
 
 USER_PROPERTY: Final = int(Property.USER_PROPERTY)
@@ -28,48 +29,31 @@ OWN: Final = (b"gateway-", b"amqp-")  # the names that mean something to the gat
 OWN_FIRST: Final = bytes([octet in {name[0] for name in OWN} for octet in range(256)])
 USER_HEAD: Final = b"\x26\0"  # of a user property, and the upper half of its name's length
 
+Decode = Callable[[bytes], Properties]
+"""Makes of a list what it means."""
 
-UNASKED: Final = PropertySet("mqtt", b"")  # stands for one that has not been made
 
-
-class Scan:
-    """What a list of `total` properties says. `bare`: without the alias (0: there is none). `identified`: it
-    names subscriptions. `expiry`: in seconds from arrival. `forwarded`: without what belongs to one
-    transmission; None: not known. `texts`: there is nothing but user properties.
-
-    `property_set`, and `hops`, the routes that the message has crossed: once somebody has asked for them.
+class Listed(PropertySet):
+    """A property set that is the list of a PUBLISH, of `total` properties. `bare`: without the alias (0:
+    there is none). `identified`: it names subscriptions. `expiry`: in seconds from arrival. `hops`: the
+    routes that the message has crossed. `known` is the list without what belongs to one transmission.
     """
 
-    __slots__ = (
-        "alias",
-        "asks",
-        "bare",
-        "expiry",
-        "forwarded",
-        "hops",
-        "identified",
-        "property_set",
-        "texts",
-        "total",
-    )
+    __slots__ = ("alias", "bare", "expiry", "hops", "identified", "total")
 
-    def __init__(
-        self, bare: bytes, total: int, *, texts: bool = False, forwarded: bytes | None = None
-    ) -> None:
-        self.bare = bare
+    def __init__(self, raw: bytes, total: int, decode: Decode) -> None:
+        super().__init__("mqtt", raw, decode)
+        self.asks = False
+        self.bare = raw
         self.total = total
-        self.texts = texts
-        self.forwarded = forwarded
         self.alias = 0
         self.identified = False
         self.expiry: int | None = None
-        self.asks = False
         self.hops = 0
-        self.property_set = UNASKED
 
 
-def scan(raw: bytes, most: int) -> Scan | None:
-    """What a list of at most `most` properties says; None: it is not of the common kind."""
+def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
+    """A list of at most `most` properties; None: it is not of the common kind."""
     end = len(raw)
     at = total = nuls = highs = seen = 0  # octets of lengths and numbers that are 0, and that are over 127
     others: list[tuple[int, int, int]] = []  # kind, start and stop of what is no user property
@@ -102,7 +86,13 @@ def scan(raw: bytes, most: int) -> Scan | None:
         return None
     if highs != (0 if raw.isascii() else len(raw.translate(None, ASCII))):
         return None
-    return _told(raw, total, others) if others else Scan(raw, total, texts=True, forwarded=raw)
+    found = Listed(raw, total, decode)
+    if others:
+        _note(found, others)
+    else:
+        found.known = raw
+        found.read_texts = texts_of
+    return found
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
@@ -121,22 +111,20 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
     return stop
 
 
-def _told(raw: bytes, total: int, others: list[tuple[int, int, int]]) -> Scan:
-    """The scan of a list in which these stand beside user properties."""
-    bare = forwarded = raw
-    made = Scan(raw, total)
+def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
+    """These stand in the list beside user properties."""
+    raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
         if kind == RESPONSE_TOPIC:
-            made.asks = True
+            found.asks = True
         elif kind in (EXPIRY, ALIAS):  # belong to one transmission
             number = int.from_bytes(raw[start + 1 : stop], "big")
             forwarded = forwarded[:start] + forwarded[stop:]
             if kind == EXPIRY:
-                made.expiry = number
+                found.expiry = number
             else:
-                made.alias, bare = number, raw[:start] + raw[stop:]
-    made.bare, made.forwarded = bare, forwarded
-    return made
+                found.alias, found.bare = number, raw[:start] + raw[stop:]
+    found.known = forwarded
 
 
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
@@ -144,16 +132,17 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
     properties.
     """
     found: list[bytes] = []
+    with_before, with_between = bool(before), bool(between)
     at, end = 0, len(raw)
     while at < end:
         if raw[at + 1]:
             return []
         value_size_at = at + 3 + raw[at + 2]
         stop = value_size_at + 2 + (raw[value_size_at] << 8 | raw[value_size_at + 1])
-        if before:
+        if with_before:
             found.append(before)
         found.append(raw[at + 3 if bare else at + 2 : value_size_at])
-        if between:
+        if with_between:
             found.append(between)
         found.append(raw[value_size_at + 2 if bare else value_size_at : stop])
         at = stop

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
-from gateway.protocols.mqtt.properties import encode_property, scanned, spans
-from gateway.protocols.mqtt.scanning import UNASKED, USER_HEAD, Scan, texts_of, write_texts
+from gateway.protocols.mqtt.octets import too_much
+from gateway.protocols.mqtt.properties import encode_property, spans
+from gateway.protocols.mqtt.scanning import USER_HEAD, Listed, scan, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_OCTETS_MAX,
@@ -104,48 +106,46 @@ def refusal(code: int) -> Reason:
     return REFUSALS.get(code, Reason.TARGET_REFUSED)
 
 
-NOTHING_SAID: Final = Scan(b"", 0)
-NOTHING_SAID.property_set = PropertySet("mqtt", b"", properties=Properties())
+_LISTS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
+_LIST_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
+_lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
-def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Scan:
-    """What the property list `raw` of a PUBLISH says, with its property set; raises RemoteProtocolError when
-    it is malformed, or has more than `most` properties.
+def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
+    """The property list `raw` of a PUBLISH; one object for all messages that carry the same octets. Raises
+    RemoteProtocolError when it is malformed, or has more than `most` properties (0x97).
     """
     if not raw:
         return NOTHING_SAID
-    known = scanned(raw, most)
-    if known.property_set is UNASKED:
-        _look_into(known, raw, most)
+    known = _lists.known.get(raw) or _lists.get(raw)
+    if known is None:
+        known = scan(raw, most, decode_properties) or _look_closely(raw, most)
+        if len(raw) <= _LIST_OCTETS_MAX:
+            _lists.put(raw, known)
+    elif known.total > most:  # remembered from a connection that takes more
+        raise too_much(f"more than {most} properties")
     return known
 
 
-def _look_into(known: Scan, raw: bytes, most: int) -> None:
-    """Make the property set of a list that has been scanned."""
-    found = PropertySet("mqtt", raw, decode_properties)
-    if known.forwarded is not None:
-        found.known = known.forwarded
-        if known.texts:
-            found.read_texts = texts_of
-    else:
-        for span in spans(raw, PacketType.PUBLISH, most):
-            if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
-                known.expiry = span.value
-            elif span.id is Property.RESPONSE_TOPIC:
-                known.asks = True
-            elif span.id is Property.USER_PROPERTY:
-                name, text = span.value
-                if name == HOPS:
-                    known.hops = max(known.hops, _number(text, HOPS_MAX) or 0)
-                elif name == REPLY_TO:
-                    known.asks = True
-    found.asks = known.asks
-    known.property_set = found
-
-
-def publish_properties(raw: bytes) -> PropertySet:
-    """The property set of a list; one object for all messages that carry the same octets."""
-    return publish_essentials(raw).property_set
+def _look_closely(raw: bytes, most: int) -> Listed:
+    found = Listed(raw, 0, decode_properties)
+    for span in spans(raw, PacketType.PUBLISH, most):
+        found.total += 1
+        if span.id is Property.TOPIC_ALIAS:
+            found.alias, found.bare = span.value, raw[: span.start] + raw[span.stop :]
+        elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
+            found.identified = True
+        elif span.id is Property.MESSAGE_EXPIRY_INTERVAL:
+            found.expiry = span.value
+        elif span.id is Property.RESPONSE_TOPIC:
+            found.asks = True
+        elif span.id is Property.USER_PROPERTY:
+            name, text = span.value
+            if name == HOPS:
+                found.hops = max(found.hops, _number(text, HOPS_MAX) or 0)
+            elif name == REPLY_TO:
+                found.asks = True
+    return found
 
 
 def _number(text: str, most: int) -> int | None:
@@ -185,6 +185,10 @@ def decode_properties(raw: bytes) -> Properties:
             elif name != HOPS:
                 named.append((name.removeprefix(ESCAPED), text))
     return Properties(**fields, headers=_headers(named, types))
+
+
+NOTHING_SAID: Final = Listed(b"", 0, decode_properties)
+NOTHING_SAID.known = b""
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -320,8 +320,8 @@ async def test_properties_hops_and_retain_travel() -> None:
     for row in world.remote.rows:
         facts = publish_essentials(row[3])
         assert facts.hops == 3
-        assert facts.property_set.properties.headers == headers
-        assert facts.property_set.properties.content_type == "text/plain"
+        assert facts.properties.headers == headers
+        assert facts.properties.content_type == "text/plain"
 
 
 async def test_a_congested_connection_waits_until_it_has_drained() -> None:

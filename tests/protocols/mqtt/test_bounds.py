@@ -22,10 +22,10 @@ from gateway.protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from gateway.protocols.mqtt.properties import scanned
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.spec import Property as P
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.protocols.mqtt.writers import encode
 from tests.protocols.mqtt.machines import client, server
 
@@ -169,9 +169,9 @@ def test_more_properties_than_we_take_are_refused(kind: str) -> None:
 
 def test_a_list_that_another_connection_may_send_is_refused_all_the_same() -> None:
     raw = b"\x26\0\1n\0\1v" * 6
-    scanned(raw)  # remembered
+    publish_essentials(raw)  # remembered
     with pytest.raises(RemoteProtocolError):
-        scanned(raw, 5)
+        publish_essentials(raw, 5)
 
 
 @pytest.mark.parametrize("version", [V5, V311])

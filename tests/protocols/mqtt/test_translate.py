@@ -27,7 +27,6 @@ from gateway.protocols.mqtt.translate import (
     encode_properties,
     losses,
     publish_essentials,
-    publish_properties,
     refusal,
 )
 from gateway.protocols.mqtt.values import from_text, to_text
@@ -192,7 +191,7 @@ def test_round_trips(properties: Properties) -> None:
     """AMQP -> MQTT 5 -> AMQP, once as it comes and once more through another MQTT hop."""
     octets = encode_properties(message(properties), 0.0)
     assert decode_properties(octets) == properties
-    assert encode_properties(message(publish_properties(octets)), 0.0) == octets
+    assert encode_properties(message(publish_essentials(octets)), 0.0) == octets
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -233,7 +232,7 @@ def test_mqtt_to_mqtt(properties: dict[P, Any]) -> None:
         for id, value in properties.items()
         if id not in (P.MESSAGE_EXPIRY_INTERVAL, P.TOPIC_ALIAS, P.SUBSCRIPTION_IDENTIFIER)
     }
-    found = encode_properties(message(publish_properties(raw)), 0.0)
+    found = encode_properties(message(publish_essentials(raw)), 0.0)
     assert found == encode_list(kept, PacketType.PUBLISH)
     assert publish_essentials(raw).expiry == properties.get(P.MESSAGE_EXPIRY_INTERVAL)
 
@@ -249,9 +248,9 @@ def test_facts() -> None:
     facts = publish_essentials(raw)
     assert (facts.expiry, facts.hops) == (60, 2)
     assert publish_essentials(bytes(bytearray(raw))) is facts
-    assert facts.property_set.properties == Properties(headers=(("a", string("1")),))
+    assert facts.properties == Properties(headers=(("a", string("1")),))
     assert publish_essentials(b"").expiry is None
-    assert publish_essentials(b"").property_set.properties == Properties()
+    assert publish_essentials(b"").properties == Properties()
 
 
 @pytest.mark.parametrize("hops", ["-1", "x", "", "9" * 30, "10000000", "²"])
@@ -262,7 +261,7 @@ def test_hops_that_are_no_number(hops: str) -> None:
 
 def test_malformed_properties() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        publish_properties(b"\x21\0\1")
+        publish_essentials(b"\x21\0\1")
     assert caught.value.reason == 0x82
 
 
@@ -283,7 +282,7 @@ def test_what_differs_from_message_to_message() -> None:
     assert encode_properties(message(shared), 0.0) is static
     again = publish_essentials(encode_properties(one, 40.0))
     assert (again.expiry, again.hops) == (60, 3)
-    forwarded = message(again.property_set, hops=4, expires=100.0)
+    forwarded = message(again, hops=4, expires=100.0)
     assert publish_essentials(encode_properties(forwarded, 50.0)).hops == 4
     assert publish_essentials(encode_properties(forwarded, 50.0)).expiry == 50
 
