@@ -7,7 +7,7 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -65,7 +65,7 @@ class RecordedBatch(Batch):
     """A batch that remembers how its messages came in, and of which it is known how long it is open.
 
     `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
-    one recipient's route changes (so the message itself can go); `whole` of them are messages. `origins` are
+    one recipient's route changes (so the message itself can go); `bare` of them are addresses. `origins` are
     the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
     `private`: by slot, what takes out of a message what a route says must not be told.
     """
@@ -75,11 +75,11 @@ class RecordedBatch(Batch):
         "_open_batches",
         "_sent",
         "_told",
+        "bare",
         "bursts",
         "origins",
         "private",
         "sources",
-        "whole",
     )
 
     def __init__(
@@ -95,24 +95,26 @@ class RecordedBatch(Batch):
         self._sent = False
         self._told = 0
         self.sources: list[Message | Address] = []
-        self.whole = 0
+        self.bare = 0
         self.origins: list[int] = []
         self.bursts: Bursts | None = None
         self.private: dict[int, Redactor] = {}
 
     def came(self, source: Message | Address) -> None:
         """Note how the message in the newest slot came in."""
-        if not self.sources and self._open_batches is not None:
+        sources = self.sources
+        if not sources and self._open_batches is not None:
             self._open_batches.begun(self)
-        self.whole += isinstance(source, Message)
-        self.sources.append(source)
+        if not isinstance(source, Message):
+            self.bare += 1
+        sources.append(source)
 
     def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
         """Note how the newest ones came in: together, and their route, if they take one, changes them."""
         if not self.sources and self._open_batches is not None:
             self._open_batches.begun(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
-        self.whole += 0 if changed else len(messages)
+        self.bare += len(messages) if changed else 0
         if self.bursts is None:
             self.bursts = Bursts()
         self.bursts.add(messages, target)
@@ -195,7 +197,8 @@ class RecipientRecorder:
                 ]
         if sources == messages:  # none of them took a route
             sources = None
-        alike = None if sources is None else _alike(sources, messages, batch.whole)
+        mixed = 0 < batch.bare < len(came)
+        alike = None if sources is None else _alike(sources, messages, mixed=mixed)
         self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
 
 
@@ -204,15 +207,15 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
 
 
 def _alike(
-    sources: list[Message | Address], messages: list[Message], whole: int
-) -> Sequence[Message] | Sequence[Address]:
-    """`sources` as messages only, or as addresses only; `whole` of all in their batch are messages."""
-    if whole and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
+    sources: list[Message | Address], messages: list[Message], *, mixed: bool
+) -> list[Message] | list[Address]:
+    """`sources` as messages only, or as addresses only; `mixed`: their batch has both."""
+    if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
             one if isinstance(one, Message) else _before(one, message)
             for one, message in zip(sources, messages, strict=True)
         ]
-    return cast(Sequence[Message] | Sequence[Address], sources)
+    return cast(list[Message] | list[Address], sources)
 
 
 def _before(address: Address, message: Message) -> Message:
@@ -247,6 +250,7 @@ class Journaling:
         self.router = router  # the one in force
         self._hash_key = hash_key
         self.redactors = Redactors(router.routes, hash_key, writer.options.body_bytes_max)
+        self.redacts = bool(self.redactors)  # for each message this is asked
         self.open_batches = open_batches
         self._all = all_
 
@@ -297,6 +301,7 @@ class Journaling:
         self.redactors = Redactors(
             router.routes, self._hash_key, self.writer.options.body_bytes_max, self.redactors
         )
+        self.redacts = bool(self.redactors)
         self.note_mappings()
 
     def note_mappings(self) -> None:
@@ -308,7 +313,7 @@ class Journaling:
 
     def private(self, entry: RoutingEntry) -> Redactor | None:
         """What takes out of messages to an address what a route there says; None: there is no such route."""
-        if not self.redactors:
+        if not self.redacts:
             return None
         return self.redactors.at([branch.route for branch in entry.plan.branches])
 
@@ -352,10 +357,10 @@ class RecordingDispatcher(Dispatcher):
         """As every dispatcher does; what was taken is noted as it came in."""
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
-        target = None if message.property_set.asks and entry.plan.bare else entry.target
         recorded = cast(RecordedBatch, batch)
-        recorded.came(message if target is None or message.retain else entry.address)
-        if self.journaling.redactors:
+        whole = entry.target is None or message.retain or (message.property_set.asks and entry.plan.bare)
+        recorded.came(message if whole else entry.address)
+        if self.journaling.redacts:
             self._keep_private(recorded, entry, 1)
         return True
 
@@ -369,7 +374,7 @@ class RecordingDispatcher(Dispatcher):
         assert target is not None
         recorded = cast(RecordedBatch, batch)
         recorded.came_in_burst(messages, target, changed=entry.plan.route is not None)
-        if self.journaling.redactors:
+        if self.journaling.redacts:
             self._keep_private(recorded, entry, len(messages))
         return True
 

@@ -47,6 +47,13 @@ routes:
     from: {endpoint: mqtt, topic: "plant/{rest...}"}
     to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
 """
+PLAIN = """
+version: 1
+routes:
+  - name: machines
+    from: {endpoint: mqtt, topic: "plant/{rest...}"}
+    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
+"""
 SENDER = Sender("mqtt", "bed-7", "nurse", "10.0.0.7:4000")
 BODY = b'{"patient": {"name": "Ada", "id": 7}, "notes": [{"by": "eve", "n": 1}, {"by": "bob"}], "pulse": 71}'
 SAID = property_set(
@@ -92,6 +99,29 @@ def rows_of(
     made.close()
     assert not made.failed
     return [whole(row) for row in JournalReader(folder).rows("0")]
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_what_a_new_mapping_says_holds_from_its_first_message_on(
+    tmp_path: Path, before: bool, after: bool
+) -> None:
+    routers = {True: router_of({"body": "drop"}), False: Router([parse(PLAIN, "t.yaml")], ENDPOINTS)}
+    made = writer(tmp_path)
+    journaling = Journaling(made, routers[before], all_=True, open_batches=OpenBatches(), hash_key=KEY)
+    dispatcher = RecordingDispatcher(routers[before], DeadLetters(), journaling=journaling)
+    own = Link()
+    dispatcher.namespaces = {"mqtt": own, "erp": Link(), "other": Link()}
+    for router in (None, routers[after]):
+        if router is not None:
+            dispatcher.use(router)
+        batch = dispatcher.batch(Answers(), Monotonic(time.monotonic()))
+        entry = dispatcher.entry("mqtt", own, came().address)
+        assert dispatcher.publish(batch, entry, came(), 0)
+        batch.send()
+        own.settle(halves=False)
+    made.close()
+    rows = [whole(row) for row in JournalReader(tmp_path).rows("0")]
+    assert [row["body"] is None for row in rows if not row["route"]] == [before, after]
 
 
 def came(body: bytes = BODY, topic: str = "ward/1") -> Message:

@@ -34,6 +34,7 @@ RETENTION_SECS: Final = 60.0  # between two looks at what may go
 PIECES_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
 MERGED_FROM: Final = 16  # small blocks; fewer are left as they are
 SMALL_MAX: Final = 256  # small blocks in the segment in use: as much as anybody has to read one by one
+CACHED_OCTETS: Final = 4 * 1_048_576  # of a segment's end stay in memory, for who reads what is new
 MERGED_PART: Final = 4  # of a segment's size: what is larger is not put together with others
 PERIOD_SECS: Final = 3_600.0  # whose segments become one, when their age has no limit
 Pwritev = Callable[[int, Sequence[Octets], int], int]
@@ -82,6 +83,7 @@ class Appender:
         self.segments = 0
         self._file: int | None = None
         self._octets = 0
+        self._let_go_to = 0  # octets that need not stay in memory
         self._opened = utc()
         self._unsynced = False
         self._synced = utc()
@@ -227,7 +229,7 @@ class Appender:
         path = self.folder / segment_name(self.shard, first)
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._octets = 0
+        self._octets = self._let_go_to = 0
         self._opened = self._utc()
         self.segments += 1
         if self._sync_secs:
@@ -263,6 +265,16 @@ class Appender:
         self._synced = self._utc()
         os.fsync(self._file)
         self._unsynced = False
+        self._let_go(self._file)
+
+    def _let_go(self, file: int) -> None:
+        """What is on the disk need not stay in the system's memory too, where it takes the place of what is
+        read more often, and where a page that is new may cost more than all that is written into it."""
+        begin, end = self._let_go_to, (self._octets // CACHED_OCTETS - 1) * CACHED_OCTETS
+        if end > begin:
+            with suppress(OSError):  # no harm is done
+                os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
+            self._let_go_to = end
 
     def _finish(self) -> None:
         """The segment in use is complete: its end says what is in it, or it is written anew."""

@@ -34,19 +34,23 @@ from gateway.store.journal.format import (
     encode_columns,
     expanded,
 )
-from gateway.store.journal.gathering import Gathering, Guarantees, Heads, RowLabels, SettledRows
-from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
+from gateway.store.journal.gathering import (
+    Apart,
+    Gathering,
+    Guarantees,
+    Heads,
+    OwnEntries,
+    RowLabels,
+    SettledRows,
+)
+from gateway.store.journal.runs import Runs, chained, lengths_of, repeated, runs_of, spread
 from gateway.store.journal.wall import SECOND
 from gateway.store.journal.wires import (
-    FORM_OF,
-    NOWHERE_TEXTS,
-    TEXTS,
-    Entered,
+    NOWHERE_ENTRY,
     Wires,
-    framed,
+    address_entries,
+    held_buffers,
     set_entries,
-    wire_buffers,
-    words_of,
 )
 
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
@@ -84,12 +88,15 @@ class Encoder:
         heads = [part.heads for part in parts]
         by_part = _by_part(parts)
         senders = self._sender_indices(chained([part.senders for part in parts]), rows)
-        sources = targets = self._sources.encoded([part.sources for part in parts], parts, rows)
+        came = [part.sources for part in parts]
+        sources = targets = self._sources.encoded(gathering.sources, came, gathering)
         if any(part.targets is not None for part in parts):
             gone = [part.sources if part.targets is None else part.targets for part in parts]
-            targets = self._targets.encoded(gone, parts, rows)
-        lengths = _lengths([(head.lengths, len(head.hops)) for head in heads])
-        sets = self._encoded_sets(heads, lengths, rows)
+            targets = self._targets.encoded(gathering.targets, gone, gathering)
+        elif gathering.targets is not None:
+            self._targets.passed(rows)
+        sets = self._encoded_sets(gathering)
+        lengths = lengths_of([(head.guarantees.lengths, len(head.hops)) for head in heads])
         flags = _flags([head.guarantees for head in heads])
         hops = repeated(b"".join([head.hops for head in heads]), 1, lengths)
         buffers = [
@@ -109,8 +116,8 @@ class Encoder:
             *targets.entries,
             *sets.entries,
         ]
-        came = [part.received_us for part in parts]
-        header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
+        first, last = min([part.received_us for part in parts]), max([part.received_us for part in parts])
+        header = Header(VERSION, 0, self._shard, 0, base, rows, first, last, len(COLUMNS), 0, 0, 0)
         done = [part.settled_us for part in parts]
         statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)
@@ -131,20 +138,18 @@ class Encoder:
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
     @property
-    def sets_differ(self) -> bool:
-        """Whether a block had better be gathered with the property set of each row for itself."""
-        return self._sets.differ
+    def apart(self) -> Apart:
+        """What had better be gathered for the next block with an entry for each row."""
+        return Apart(self._sets.differ, self._sources.differ, self._targets.differ)
 
-    def _encoded_sets(self, heads: Sequence[Heads], lengths: Sequence[int] | None, rows: int) -> _Encoded:
+    def _encoded_sets(self, gathering: Gathering) -> _Encoded:
         known, numbers = self._sets, self._set_numbers
-        entries = [head.entries for head in heads if head.entries is not None]
-        if entries:
+        parts, rows = gathering.parts, gathering.rows
+        if gathering.sets is not None:
             known.passed(rows)
-            places = b"" if lengths is None else _places(None, len(lengths))
-            octets = list(chain.from_iterable([some for _, some in entries]))
-            buffers = wire_buffers(b"".join([forms for forms, _ in entries]), octets)
-            return _Encoded(repeated(places, 4, lengths), buffers)
-        sets = list(chain.from_iterable([head.sets for head in heads]))
+            return _own(gathering.sets)
+        lengths = lengths_of([(part.sets.lengths, part.rows) for part in parts])
+        sets = list(chain.from_iterable([part.sets.objects for part in parts]))
         if known.begin(rows):
             numbers.clear()
         fresh: list[PropertySet] = []
@@ -173,14 +178,23 @@ class _Addresses:
         self._nowhere = b""
         self._fresh = 0
 
-    def encoded(self, runs: Sequence[Runs[Address]], parts: Sequence[SettledRows], rows: int) -> _Encoded:
-        """Those of a block. The addresses of a part are of one protocol."""
-        known = self._known
-        if known.differ and all(some.lengths is None and some.objects for some in runs):
+    @property
+    def differ(self) -> bool:
+        """Whether the next ones are not to be looked for."""
+        return self._known.differ
+
+    def passed(self, rows: int) -> None:
+        """So many rows have not been looked for, nor are they wanted."""
+        self._known.passed(rows)
+
+    def encoded(
+        self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
+    ) -> _Encoded:
+        """Those of a block: `own`, or those of `runs`. The addresses of a part are of one protocol."""
+        known, parts, rows = self._known, gathering.parts, gathering.rows
+        if own is not None:
             known.passed(rows)
-            entries = [self._entries(some.objects) for some in runs]
-            octets = list(chain.from_iterable([wires for _, wires in entries]))
-            return _Encoded(b"", wire_buffers(b"".join([forms for forms, _ in entries]), octets))
+            return _own(own)
         if known.begin(rows):
             self._numbers.clear()
             self._nowhere = b""
@@ -194,7 +208,7 @@ class _Addresses:
                 found.append(self._numbered(protocol, chained(some)))
             else:
                 if not self._nowhere:
-                    (self._nowhere,) = known.add_all(bytes((TEXTS,)), [NOWHERE_TEXTS])
+                    (self._nowhere,) = known.add_all(*NOWHERE_ENTRY)
                 count = sum(part.rows for part in parts[at : at + len(some)])
                 found.append(Runs([self._nowhere], [count]))
             at += len(some)
@@ -211,17 +225,16 @@ class _Addresses:
         except KeyError:
             fresh = {address.wire: address for address in addresses if address.wire not in numbers}
             self._fresh += len(fresh)
-            made = self._known.add_all(*self._entries(list(fresh.values())))
+            made = self._known.add_all(*address_entries(list(fresh.values())))
             numbers.update(zip(fresh, made, strict=True))
             return Runs([numbers[one.wire] for one in addresses], lengths)
 
-    @staticmethod
-    def _entries(addresses: Sequence[Address]) -> Entered:
-        """Of addresses of one protocol."""
-        form = FORM_OF.get(addresses[0].protocol, TEXTS)
-        if form == TEXTS:
-            return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
-        return bytes((form,)) * len(addresses), [one.wire for one in addresses]
+
+def _own(entries: OwnEntries) -> _Encoded:
+    lengths = entries.lengths
+    places = b"" if lengths is None else _places(None, len(lengths))
+    buffers = held_buffers(entries.forms, entries.sizes, entries.held.octets())
+    return _Encoded(repeated(places, 4, lengths), buffers)
 
 
 def _indices(numbers: Runs[bytes]) -> Buffer:
@@ -238,7 +251,7 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
     sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
     if not gathering.body_bytes_max:
         return sizes, b"", b"", b""
-    octets = gathering.bodies()
+    octets = gathering.held.octets()
     if any(part.whole for part in parts):
         whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
         kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
@@ -260,7 +273,7 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
     received, settled, recipient, result, counts = [], [], [], [], []
     for part in parts:
         labels, outcome, received_us, settled_us, count, *_ = part
-        key = (labels, part.sources.objects[0].protocol)
+        key = (labels, part.protocol)
         number = recipients.get(key)
         if number is None:
             number = recipients[key] = NUMBER(len(recipients))
@@ -304,16 +317,9 @@ def _protocol_of(runs: Runs[Address]) -> str:
     return runs.objects[0].protocol if runs.objects else ""
 
 
-def _lengths(parts: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
-    """The lengths of runs, one behind the other; with each how many there are, for None: of one row each."""
-    if all(lengths is None for lengths, _ in parts):
-        return None
-    return list(chain.from_iterable([[1] * count if known is None else known for known, count in parts]))
-
-
 def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
     """Assurance, durable and retain."""
-    lengths = _lengths([(part.lengths, len(part.columns[0])) for part in parts])
+    lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
     return [repeated(b"".join(column), 1, lengths) for column in columns]
 

@@ -26,11 +26,11 @@ Kind = TypeVar("Kind")
 class Runs(NamedTuple, Generic[Kind]):
     """Objects, and for how many rows each of them stands. `lengths` None: for one."""
 
-    objects: Sequence[Kind]
+    objects: list[Kind]
     lengths: Sequence[int] | None
 
 
-def alike_in(messages: Sequence[Message]) -> Runs[Message]:
+def alike_in(messages: list[Message]) -> Runs[Message]:
     """The first message of each run that differs in its bodies only; all of them when runs are short."""
     if len(messages) <= RUN_ALIKE:
         return Runs(messages, None)
@@ -59,6 +59,8 @@ def alike_in(messages: Sequence[Message]) -> Runs[Message]:
         begins.append(at)
         sender, address, found, expires = one.sender, one.address, one.property_set, one.expires
         assurance, durable, retain, hops = one.assurance, one.durable, one.retain, one.hops
+    if len(firsts) * 2 > count:
+        return Runs(messages, None)
     begins.append(count)
     return Runs(firsts, [end - begin for begin, end in pairwise(begins)])
 
@@ -74,10 +76,17 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
     return Runs(objects, list(chain.from_iterable(lengths)))
 
 
+def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
+    """The lengths of runs, one behind the other; with each how many there are, for None: of one row each."""
+    if all(lengths is None for lengths, _ in several):
+        return None
+    return list(chain.from_iterable([[1] * count if known is None else known for known, count in several]))
+
+
 def spread(runs: Runs[Kind]) -> list[Kind]:
     """The objects as they stand in the rows."""
     if runs.lengths is None:
-        return list(runs.objects)
+        return runs.objects
     return list(chain.from_iterable(map(repeat, runs.objects, runs.lengths)))
 
 
@@ -86,7 +95,7 @@ def repeated(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer
     return values if lengths is None else Repeated(values, width, lengths)
 
 
-def runs_of(objects: Sequence[Kind]) -> Runs[Kind]:
+def runs_of(objects: list[Kind]) -> Runs[Kind]:
     """The same objects that stand together; each for itself when a sample says that it does not pay.
 
     A run is taken to be as long as the one before, or else its end is found by halving; counting tells
@@ -110,7 +119,7 @@ def runs_of(objects: Sequence[Kind]) -> Runs[Kind]:
     return Runs(found, lengths)
 
 
-def _end_of_run(objects: Sequence[Kind], at: int, length: int) -> int:
+def _end_of_run(objects: list[Kind], at: int, length: int) -> int:
     """Where the run that begins at `at` ends if it is one whenever both its ends are the same."""
     one, end = objects[at], len(objects)
     low, high = at, at + length

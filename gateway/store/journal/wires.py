@@ -98,12 +98,30 @@ def _unframed(octets: bytes) -> Texts:
 
 Entered = tuple[bytes, list[bytes]]
 """Entries: their forms, and their octets."""
+NOWHERE_ENTRY: Final[Entered] = bytes((TEXTS,)), [NOWHERE_TEXTS]
 
 
-def set_entries(sets: Sequence[PropertySet]) -> Entered:
+def address_entries(addresses: list[Address]) -> Entered:
+    """An entry for each of addresses of one protocol."""
+    form = FORM_OF.get(addresses[0].protocol, TEXTS)
+    if form == TEXTS:
+        return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
+    return bytes((form,)) * len(addresses), [one.wire for one in addresses]
+
+
+def set_entries(sets: list[PropertySet]) -> Entered:
     """An entry for each."""
+    if not sets:
+        return b"", []
+    protocol = sets[0].protocol
+    common = FORM_OF.get(protocol, TEXTS)
+    octets = [
+        one.raw for one in sets if one.protocol is protocol and 0 < len(one.raw) <= PROPERTIES_OCTETS_MAX
+    ]
+    if common and len(octets) == len(sets):
+        return bytes((common,)) * len(octets), octets
     forms: list[int] = []
-    octets: list[bytes] = []
+    octets = []
     for one in sets:
         raw = one.raw
         form = FORM_OF.get(one.protocol, TEXTS) if raw and len(raw) <= PROPERTIES_OCTETS_MAX else TEXTS
@@ -158,7 +176,12 @@ class Wires:
 
 def wire_buffers(forms: bytes, octets: list[bytes]) -> list[Buffer]:
     """Those of a dictionary of these entries."""
-    return [_forms_buffer(forms), offsets(list(map(len, octets))), b"".join(octets)]
+    return held_buffers(forms, list(map(len, octets)), b"".join(octets))
+
+
+def held_buffers(forms: bytes, sizes: list[int], octets: Octets) -> list[Buffer]:
+    """The same of entries that lie one behind the other."""
+    return [_forms_buffer(forms), offsets(sizes), octets]
 
 
 def _forms_buffer(forms: bytes) -> Buffer:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
@@ -68,16 +68,16 @@ class Options:
     retry_secs: float = 1.0
 
 
-_Sources = Sequence[Message] | Sequence[Address]
+_Sources = list[Message] | list[Address]
 
 
 class _Block(NamedTuple):
-    """What waits for the disk: a draft when the thread is to lay it out. `memory` is in use until it is
-    written."""
+    """What waits for the disk: a draft when the thread is to lay it out. `memories` are in use until it
+    is written."""
 
     block: Draft | Laid
     octets: int
-    memory: memoryview | None
+    memories: Sequence[memoryview]
 
 
 def nothing_open() -> None:
@@ -265,7 +265,8 @@ class JournalWriter:
             self._queue(self._gap_for(gathering.rows + count, error))
             self._gathering = self._gather()
             return
-        if gathering.rows >= self.options.flush_rows or gathering.octets >= FLUSH_OCTETS:
+        most = self.options.flush_rows
+        if gathering.rows >= most or gathering.octets >= FLUSH_OCTETS or gathering.nearly_full:
             self._flush()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -283,30 +284,31 @@ class JournalWriter:
 
     def _gather(self) -> Gathering:
         return Gathering(
-            self._memories.take(),
+            self._memories,
             body_bytes_max=self.options.body_bytes_max,
-            apart=self._encoder.sets_differ,
+            apart=self._encoder.apart,
         )
 
     def _flush(self) -> None:
         """Make a block of what has gathered."""
         gathering = self._gathering
         if gathering.rows:
-            self._gathering = self._gather()
-            self._queue(self._encoded(gathering), gathering.memory)
+            draft = self._encoded(gathering)
+            self._gathering = self._gather()  # as the encoder wants it now
+            self._queue(draft, gathering.memories)
         if self.dropped > self._accounted and self.backlog_octets <= self.options.backlog_bytes_max:
             self._queue(self._dropped())
         if self.backlog_octets > WRITE_OCTETS:
             self._wake.set()
 
-    def _queue(self, draft: Draft, memory: memoryview | None = None) -> None:
+    def _queue(self, draft: Draft, memories: Sequence[memoryview] = ()) -> None:
         self._next = draft.header.next
         draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
-            block = _Block(draft, sum(map(len, draft.buffers)), memory)
+            block = _Block(draft, sum(map(len, draft.buffers)), memories)
         else:
             laid = seal(lay_out(draft, 0), crc32)
-            block = _Block(laid, laid.header.octets, memory)
+            block = _Block(laid, laid.header.octets, memories)
         self._blocks.append(block)
         self._queued += block.octets
 
@@ -375,8 +377,8 @@ class JournalWriter:
         # A disk that is nearly full may have room for one.
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
-            _, octets, memory = self._blocks.popleft()
-            if memory is not None:
+            _, octets, memories = self._blocks.popleft()
+            for memory in memories:
                 self._memories.give_back(memory)
             self._written += octets
             self.blocks += 1
@@ -402,13 +404,13 @@ class JournalWriter:
         return True
 
 
-def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence[Address] | None]:
+def _apart(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
     """Messages, or addresses only."""
     if sources is None:
         return None, None
     if isinstance(sources[0], Message):
-        return cast(Sequence[Message], sources), None
-    return None, cast(Sequence[Address], sources)
+        return sources, None
+    return None, sources
 
 
 def _slices(settled: Settled, most: int) -> Iterator[Settled]:

@@ -12,7 +12,7 @@ from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
-from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.gathering import TOGETHER, Apart, Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.writer import JournalWriter, Options
 
@@ -41,9 +41,9 @@ def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
     return octets_of(draft(base, count, shard), level)
 
 
-def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: bool = False) -> Gathering:
+def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: Apart = TOGETHER) -> Gathering:
     """What a block is made of."""
-    gathering = Gathering(Memories().take(), body_bytes_max=body_bytes_max, apart=apart)
+    gathering = Gathering(Memories(), body_bytes_max=body_bytes_max, apart=apart)
     for part in parts:
         gathering.add(part)
     return gathering

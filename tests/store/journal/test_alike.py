@@ -3,6 +3,7 @@ the rows must be the same."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.encoding import ROWS_USUAL, Encoder
-from gateway.store.journal.gathering import Settled
+from gateway.store.journal.gathering import TOGETHER, Apart, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
 from tests.store.journal.samples import HOME, UP, gathered, octets_of, whole
@@ -26,14 +28,14 @@ ADDRESSES = [topic_address(f"plant/{number}") for number in range(3)]
 FACTS = ("address", "assurance", "durable", "expires", "hops", "octets", "property_set", "retain", "sender")
 
 
-def written(folder: Path, *blocks: list[Settled]) -> list[Row]:
+def written(folder: Path, *blocks: list[Settled], apart: Apart = TOGETHER) -> list[Row]:
     """The rows of these blocks, without their sequence numbers."""
     folder.mkdir()
     encoder = Encoder(0)
     base = 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for block in blocks:
-            draft = encoder.encode(base, gathered(block))
+            draft = encoder.encode(base, gathered(block, apart=apart))
             file.write(octets_of(draft))
             base = draft.header.next
     rows = [whole(row) for row in JournalReader(folder).rows("0")]
@@ -83,6 +85,87 @@ def test_rows_that_are_alike_and_those_with_one_that_is_not(
         Settled(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Settled(HOME, heads, None, ACCEPTED, 5, 6)
     )
     assert written(tmp_path / "together", [part]) == written(tmp_path / "alone", *one_by_one(part))
+
+
+APART = [Apart(*kinds) for kinds in product((False, True), repeat=3)]
+
+
+def saying(at: int, **also: Any) -> Message:
+    """A message whose properties no other has."""
+    said = property_set(Properties(message_id=f"id {at}"))
+    return Message(ADDRESSES[at % 3], b"%d" % at, said, sender=SENDERS[at // 20 % 2], **also)
+
+
+@pytest.mark.parametrize("odd", [None, 0, 20, 99])
+@pytest.mark.parametrize("apart", [TOGETHER, Apart(sets=True)])
+@pytest.mark.parametrize("given", ALIKE[1:5], ids=range(4))
+def test_rows_that_are_alike_but_for_their_properties(
+    tmp_path: Path, given: dict[str, Any], apart: Apart, odd: int | None
+) -> None:
+    heads = [saying(at, **given) for at in range(100)]
+    if odd is not None:
+        heads[odd] = saying(odd, assurance=1, expires=3.0, hops=2)
+    part = Settled(HOME, heads, None, ACCEPTED, 5, 6)
+    together = written(tmp_path / "together", [part], apart=apart)
+    assert together == written(tmp_path / "alone", *one_by_one(part))
+    assert [row["message_id"] for row in together] == [f"id {at}" for at in range(100)]
+
+
+def in_bursts(*lengths: int) -> Settled:
+    """As when each of so many messages came together."""
+    bursts, messages = Bursts(), []
+    for place, length in enumerate(lengths):
+        some = [
+            Message(ADDRESSES[place], b"%d" % at, saying(place).property_set, sender=SENDERS[0])
+            for at in range(length)
+        ]
+        bursts.add(some, amqp_address("", "burst"))
+        messages += some
+    origins = [one.address for one in messages]
+    return Settled(UP, messages, None, ACCEPTED, 5, 6, origins=origins, bursts=bursts)
+
+
+def crossing(first: int) -> Settled:
+    """Only their addresses change."""
+    heads = [saying(at) for at in range(first, first + 30)]
+    gone = [one.crossed(amqp_address("", str(at % 7))) for at, one in enumerate(heads)]
+    return Settled(UP, gone, None, ACCEPTED, 5, 6, origins=[one.address for one in heads])
+
+
+PARTS = {
+    "staying": Settled(HOME, [saying(at) for at in range(40)], None, ACCEPTED, 5, 6),
+    "alike": Settled(HOME, [saying(1)] * 40, None, ACCEPTED, 5, 6),
+    "crossing": crossing(40),
+    "changed": Settled(
+        UP, [saying(at, assurance=2) for at in range(9)], [saying(at) for at in range(9)], ACCEPTED, 5, 6
+    ),
+    "refused": Settled(UP, None, [saying(at) for at in range(30, 40)], ACCEPTED, 5, 6),
+    "bursts": in_bursts(2, 30, 1),
+    "one": Settled(HOME, [saying(0)], None, ACCEPTED, 5, 6),
+}
+
+
+@pytest.mark.parametrize("apart", APART, ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [
+        [*PARTS],
+        [*reversed(PARTS)],
+        ["staying", "one"],
+        ["staying", "crossing"],
+        ["crossing", "staying"],
+        ["crossing", "crossing"],
+        ["refused"],
+        ["bursts"],
+        ["one"],
+    ],
+    ids=str,
+)
+def test_what_is_written_apart_says_the_same(tmp_path: Path, names: list[str], apart: Apart) -> None:
+    parts = [PARTS[name] for name in names]
+    found = written(tmp_path / "apart", parts, apart=apart)
+    assert found == written(tmp_path / "together", parts)
+    assert [row["body"] for row in found] == [one.body for part in parts for one in part.heads]
 
 
 @pytest.mark.parametrize("count", [ROWS_USUAL, ROWS_USUAL + 1])
@@ -152,3 +235,8 @@ def test_messages_are_compared_where_it_pays(length: int, pays: bool) -> None:
     found = alike_in(messages)
     assert (found.lengths is not None) == pays
     assert len(found.objects) == (50 if pays else len(messages))
+
+
+@pytest.mark.parametrize("count", [2, 9, 60])
+def test_few_messages_that_all_differ_are_no_runs(count: int) -> None:
+    assert alike_in([of_kind(at % 3) for at in range(count)]).lengths is None

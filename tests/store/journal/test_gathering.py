@@ -10,7 +10,14 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.gathering import MEMORIES_MAX, MEMORY_OCTETS, Gathering, Memories, Settled
+from gateway.store.journal.gathering import (
+    MEMORIES_MAX,
+    MEMORY_OCTETS,
+    Gathering,
+    Memories,
+    OwnEntries,
+    Settled,
+)
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import HOME, gathered, octets_of, whole
@@ -51,9 +58,21 @@ def test_bodies_are_kept_in_their_order(tmp_path: Path, parts: list[tuple[int, .
     assert found == [one.body for part in given for one in part.heads]
 
 
+@pytest.mark.parametrize("octets", [[HALF, HALF], [HALF, HALF, 1], [HALF + 1, HALF, 3], [MEMORY_OCTETS + 1]])
+def test_entries_of_their_own_are_kept_in_their_order(octets: list[int]) -> None:
+    entries = OwnEntries(Memories().take())
+    given = [b"%c" % (97 + at) * size for at, size in enumerate(octets)]
+    for one in given:
+        entries.add((b"\1", [one]), None)
+    assert entries.held.octets() == b"".join(given)
+    assert entries.sizes == octets
+    assert entries.forms == bytes([1] * len(octets))
+    assert entries.lengths is None
+
+
 def test_what_is_left_out_takes_no_room(tmp_path: Path) -> None:
     gathering = gathered([settled(3, 9, 3), settled(9, 9), settled(3, 3)], body_bytes_max=5)
-    assert len(gathering.bodies()) == 12
+    assert gathering.held.taken == len(gathering.held.octets()) == 12
     assert gathering.octets == 39
     assert bodies_of(tmp_path, gathering) == [b"aaa", None, b"ccc", None, None, b"aaa", b"bbb"]
 

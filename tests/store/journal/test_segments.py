@@ -52,6 +52,36 @@ def test_a_segment_ends_at_its_size(tmp_path: Path) -> None:
     assert numbers_of(rows_of(tmp_path / "journal")) == list(range(10))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("secs, let_go", [(0, False), (1, True)])
+def test_what_is_on_the_disk_need_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secs: int, let_go: bool, fails: bool
+) -> None:
+    """But for the end of it, and not before it is synced; the rows are the same."""
+    told: list[tuple[int, int]] = []
+
+    def advise(_: int, begin: int, count: int, __: int) -> None:
+        told.append((begin, begin + count))
+        if fails:
+            raise OSError
+
+    monkeypatch.setattr("gateway.store.journal.appending.CACHED_OCTETS", 4_096)
+    monkeypatch.setattr("os.posix_fadvise", advise)
+    clock = Clock()
+    made = appender(tmp_path, clock, sync_interval_secs=secs)
+    octets = 0
+    for _ in range(20):
+        octets += append(made)
+        clock.now += 1.0
+        made.tick()
+    made.close()
+    assert bool(told) == let_go
+    if let_go:
+        assert [begin for begin, _ in told] == [0, *[end for _, end in told[:-1]]]
+        assert 4_096 <= octets - told[-1][1] < 2 * 4_096
+    assert numbers_of(rows_of(tmp_path)) == list(range(40))
+
+
 @pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
 def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None:
     """As many go into one write as fit into the segment."""

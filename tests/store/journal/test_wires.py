@@ -139,7 +139,7 @@ def blocks_of(folder: Path, *blocks: Sequence[Settled]) -> list[Block]:
     encoder, base = Encoder(0), 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for parts in blocks:
-            draft = encoder.encode(base, gathered(parts, apart=encoder.sets_differ))
+            draft = encoder.encode(base, gathered(parts, apart=encoder.apart))
             base = draft.header.next
             file.write(octets_of(draft))
     found = list(JournalReader(folder).blocks("0"))

@@ -7,19 +7,33 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from json import loads
 from pathlib import Path
 
 import pytest
 
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols import DIALECTS
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import Gathering
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
-from tests.store.journal.samples import HOME, UP, message, numbers_of, rows_of, until, whole, write, writer
+from tests.store.journal.samples import (
+    HOME,
+    UP,
+    message,
+    numbers_of,
+    rows_of,
+    until,
+    whole,
+    whole_block,
+    write,
+    writer,
+)
 
 PATIENT = Options(flush_interval_secs=60.0)
+mqtt_set = DIALECTS["mqtt"].property_set
 QUICK = Options(flush_interval_secs=0.001, retry_secs=0.001)
 
 
@@ -52,6 +66,23 @@ def test_times_are_utc(tmp_path: Path) -> None:
     made.close()
     (row,) = rows_of(tmp_path)
     assert (row["received"], row["settled"]) == (1_699_999_999_750_000, 1_700_000_000_000_000)
+
+
+def test_properties_that_fill_a_memory_end_a_block(tmp_path: Path) -> None:
+    """Where each message says something new the next block is not looked through, but for the first."""
+    made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=100))
+    texts = [f"{at:08d}" * 3_750 for at in range(160)]  # 30 000 octets each
+    for begin in range(0, len(texts), 10):
+        some = [
+            message(at, property_set=mqtt_set(b"\x03" + len(text).to_bytes(2, "big") + text.encode()))
+            for at, text in enumerate(texts[begin : begin + 10], begin)
+        ]
+        made.record(HOME, some, ACCEPTED, time.monotonic())
+    made.close()
+    blocks = [whole_block(item) for item in JournalReader(tmp_path).blocks("0")]
+    assert [block.header.rows for block in blocks] == [100, 40, 20]
+    assert [bool(block.entries("properties").indices) for block in blocks] == [True, False, False]
+    assert [loads(row["properties"])["content_type"] for row in rows_of(tmp_path)] == texts
 
 
 def test_the_rows_of_one_message_have_the_same_time_and_slot(tmp_path: Path) -> None:
