@@ -271,7 +271,7 @@ class Appender:
         """What is on the disk need not stay in the system's memory too, where it takes the place of what is
         read more often, and where a page that is new may cost more than all that is written into it."""
         begin, end = self._let_go_to, (self._octets // CACHED_OCTETS - 1) * CACHED_OCTETS
-        if end > begin:
+        if end > begin and hasattr(os, "posix_fadvise"):  # not everywhere
             with suppress(OSError):  # no harm is done
                 os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
             self._let_go_to = end
