@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import trio
 
+from gateway import is_compiled
+
 GAP: Final = "  "
 
 
@@ -38,8 +40,13 @@ class Figure:
         return "yes" if self.ratio >= self.target else "NO"
 
 
+def target(interpreted: float, compiled: float) -> float:
+    """The least ratio that is asked of the gateway, as it runs here."""
+    return compiled if is_compiled() else interpreted
+
+
 def machine() -> str:
-    """Processor, cores, interpreter, kernel, and what else the machine is doing."""
+    """How the gateway runs, processor, cores, interpreter, kernel, and what else the machine is doing."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -47,7 +54,9 @@ def machine() -> str:
             break
     load = "/".join(f"{one:.2f}" for one in os.getloadavg())
     python = f"{platform.python_implementation()} {platform.python_version()}, Trio {trio.__version__}"
-    return f"{model}, {os.cpu_count()} cores, {python}, {platform.system()} {platform.release()}, load {load}"
+    form = "compiled" if is_compiled() else "interpreted"
+    system = f"{platform.system()} {platform.release()}"
+    return f"Gateway {form}, {model}, {os.cpu_count()} cores, {python}, {system}, load {load}"
 
 
 def median(values: Sequence[float]) -> float:
