@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from gateway.admin.operations import Operation
 from gateway.admin.process import Process
 from gateway.errors import ConfigurationError
 from gateway.mapping.explain import explain
+from gateway.transport.computing import computed
 
 TEXT_OCTETS_MAX: Final = 262_144  # of a file that is shown
 
@@ -59,7 +61,7 @@ class MappingsApi:
         router = process.router()
         if asked.files is not None:
             try:
-                router = await trio.to_thread.run_sync(process.candidate, asked.files)
+                router = await computed(partial(process.candidate, asked.files))
             except ConfigurationError as error:
                 return answer({"faults": _faults(error), "address": "", "matches": [], "misses": []})
         found = explain(router, asked.endpoint, message.address, asked.queue or "", message.sender, message)
@@ -81,7 +83,7 @@ class MappingsApi:
     async def dry_run(self, _: Request | None) -> Response:
         """What is wrong with the mapping files, or which routes they would add, remove and change."""
         try:
-            candidate = await trio.to_thread.run_sync(self._process.candidate, {})
+            candidate = await computed(partial(self._process.candidate, {}))
         except ConfigurationError as error:
             return answer(
                 {"good": False, "faults": _faults(error), "added": [], "removed": [], "changed": []}

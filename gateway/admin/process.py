@@ -49,6 +49,7 @@ from gateway.store.journal.shown import document_of
 from gateway.store.store import Store
 from gateway.telemetry.history import History, Key
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
+from gateway.transport.computing import computed
 
 OF_KIND: Final[Words] = {"kind": ("listener", "link"), "name": str}
 PUBLISH_SECS: Final = 10.0
@@ -272,7 +273,7 @@ class ProcessApi:
             before = _places(after)
         except ValueError:
             raise BadChoiceError("after is what `next` of another page said") from None
-        rows, reached = await trio.to_thread.run_sync(_newest, self._process.journal, count, route, before)
+        rows, reached = await computed(partial(_newest, self._process.journal, count, route, before))
         return answer({"items": rows, "next": reached})
 
     # Acts.

@@ -88,6 +88,7 @@ from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog
+from gateway.transport.computing import computed
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
 
@@ -301,7 +302,7 @@ class Gateway:
 
     async def _reload_mappings(self) -> bool:
         try:
-            router = await trio.to_thread.run_sync(self.mapping_files.load)
+            router = await computed(self.mapping_files.load)
         except ConfigurationError as error:
             self.metrics.mapping_reloads["refused"] += 1
             log.error("mappings not reloaded, the old ones stay in force", error=str(error))

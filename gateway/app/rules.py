@@ -31,6 +31,7 @@ from gateway.ingress.listener import Listener
 from gateway.settings import Settings, User, load_settings
 from gateway.telemetry.audit import audit
 from gateway.telemetry.metrics import Metrics
+from gateway.transport.computing import computed
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
@@ -89,7 +90,7 @@ class Rules:
         try:
             settings = self._gateway.settings
             if self._file is not None:
-                settings = await trio.to_thread.run_sync(load_settings, self._file, os.environ)
+                settings = await computed(partial(load_settings, self._file, os.environ))
             roles = roles_of(settings, self._users(settings))
         except ConfigurationError as error:
             reloads["refused"] += 1

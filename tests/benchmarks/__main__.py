@@ -32,6 +32,7 @@ from tests.benchmarks.sections import (
     latency,
     memory,
     mqtt,
+    reload,
     replicas,
     rules,
     saturated,
@@ -68,6 +69,7 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),
     "memory": ("Memory", "RabbitMQ", memory.measure),
     "startup": ("Start-up", "limit", startup.measure),
+    "reload": ("Reload", "limit", lambda folder, seconds, repeat: reload.measure(folder, repeat)),
     "commands": (
         "The command line, and the first message",
         "limit",
