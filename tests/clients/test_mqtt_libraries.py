@@ -29,7 +29,10 @@ def on_both(
     command: Sequence[str | Path], gateway: Running, mosquitto: Mosquitto, but: Mapping[str, str] = NOTHING
 ) -> None:
     """The same lines, `but` for those of Mosquitto's for which the gateway has others."""
-    theirs = lines(command, mosquitto.port)
+    try:
+        theirs = lines(command, mosquitto.port)
+    except AssertionError:  # on a busy machine it was seen to send nothing more to a client that had room
+        theirs = lines(command, mosquitto.port)
     assert but.keys() <= set(theirs), "no difference any more"
     assert lines(command, gateway.mqtt) == [but.get(line, line) for line in theirs]
 

@@ -173,6 +173,12 @@ class Storm:
         self._sockets[sock.fileno()] = (sock, name)
         ready.register(sock, select.EPOLLOUT)
 
+    def __enter__(self) -> Storm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pass_over()
+
     def pass_over(self) -> None:
         for sock, _ in self._sockets.values():
             sock.close()
@@ -195,12 +201,11 @@ def test_ten_thousand_that_reconnect_at_once_are_all_served() -> None:
         ):
             for _ in range(KNOWN_TURNS):
                 bystander.ping()
-            storm = Storm(gateway.mqtt, count, bystander)
-            assert set(storm.rage()) == {b"\x20\x02\0\0"}
-            storm.pass_over()
-            eventually(lambda: stats(gateway).connections == 1, STORM_SECS_MAX)
-            assert set(storm.rage()) == {b"\x20\x02\x01\0"}  # with their sessions
-            storm.pass_over()
+            with Storm(gateway.mqtt, count, bystander) as storm:
+                assert set(storm.rage()) == {b"\x20\x02\0\0"}
+                storm.pass_over()
+                eventually(lambda: stats(gateway).connections == 1, STORM_SECS_MAX)
+                assert set(storm.rage()) == {b"\x20\x02\x01\0"}  # with their sessions
             eventually(lambda: stats(gateway).connections == 1, STORM_SECS_MAX)
             assert gateway.ask(lambda: len(gateway.gateway.mqtt.sessions)) == count + 1
             assert stats(gateway).refused.counts == {}
