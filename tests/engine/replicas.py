@@ -23,6 +23,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, q
 from tests.interop.pahos import leave
 
 PATIENCE_SECS: Final = 30.0
+TAKEN_OVER: Final = 0x8E  # what a client is told whose session another connection has taken
 
 
 class Replica(Running):
@@ -159,6 +160,8 @@ class Client:
                 self.welcome = None
                 self.paho.connect_async(LOOPBACK, self._next, clean_start=False, properties=self._given)
                 self._next = 0
+            elif reason.value == TAKEN_OVER:
+                self.paho.disconnect()  # or a second later it takes the session back
             self.ended.append(reason)
             self._changed.notify_all()
 
