@@ -1,9 +1,8 @@
 """Work of seconds that is Python's own: in a thread, beside a loop that goes on serving.
 
 Whenever the loop has waited for the kernel, as with each `recv` and `send`, it has to get the interpreter's
-lock again. A thread that computes keeps that for the whole switch interval, 5 ms: twenty connections that
-are ready wait for 0.1 s or more, and messages cross at a hundredth of their rate. So while somebody computes
-the interval is short.
+lock again. A thread that computes keeps that for the whole switch interval, 5 ms, so twenty connections that
+are ready wait for 0.1 s. While somebody computes the interval is short.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final, TypeVar
 import trio
 
 T = TypeVar("T")
-SWITCH_SECS: Final = 0.000_2  # some ten times what it takes to change over
+SWITCH_SECS: Final = 0.000_2
 
 
 class _Interval:

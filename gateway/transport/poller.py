@@ -2,8 +2,8 @@
 
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
 epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
-wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or some
-octets, `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
+wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or 64 KiB,
+`turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
 
 The order is fair by time. A turn that took long counts against its stream, unless it was this process that
 did not run, and short ones make up for it; two in a row make it slow. New streams are slow until they are
@@ -30,8 +30,7 @@ from gateway.containment import contained
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded. So many
-# of small messages, with all that is made of them, fit the caches of a core: a megabyte of them did not, and
-# cost a tenth more.
+# of small messages, with all that is made of them, fit the caches of a core; a megabyte of them did not.
 TURN_OCTETS_MAX: Final = 65_536
 # When a thousand connections are ready at once, the first are answered before the last are read.
 TURN_STREAMS_MAX: Final = 32

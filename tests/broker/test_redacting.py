@@ -33,27 +33,25 @@ from tests.store.journal.test_crossings import Link, Nowhere
 
 KEY = b"sixteen characters and more"
 ENDPOINTS = {"mqtt": "mqtt", "erp": "amqp091", "other": "amqp091"}
-ROUTE = """
+NO_ROUTES = """
 version: 1
 routes:
-  - name: patients
-    from: {endpoint: mqtt, topic: "ward/{rest...}"}
+"""
+MACHINES = """
+  - name: machines
+    from: {endpoint: mqtt, topic: "plant/{rest...}"}
     to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
+"""
+ROUTE = f"""{NO_ROUTES}
+  - name: patients
+    from: {{endpoint: mqtt, topic: "ward/{{rest...}}"}}
+    to: {{endpoint: erp, exchange: "", routing_key: "{{rest...}}"}}
     private: %s
   - name: also
-    from: {endpoint: mqtt, topic: "ward/both/#"}
-    to: {endpoint: other, exchange: "", routing_key: both}
-  - name: machines
-    from: {endpoint: mqtt, topic: "plant/{rest...}"}
-    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
-"""
-PLAIN = """
-version: 1
-routes:
-  - name: machines
-    from: {endpoint: mqtt, topic: "plant/{rest...}"}
-    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
-"""
+    from: {{endpoint: mqtt, topic: "ward/both/#"}}
+    to: {{endpoint: other, exchange: "", routing_key: both}}
+{MACHINES}"""
+PLAIN = NO_ROUTES + MACHINES
 SENDER = Sender("mqtt", "bed-7", "nurse", "10.0.0.7:4000")
 BODY = b'{"patient": {"name": "Ada", "id": 7}, "notes": [{"by": "eve", "n": 1}, {"by": "bob"}], "pulse": 71}'
 SAID = property_set(

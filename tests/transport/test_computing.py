@@ -26,15 +26,13 @@ def test_the_switch_interval_is_short_while_somebody_computes() -> None:
         async def one(until: trio.Event) -> None:
             assert await computed(lambda: waits(until)) == "done"
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, first)
-            nursery.start_soon(one, second)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            seen.append(sys.getswitchinterval())
-            first.set()
-            while len(seen) < 2:
-                await trio.sleep(0.001)
-            await trio.testing.wait_all_tasks_blocked(0.01)
+        async with trio.open_nursery() as others:
+            others.start_soon(one, second)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one, first)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                seen.append(sys.getswitchinterval())
+                first.set()
             seen.append(sys.getswitchinterval())  # the other is still at it
             second.set()
 

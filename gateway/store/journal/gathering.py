@@ -24,6 +24,7 @@ from gateway.store.journal.wires import NOWHERE_ENTRY, Entered, address_entries,
 
 MEMORY_OCTETS: Final = 1_048_576
 NEARLY_FULL: Final = MEMORY_OCTETS - MEMORY_OCTETS // 8  # a memory, so that what comes next most likely fits
+COPIED_OCTETS: Final = MEMORY_OCTETS // 16  # of a block that waits; for so few no memory is kept
 MEMORIES_MAX: Final = 16  # that wait to be used again; more may be in use
 NOWHERE: Final[Runs[Address]] = Runs([], None)
 NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
@@ -152,9 +153,15 @@ class Held:
         else:
             self._more.append(octets)
 
+    @property
+    def lent(self) -> bool:
+        """Whether `octets` are the memory itself. While the disk is full a quiet gateway makes a small block
+        a second: if each kept its memories there would be no end to them."""
+        return self.taken > COPIED_OCTETS and not self._more
+
     def octets(self) -> Octets:
         """All of them."""
-        if not self._more:
+        if self.lent:
             return self.memory[: self.taken]
         held = self.taken - sum(map(len, self._more))
         return b"".join([self.memory[:held], *self._more])
@@ -225,15 +232,14 @@ class Gathering:
         own = (self.sets, self.sources, self.targets)
         return [self.held, *[entries.held for entries in own if entries is not None]]
 
-    @property
-    def memories(self) -> list[memoryview]:
-        """What is to be given back when the block is written."""
-        return [held.memory for held in self._held]
+    def memories(self, *, lent: bool) -> list[memoryview]:
+        """Those that are to be given back when the block is written, or those that may be at once."""
+        return [held.memory for held in self._held if held.lent is lent]
 
     @property
     def nearly_full(self) -> bool:
-        """Whether there is soon no room for what is written of properties; addresses are shorter."""
-        return self.sets is not None and self.sets.held.taken > NEARLY_FULL
+        """Whether there is soon no room for what is written of properties, or of addresses."""
+        return any(held.taken > NEARLY_FULL for held in self._held[1:])
 
     def add(self, settled: Settled) -> None:
         """Messages, one at least. Those that came in bursts are not looked at again."""

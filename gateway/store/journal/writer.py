@@ -295,7 +295,9 @@ class JournalWriter:
         if gathering.rows:
             draft = self._encoded(gathering)
             self._gathering = self._gather()  # as the encoder wants it now
-            self._queue(draft, gathering.memories)
+            self._queue(draft, gathering.memories(lent=True))
+            for memory in gathering.memories(lent=False):
+                self._memories.give_back(memory)
         if self.dropped > self._accounted and self.backlog_octets <= self.options.backlog_bytes_max:
             self._queue(self._dropped())
         if self.backlog_octets > WRITE_OCTETS:

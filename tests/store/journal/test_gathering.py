@@ -11,8 +11,10 @@ from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.gathering import (
+    COPIED_OCTETS,
     MEMORIES_MAX,
     MEMORY_OCTETS,
+    Apart,
     Gathering,
     Memories,
     OwnEntries,
@@ -87,3 +89,15 @@ def test_memory_is_used_again_and_not_hoarded() -> None:
     again = [memories.take() for _ in range(MEMORIES_MAX + 1)]
     assert {id(one) for one in again[:-1]} <= {id(one) for one in used}
     assert id(again[-1]) not in {id(one) for one in used}
+
+
+@pytest.mark.parametrize("octets, lent", [(0, 0), (COPIED_OCTETS, 0), (COPIED_OCTETS + 1, 1)])
+def test_a_small_block_that_waits_keeps_no_memory(octets: int, lent: int) -> None:
+    gathering = gathered([settled(octets)], body_bytes_max=MEMORY_OCTETS, apart=Apart(True, True, True))
+    kept, free = gathering.memories(lent=True), gathering.memories(lent=False)
+    assert (len(kept), len(free)) == (lent, 4 - lent)
+    written = bytes(gathering.held.octets())
+    found = gathering.held.octets()
+    for memory in free:
+        memory[:] = bytes(len(memory))  # whoever has it next
+    assert found == written == b"a" * octets
