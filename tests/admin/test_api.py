@@ -94,7 +94,7 @@ def client(gateway: Running) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def filled(gateway: Running, client: httpx.Client) -> Iterator[httpx.Client]:
     """Clients, queues, messages, a dead letter."""
-    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.idle_amqp_url))
     channel = connection.channel()
     channel.queue_declare("work", durable=True, arguments={"x-max-length": 100})
     channel.exchange_declare("readings", "topic", durable=True)

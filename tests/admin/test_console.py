@@ -82,7 +82,7 @@ def gateway(file: Path) -> Iterator[Running]:
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
     )
     with running(settings) as started:
-        connection = pika.BlockingConnection(pika.URLParameters(started.amqp_url))
+        connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         channel = connection.channel()
         for name in ("stuck", "alarms"):
             channel.queue_declare(name, durable=True)

@@ -37,7 +37,7 @@ routes:
 def broker() -> Iterator[Running]:
     """The remote one, with a queue."""
     with running() as started:
-        connection = pika.BlockingConnection(pika.URLParameters(started.amqp_url))
+        connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         connection.channel().queue_declare("far")
         yield started
         connection.close()

@@ -33,7 +33,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     token.write_text(SECRET)
     settings = settings_of(http=Http(host=LOOPBACK, port=0, scrape_token_file=token))
     with running(settings) as started:
-        connection = pika.BlockingConnection(pika.URLParameters(started.amqp_url))
+        connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         channel = connection.channel()
         channel.confirm_delivery()
         for name in (ODD, "work.1", "work.2"):

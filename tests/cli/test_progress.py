@@ -15,7 +15,7 @@ from gateway.cli import main, progress
 from gateway.cli.progress import shown
 from gateway.store.store import Store
 
-END = "<that is all>"
+END = b"<that is all>"
 SILENT = """
 import sys
 from gateway.cli.progress import shown
@@ -33,12 +33,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
         monkeypatch.setattr(sys, "stderr", line)
 
         def said() -> str:
-            line.write(END)
+            line.write(END.decode())
             line.flush()
-            found = ""
+            found = b""
             while not found.endswith(END):  # a terminal hands on what it has been given piece by piece
-                found += screen.read(65_536).decode()
-            return found.removesuffix(END)
+                found += screen.read(65_536)
+            return found.removesuffix(END).decode()
 
         yield said
 

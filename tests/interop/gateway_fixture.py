@@ -96,6 +96,11 @@ class Running:
     def amqp_url(self) -> str:
         return f"amqp://guest:guest@{LOOPBACK}:{self.amqp}/%2F"
 
+    @property
+    def idle_amqp_url(self) -> str:
+        """For a blocking client that nobody calls for minutes: it agrees on no heartbeats."""
+        return f"{self.amqp_url}?heartbeat=0"
+
     def ask(self, question: Callable[[], T]) -> T:
         """Call `question` in the gateway's own loop, between two turns."""
         return trio.from_thread.run_sync(question, trio_token=self._token)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop.gateway_fixture import running
+from tests.interop.gateway_fixture import Running, running
 from tests.interop.oracle.scripts import run, run_all
 from tests.interop.oracle.suite import DIFFERENT, DIFFERENT_TEXTS, SCRIPTS, without_texts
 from tests.interop.oracle.wire import Log
@@ -21,13 +21,18 @@ def theirs(rabbitmq: RabbitMQ) -> Logs:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[Logs]:
-    with running() as gateway:
-        yield run_all(gateway.amqp)
+def gateway() -> Iterator[Running]:
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ours(gateway: Running) -> Logs:
+    return run_all(gateway.amqp)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_both_say_the_same(name: str, ours: Logs, theirs: Logs, rabbitmq: RabbitMQ) -> None:
+def test_both_say_the_same(name: str, ours: Logs, theirs: Logs, rabbitmq: RabbitMQ, gateway: Running) -> None:
     different = DIFFERENT.get(name)
     if different is not None:
         assert ours[name] == different.said, different.why
@@ -35,8 +40,8 @@ def test_both_say_the_same(name: str, ours: Logs, theirs: Logs, rabbitmq: Rabbit
         return
     alike = without_texts if name in DIFFERENT_TEXTS else Log
     if alike(ours[name]) != alike(theirs[name]):
-        # Clocks of a tenth of a second may have gone wrong in the crowd: RabbitMQ is asked once more, alone.
-        assert alike(ours[name]) == alike(run(name, rabbitmq.port))
+        # Clocks of a tenth of a second may have gone wrong in the crowd: both are asked once more, alone.
+        assert alike(run(name, gateway.amqp)) == alike(run(name, rabbitmq.port))
 
 
 def test_the_texts_that_differ_do(ours: Logs, theirs: Logs) -> None:

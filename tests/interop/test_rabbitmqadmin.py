@@ -39,7 +39,7 @@ def gateway() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def filled(gateway: Running) -> Iterator[Running]:
-    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.idle_amqp_url))
     channel = connection.channel()
     channel.queue_declare("orders", durable=True, arguments={"x-max-length": 7})
     channel.queue_declare("a/b %", auto_delete=True)

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.broker.mqtt import echoes
 from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.packets import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Store
 from tests.configured import make_link, make_listener
-from tests.ingress.clients import Mqtt, connect
+from tests.ingress.clients import PATIENCE_SECS, Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import free_ports
 
@@ -93,8 +94,9 @@ def test_what_the_other_has_to_confirm_goes_round_once(tmp_path: Path, version: 
     ],
 )
 def test_what_nobody_has_to_confirm_goes_round_until_the_other_is_known(
-    tmp_path: Path, mappings: tuple[str, str], qos: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mappings: tuple[str, str], qos: int
 ) -> None:
+    monkeypatch.setattr(echoes, "QUICK_SECS", PATIENCE_SECS)  # however busy the machine is
     with (
         joined(tmp_path, "3.1.1", *mappings) as both,
         connect(both[0], "device", version=Version.V311)[0] as device,
