@@ -2,7 +2,7 @@
 
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
 epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
-wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or 64 KiB,
+wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or 256 KiB,
 `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
 
 The order is fair by time. A turn that took long counts against its stream, unless it was this process that
@@ -29,9 +29,9 @@ import trio
 from gateway.containment import contained
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 
-# After this many octets the batch is routed and written, so that one turn stays short and bounded. So many
-# of small messages, with all that is made of them, fit the caches of a core; a megabyte of them did not.
-TURN_OCTETS_MAX: Final = 65_536
+# After this many octets the batch is routed and written, so that one turn stays short and bounded. Fewer fit a
+# core's caches better; more make longer runs for each of a thousand subscribers, and larger groups on disk.
+TURN_OCTETS_MAX: Final = 262_144
 # When a thousand connections are ready at once, the first are answered before the last are read.
 TURN_STREAMS_MAX: Final = 32
 LONG_SECS: Final = 0.001  # a turn of some hundred messages
