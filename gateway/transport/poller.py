@@ -29,8 +29,8 @@ import trio
 from gateway.containment import contained
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 
-# After this many octets the batch is routed and written, so that one turn stays short and bounded. Fewer fit a
-# core's caches better; more make longer runs for each of a thousand subscribers, and larger groups on disk.
+# After this many octets the batch is routed and written, so that one turn stays short and bounded. Fewer fit
+# a core's caches better; more make longer runs for each of a thousand subscribers, and larger groups on disk.
 TURN_OCTETS_MAX: Final = 262_144
 # When a thousand connections are ready at once, the first are answered before the last are read.
 TURN_STREAMS_MAX: Final = 32
