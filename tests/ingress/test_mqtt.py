@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import SecretStr
 
@@ -124,6 +126,33 @@ def test_a_session_that_was_not_to_stay_is_gone(gateway: Running) -> None:
         client.flush()
         assert client.closed()
     assert list(gateway.gateway.mqtt.sessions) == ["c"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_client_has_said_counts_though_it_is_heard_of_elsewhere_first(
+    gateway: Running, version: Version
+) -> None:
+    with lasting(gateway, "witness") as witness, lasting(gateway, "c", version) as client:
+        witness.subscribe("last")
+        client.subscribe("a", 1)
+        witness.publish("a", b"had", 1, 1)
+        _, _, packet_id, _, _ = client.row()
+
+        def leave() -> None:
+            """The loop reads nothing until this is over."""
+            outlet: Any = gateway.gateway.mqtt.sessions["c"].outlet
+            client.ack(PUBACK, packet_id)
+            client.publish("last", b"word")
+            client.machine.disconnect()
+            client.flush()
+            outlet.taken_over()
+
+        gateway.ask(leave)
+        witness.ping()
+        assert witness.body() == b"word"
+        with lasting(gateway, "c", version) as again:
+            witness.publish("a", b"new", 1, 2)
+            assert again.body() == b"new"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -821,7 +821,14 @@ class MqttConnection(AdmittedGuest):
             self._ingress.owe_retained(self.session)
 
     def taken_over(self) -> None:
-        """Another connection has come with the same client identifier (§3.1.4)."""
+        """Another connection has come with the same client identifier (3.1.4). A client that has said
+        goodbye here, and went to another replica, may be heard of from there first: what it has acknowledged
+        before is not to come again.
+        """
+        self.stream.hear_out(self._ingress.now())
+        self._ingress.turn_done()
+        if self.gone:
+            return
         self._yields = False  # the client is here again
         self.machine.send_disconnect(ReasonCode.SESSION_TAKEN_OVER)
         self.stream.end("taken over")
