@@ -25,7 +25,7 @@ from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
-QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux has it
+QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # Linux has it
 # A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
@@ -446,7 +446,7 @@ class Stream:
         which takes the kernel some 40 ms unless it is told to: that is done between the two.
         """
         self._hear(now)
-        if QUICK_ACK is not None and not self.closed:
+        if QUICK_ACK and not self.closed:
             with suppress(OSError):  # it need not be TCP
                 self.sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
             self._hear(now)
