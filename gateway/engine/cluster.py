@@ -58,6 +58,7 @@ class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
+        self._stream.expect(self.machine.due)
 
     # What the session asks.
 

@@ -25,7 +25,7 @@ from gateway.engine.publisher import EnginePublisher
 from gateway.engine.records import Record, encode_record
 from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import Body
+from gateway.model.spooled import Body, Piece
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -112,14 +112,14 @@ class EngineConnection(ClusterConnection):
 
     # What the stream asks.
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements of what has been dealt with, records, and whatever was encoded."""
         self._session.flush()
         self.consumers.flush()
         for channel, tag in self._done.items():
             self.machine.ack(channel, tag, multiple=True)
         self._done.clear()
-        return self.machine.data_to_send()
+        return self.machine.to_send()
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""

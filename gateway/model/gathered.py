@@ -18,10 +18,10 @@ class Gathered:
     __slots__ = ("_parts", "octets")
 
     def __init__(self, first: bytes = b"") -> None:
-        self._parts: list[bytes | bytearray] = [first] if first else []
+        self._parts: list[bytes | bytearray | memoryview] = [first] if first else []
         self.octets = len(first)
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """The next of them."""
         parts = self._parts
         self.octets += len(data)

@@ -7,7 +7,9 @@ own. Whoever passes bodies on asks for the type first.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+APART_OCTETS_MIN: Final = 32_768  # a body of fewer is copied to what stands around it: that costs less
 
 
 class OpenBody(Protocol):
@@ -176,11 +178,16 @@ Piece = bytes | memoryview | SpooledPiece
 """Octets on their way to a socket, which nobody wants to copy."""
 
 
+def is_large(body: Body) -> bool:
+    """Whether it goes to the socket in a piece of its own."""
+    return len(body) >= APART_OCTETS_MIN or isinstance(body, Spooled)
+
+
 def part_of(body: Body, at: int, count: int) -> Piece:
     """`count` octets of a body from `at` on, still on disk if it is; fewer at the end. Raises OSError."""
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))
-    return body[at : at + count]
+    return body[at : at + count] if count >= len(body) else memoryview(body)[at : at + count]
 
 
 def joined(pieces: list[Piece]) -> bytes:

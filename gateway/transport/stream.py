@@ -25,6 +25,8 @@ from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
+LARGE_READ_OCTETS: Final = 262_144  # of large messages: more of small ones would not fit a core's cache
+LARGE_OCTETS_MIN: Final = 2_048
 QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # Linux has it
 # A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
@@ -270,7 +272,7 @@ class Stream:
         self.secured: Secured | None = None  # what a balancer says of the client's TLS
         self.owner: StreamOwner | None = None
         self.reading = True
-        self.read_octets = READ_OCTETS  # at a time; the owner asks for more while something large comes
+        self.read_octets = READ_OCTETS  # at a time; `expect` says how many
         self.unread = False  # what was read last has not been dealt with to its end
         self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. The poller's business
         self.rate = rate
@@ -383,6 +385,10 @@ class Stream:
             self.dear_until = now + DEAR_SECS
             return False
         return now >= self.dear_until
+
+    def expect(self, octets: int) -> None:
+        """So many octets has the message that is coming, some of which has been read; 0: nobody knows."""
+        self.read_octets = LARGE_READ_OCTETS if octets >= LARGE_OCTETS_MIN else READ_OCTETS
 
     def hold(self) -> None:
         """Stop reading until as many `release` calls have come: back-pressure is TCP's."""

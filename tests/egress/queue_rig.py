@@ -47,6 +47,9 @@ class MemoryStream(Generic[ConnectionT]):
     def mark(self) -> None:
         return
 
+    def expect(self, octets: int) -> None:
+        """Here all comes at once."""
+
     def again(self) -> None:
         cast(Any, self.owner).receive(b"", trio.current_time())
 

@@ -36,7 +36,7 @@ from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import Nowhere, PassedOver
+from gateway.model.spooled import Nowhere, PassedOver, Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
@@ -136,11 +136,12 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
+        self._stream.expect(self.machine.due)
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
         self._acknowledge()
-        return self.machine.data_to_send()
+        return self.machine.to_send()
 
     def drained(self) -> None:
         """The broker reads again."""

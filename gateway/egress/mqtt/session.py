@@ -103,6 +103,7 @@ class MqttLinkConnection(Bringer):
                 self._process(machine.receive_data(b"", now), now)
             if machine.unread:
                 stream.again()
+            stream.expect(machine.due)
         except RemoteProtocolError as error:
             self.refuses_version = not self.opened and data[:4] in _REFUSES_VERSION
             self._session.stats.protocol_errors.add(reason_name(error.reason))

@@ -18,6 +18,7 @@ from gateway.egress.amqp091.session import machine_to
 from gateway.engine.amqpfast.looking import Look
 from gateway.engine.amqpfast.publisher import FastEnginePublisher
 from gateway.engine.cluster import ClusterConnection
+from gateway.model.spooled import Piece
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.events import (
@@ -80,10 +81,10 @@ class FastEngineConnection(ClusterConnection):
 
     # What the stream asks.
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements, and whatever was encoded."""
         self.consumers.flush()
-        return self.machine.data_to_send()
+        return self.machine.to_send()
 
     def lost(self, reason: str) -> None:
         """The connection is gone: what was asked is asked again over the next one."""

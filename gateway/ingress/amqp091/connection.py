@@ -76,7 +76,7 @@ class AmqpConnection(ActingGuest):
             properties_max=limits.properties_max,
             properties_bytes_max=limits.properties_bytes_max,
             held_bytes_max=limits.message_bytes_max,
-            sink=partial(LargeBody, stream, ingress.spool),
+            sink=partial(LargeBody, ingress.spool),
         )
         super().__init__(ingress, stream, machine, now)
         self._ingress = ingress
@@ -130,8 +130,7 @@ class AmqpConnection(ActingGuest):
                 else:
                     channel.tell_confirms()
             self.machine.ack_each(alone)
-        machine = self.machine
-        return machine.pieces_to_send() if machine.large else machine.data_to_send()
+        return self.machine.to_send()
 
     def drained(self) -> None:
         """The client reads again: its consumers may go on."""
@@ -191,6 +190,7 @@ class AmqpConnection(ActingGuest):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
+        self.stream.expect(self.machine.due)
         for at, event in enumerate(events):
             try:
                 if not self._go_through(events, at, event):

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gateway.broker.spool import Spool, SpoolFull
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.amqp091.spec import BASIC_PUBLISH, ReplyCode
-from gateway.transport.stream import READ_OCTETS, Stream
-
-LARGE_READ_OCTETS: Final = 262_144  # read at a time while one comes
 
 
 class LargeBody:
     """One of `size` octets: what the machine writes to. Its file goes when the body is forgotten, or this."""
 
-    __slots__ = ("_file", "_stream")
+    __slots__ = ("_file",)
 
-    def __init__(self, stream: Stream, spool: Spool, size: int) -> None:
+    def __init__(self, spool: Spool, size: int) -> None:
         """Raises RemoteProtocolError: 406 for want of room."""
         try:
             spool.check_room(size)
             self._file = spool.draft()
         except SpoolFull as error:
             raise _refusal(error) from error
-        self._stream = stream
-        stream.read_octets = LARGE_READ_OCTETS
 
     def write(self, octets: bytes) -> None:
         """The next of it. Raises RemoteProtocolError: 406 for want of room."""
@@ -36,7 +29,6 @@ class LargeBody:
 
     def finish(self) -> bytes:
         """It is whole. Raises RemoteProtocolError: 406 when it cannot be read."""
-        self._stream.read_octets = READ_OCTETS
         try:
             return self._file.body()
         except OSError as error:

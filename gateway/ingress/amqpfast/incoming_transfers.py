@@ -33,9 +33,7 @@ from gateway.protocols.amqpfast.codec import (
 )
 from gateway.protocols.amqpfast.events import Fragment, Prepared
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
-from gateway.transport.stream import READ_OCTETS
 
-LARGE_READ_OCTETS: Final = 262_144  # read at a time while a large message comes
 PART_OCTETS_MIN: Final = 4_096  # what comes in smaller parts is joined as it comes
 STREAMING: Final = NOTIFY_STREAMING  # events say it so for either direction
 T = TypeVar("T")
@@ -165,13 +163,12 @@ class IncomingTransfers:
             return
         stream = self._connection.stream
         if event.last:
-            stream.read_octets = READ_OCTETS
+            stream.expect(0)
             self._complete(incoming, event)
             return
         if incoming.file is not None:
             self.unwritten[incoming] = None
-        if incoming.body_size > LARGE_READ_OCTETS:
-            stream.read_octets = LARGE_READ_OCTETS
+        stream.expect(incoming.body_size)
 
     def write(self) -> None:
         """Write to their files what has come of messages in this wake-up."""

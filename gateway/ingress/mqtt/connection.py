@@ -181,6 +181,7 @@ class MqttConnection(AdmittedGuest):
                 events = machine.receive_data(b"", now)
             if machine.unread:
                 self.stream.again()
+            self.stream.expect(machine.due)
         except RemoteProtocolError as error:
             self._fail(error)
 

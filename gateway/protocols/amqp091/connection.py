@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Final
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.beats import Beats
 from gateway.model.gathered import Gathered
-from gateway.model.spooled import Body, BodySink, Piece, Spooled, joined
+from gateway.model.spooled import Body, BodySink, Piece, is_large, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     CONTENT_HEADER_MIN,
@@ -54,6 +54,7 @@ from gateway.protocols.amqp091.spec import (
     FRAME_HEADER,
     FRAME_METHOD,
     FRAME_OVERHEAD,
+    FRAME_PREFIX,
     HANDSHAKE_FRAME_MAX,
     HEARTBEAT_FRAME,
     PAUSED_BYTES_MAX,
@@ -67,6 +68,7 @@ MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 BODY_BYTES_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # that a content header can say
 STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
 STEP_OCTETS: Final = 32  # of a method or of properties, beside the step for the frame itself
+PARTS_OCTETS_MIN: Final = 32_768  # a body frame from this size on is taken as it comes, and copied once
 RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
 ENDINGS: Final = frozenset(kind.index.to_bytes(4, "big") for kind in (m.ChannelClose, m.ConnectionClose))
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
@@ -104,7 +106,7 @@ class Connection(ABC):
         a content. Bodies over `held_bytes_max` octets go to a `sink`, which is given their size; what it
         raises, a RemoteProtocolError, refuses them.
         """
-        self.out: list[Any] = []  # octets; SpooledPieces among them if it is `large`
+        self.out: list[Any] = []  # Pieces; of those that it is `large` for some are no octets, or large
         self.frame_max = HANDSHAKE_FRAME_MAX
         self.channel_max = 0
         self.heartbeat = 0
@@ -112,7 +114,8 @@ class Connection(ABC):
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
         self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
-        self.large = False  # `data_to_send` would read from disk: ask for `pieces_to_send`
+        self.due = 0  # octets of the body that has begun to come last; 0: it is here
+        self.large = False  # `data_to_send` would copy much, or read from disk: ask for `pieces_to_send`
         self._state = state
         self._held_bytes_max = message_bytes_max if held_bytes_max is None else held_bytes_max
         self._sink = sink
@@ -121,6 +124,8 @@ class Connection(ABC):
         self._steps = 0
         self._rest: Gathered | None = None  # behind what has been read
         self._needed = 0  # octets that `_rest` needs before it says more
+        self._lacking = 0  # of a body frame that is taken as it comes, its end included; 0: there is none
+        self._taken_on = 0  # the channel of that
         self._guilt: tuple[RemoteProtocolError, int] | None = None  # of this channel, to be refused next
         self._channels: dict[int, Channel] = {}
         self._ready: set[int] = set()  # open channels that have begun no content
@@ -163,8 +168,12 @@ class Connection(ABC):
             self._beats.spoke = True
         return octets
 
+    def to_send(self) -> bytes | list[Piece]:
+        """The same, in pieces if some of it is large."""
+        return self.pieces_to_send() if self.large else self.data_to_send()
+
     def pieces_to_send(self) -> list[Piece]:
-        """The same, with what is on disk left there."""
+        """The same, with what is on disk left there, and nothing copied."""
         pieces: list[Piece] = self.out.copy()
         self.out.clear()  # others append to this list
         self.large = False
@@ -210,7 +219,7 @@ class Connection(ABC):
         if self._guilt is not None:
             (fault, number), self._guilt = self._guilt, None
             self.refuse(fault, number, events)
-        at = self._read_greeting(data, events)
+        at = self._take_on(data, events) if self._lacking else self._read_greeting(data, events)
         end = len(data)
         runs = self._runs
         while at < end and not self.closed and self._state not in self._paused:
@@ -232,6 +241,8 @@ class Connection(ABC):
                 raise
             if frame is None:
                 self._needed = frame_octets(data, at)
+                if self._needed >= PARTS_OCTETS_MIN and self._takes_in_parts(data, at):
+                    return end
                 break
             kind, number, payload, after = frame
             if kind == FRAME_METHOD and payload[:4] in ENDINGS and self._another_time(events):
@@ -337,7 +348,7 @@ class Connection(ABC):
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, channel.index)
         self._check_properties(properties, channel.index)
         channel.properties = properties
-        channel.left = size
+        channel.left = self.due = size
         self._hold(len(properties))
         if size > self._held_bytes_max and self._sink is not None:
             channel.sink = self._sink(size)
@@ -368,16 +379,65 @@ class Connection(ABC):
             if not channel.left:
                 self._complete(channel, channel.sink.finish(), events)
             return
-        body = channel.body
-        if size == channel.left and body is None:
+        if size == channel.left and channel.body is None:
             self._complete(channel, payload, events)
             return
-        channel.left -= size
+        self._add(channel, payload, 0, size)
+        self._end_frame(channel, events)
+
+    def _takes_in_parts(self, data: bytes, at: int) -> bool:
+        """Take what is there of a body frame that has not come whole; False: it has to come whole first."""
+        kind, number, size = BODY_HEAD(data, at)
+        channel = self._channels.get(number)
+        if (
+            kind != FRAME_BODY
+            or self._state is not State.OPEN
+            or channel is None
+            or channel.state is not ChannelState.OPEN
+            or channel.properties is None
+            or size > channel.left
+            or channel.sink is not None
+            or self._is_too_much(len(data) - at)
+        ):
+            return False  # that is a fault, or will be one, or somebody else's business
+        self.received["body"] += 1
+        self._taken_on = number
+        self._lacking = size + 1 - self._add(channel, data, at + FRAME_PREFIX, len(data))
+        return True
+
+    def _take_on(self, data: bytes, events: list[Event]) -> int:
+        """The next of a body frame that is taken in parts; returns where it ends."""
+        count = self._lacking
+        end = min(count, len(data))
+        if end == count and data[end - 1] != FRAME_END:
+            raise frame_error(f"a frame ends with 0x{data[end - 1]:02x}")
+        self._lacking = count - end
+        try:
+            channel = self._content_channel(self._taken_on, begun=True)
+            if channel is not None:
+                self._add(channel, data, 0, min(end, count - 1))
+                if not self._lacking:
+                    self._end_frame(channel, events)
+        except RemoteProtocolError as fault:
+            self.refuse(fault, self._taken_on, events)
+        return end
+
+    def _add(self, channel: Channel, data: bytes, begin: int, end: int) -> int:
+        """Octets of `data` belong to the body; returns how many. If they are the most of it they are copied
+        when the body is whole: until then `data` stays here for them.
+        """
+        count = end - begin
+        body = channel.body
         if body is None:
             body = channel.body = Gathered()
-        body.add(payload)
-        self._hold(size)
-        if not channel.left:
+        body.add(memoryview(data)[begin:end] if count > len(data) // 2 else data[begin:end])
+        channel.left -= count
+        self._hold(count)
+        return count
+
+    def _end_frame(self, channel: Channel, events: list[Event]) -> None:
+        body = channel.body
+        if not channel.left and body is not None:
             self._partial -= body.octets  # which leave it here, so that the channel holds them no more
             self._complete(channel, body.joined(), events)
 
@@ -405,12 +465,17 @@ class Connection(ABC):
         """Octets of contents, and of a frame, that have not come whole."""
         return self._partial + (0 if self._rest is None else self._rest.octets)
 
+    def _is_too_much(self, octets: int) -> bool:
+        """Of contents that have begun, with so many more."""
+        return self._partial + octets > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
+
     def _hold(self, octets: int) -> None:
         self._partial += octets
-        if self._partial > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max:
+        if self._is_too_much(0):
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
 
     def _drop_content(self, channel: Channel) -> None:
+        self.due = 0
         self._partial -= channel.held
         channel.reset()
 
@@ -561,7 +626,7 @@ class Connection(ABC):
         if self._usable(channel):
             frames = encode_content_frames(channel, properties, body, self.frame_max)
             self._send(channel, method)
-            self.large |= isinstance(body, Spooled)
+            self.large |= is_large(body)
             self.out += frames
             self.sent["header"] += 1
             self.sent["body"] += -(-len(body) // self.payload_max)

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled import Body, Piece, Spooled
+from gateway.model.spooled import APART_OCTETS_MIN, Body, Piece, is_large
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
@@ -82,13 +82,14 @@ class ContentWriter(ABC):
         head = HEADER(length, BASIC_WEIGHT, size)
         self._middle = b"".join((self._end, head, properties, self._behind))
         self._properties, self._size = properties, size
+        self._connection.large |= size >= APART_OCTETS_MIN
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
         """Of a body that needs none, or several. Raises OSError when it is on disk and not there."""
         frames = body_frames(self._channel.number, body, self._connection.frame_max)
         self._sent["body"] += -(-len(body) // self._payload_max)
-        self._connection.large |= isinstance(body, Spooled)
+        self._connection.large |= is_large(body)
         return frames
 
 
@@ -121,6 +122,8 @@ class Deliverer(ContentWriter):
         out, heads = self._out, self._heads
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
+        if size >= APART_OCTETS_MIN:
+            self._connection.large = True  # `_prepare` says so of other sizes
         tag = first_tag
         bodies = 0
         for redelivered, address, row_properties, body in rows:
@@ -180,6 +183,8 @@ class Publisher(ContentWriter):
         out, heads = self._out, self._heads
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
+        if size >= APART_OCTETS_MIN:
+            self._connection.large = True  # `_prepare` says so of other sizes
         count = bodies = 0
         for address, row_properties, body in rows:
             if row_properties is not properties or len(body) != size:

@@ -290,6 +290,11 @@ class Connection:
         """Octets of a packet that has not come whole."""
         return 0 if self._buffer is None else self._buffer.octets
 
+    @property
+    def due(self) -> int:
+        """Octets of that packet as far as they are known; 0: none has begun."""
+        return 0 if self._buffer is None else self._needed
+
     def _hold(self, buffer: Gathered) -> None:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0

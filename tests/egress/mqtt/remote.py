@@ -61,6 +61,9 @@ class FakeStream:
         self.doomed = error
         self.congested = True
 
+    def expect(self, octets: int) -> None:
+        """Here all comes at once."""
+
     def again(self) -> None:
         assert self.owner is not None
         self.owner.receive(b"", trio.current_time())

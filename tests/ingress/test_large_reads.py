@@ -1,0 +1,47 @@
+"""While a large message comes more is read at a time: of what a fleet says in one read, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
+from gateway.transport.stream import LARGE_READ_OCTETS, READ_OCTETS
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.clients import Raw, connect
+from tests.interop.gateway_fixture import Running
+
+BODY = bytes(range(256)) * 200
+
+
+def mqtt(gateway: Running) -> tuple[Raw, bytes]:
+    client = connect(gateway)[0]
+    client.machine.publish(b"large", BODY, 0)
+    return client, client.machine.data_to_send()
+
+
+def amqp(gateway: Running) -> tuple[Raw, bytes]:
+    client = Amqp(gateway).open()
+    method = encode_method_frame(1, m.BasicPublish("", "nobody"))
+    return client, method + b"".join(encode_content_frames(1, b"\0\0", BODY, 131_072))
+
+
+@pytest.mark.parametrize("listener, begin", [("mqtt", mqtt), ("amqp091", amqp)])
+def test_more_is_read_at_a_time_while_a_large_message_comes(
+    gateway: Running, listener: str, begin: Callable[[Running], tuple[Raw, bytes]]
+) -> None:
+    client, octets = begin(gateway)
+
+    def reads(count: int) -> Callable[[], bool]:
+        """So much is read at a time."""
+        connections = gateway.gateway.listeners[listener].connections
+        return lambda: {one.stream.read_octets for one in connections} == {count}
+
+    with client:
+        gateway.until(reads(READ_OCTETS))
+        client.send(octets[:20_000])
+        gateway.until(reads(LARGE_READ_OCTETS))
+        client.send(octets[20_000:])
+        gateway.until(reads(READ_OCTETS))
