@@ -106,7 +106,8 @@ class Poller:
         self._pausing = trio.Event()
         self._stopwatch = stopwatch
         self._worked = worked
-        self._work_began = 0.0
+        self._work_began = 0.0  # what had been worked when that was looked at
+        self._work_at = 0.0  # and when that was
         self._closed = False
 
     def watch(self, stream: Stream) -> None:
@@ -218,11 +219,11 @@ class Poller:
         last: Stream | None = None
         streams = self._streams
         stopwatch = self._stopwatch
-        began = stopwatch()
-        until = began + TURN_SECS
-        self._work_began = self._worked()
         ready = self._left or self._ready.poll(0)
         self._left = []
+        began = stopwatch()  # to ask for thousands takes a while, and is nobody's
+        until = began + TURN_SECS
+        self._work_began, self._work_at = self._worked(), began
         for number, (descriptor, events) in enumerate(ready, 1):
             stream = streams[descriptor]
             if stream is None:
@@ -242,7 +243,7 @@ class Poller:
                 stream.fail(error)
             ended = stopwatch()
             if ended - began > LONG_SECS:
-                self._took_long(stream, ended - began)
+                self._took_long(stream, began, ended)
             elif last is stream and stream.strikes:
                 stream.strikes -= 1
             began = ended
@@ -280,7 +281,7 @@ class Poller:
                 stream.fail(error)
             ended = self._stopwatch()
             if ended - began > LONG_SECS:
-                self._took_long(stream, ended - began)
+                self._took_long(stream, began, ended)
             elif stream.strikes and not rest:  # the end of much is no turn to judge it by
                 stream.strikes -= 1
             began = ended
@@ -294,11 +295,14 @@ class Poller:
                 break
         self._end_turn(began, last if served == 1 else None)
 
-    def _took_long(self, stream: Stream, seconds: float) -> None:
-        """A turn did. If that was work; of this all is counted since it was last looked at."""
+    def _took_long(self, stream: Stream, began: float, ended: float) -> None:
+        """A turn did, if that was work. Of work all is counted since it was last looked at, and who had turns
+        in between is taken to have worked all the time: to look before each turn would cost too much, and
+        what others have done may not count against a stream in whose turn this thread did not run.
+        """
         worked = self._worked()
-        seconds = min(seconds, worked - self._work_began)
-        self._work_began = worked
+        seconds = min(ended - began, worked - self._work_began - (began - self._work_at))
+        self._work_began, self._work_at = worked, ended
         if seconds <= LONG_SECS:
             return
         stream.strikes = min(stream.strikes + STRIKES_LONG, STRIKES_MAX)
@@ -312,5 +316,5 @@ class Poller:
         except Exception as error:
             contained("batch", error)
         self._writes.flush()
-        if only is not None and (took := self._stopwatch() - began) > LONG_SECS:
-            self._took_long(only, took)
+        if only is not None and (ended := self._stopwatch()) - began > LONG_SECS:
+            self._took_long(only, began, ended)

@@ -136,6 +136,25 @@ def test_time_in_which_the_process_did_not_run_counts_against_nobody(bench: Benc
     assert (stream_of(peer).strikes, bench.long) == (0, [])
 
 
+def test_what_others_have_worked_does_not_count_against_one_in_whose_turn_the_process_did_not_run(
+    bench: Bench,
+) -> None:
+    others = [Worker(bench, cost=0.0009) for _ in range(5)]
+    innocent = Worker(bench, cost=0.005)
+
+    def worked() -> float:
+        """All but the turn of that one, if it was already."""
+        return bench.time - 0.005 * len(innocent.turns)
+
+    bench.poller.close()
+    bench.poller = Poller(bench.writes, lambda: None, lambda: bench.time, worked)
+    for other in others:
+        bench.connect(other).sendall(b"x")
+    bench.connect(innocent).sendall(b"x")
+    assert bench.turn()[-1] is innocent
+    assert (stream_of(innocent).strikes, bench.long) == (0, [])
+
+
 def test_a_long_row_of_quick_ones_is_cut_and_goes_on_where_it_was(bench: Bench) -> None:
     peers = [Worker(bench, cost=0.0009) for _ in range(60)]
     for peer in peers:
