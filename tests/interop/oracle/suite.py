@@ -26,6 +26,22 @@ DIFFERENT_TEXTS: Final = frozenset(
 )
 
 
+WITH_CLOCKS: Final = frozenset(  # of a tenth of a second, which go wrong in a crowd on a slow machine
+    {
+        "a circle without a rejection is cut",
+        "a message behind another expires at the head",
+        "a message expires by itself",
+        "a message expires in its queue",
+        "a message in a transaction lives from its commit on",
+        "a message that expires by itself becomes a dead letter",
+        "a queue expires when nobody uses it",
+        "a quorum queue whose messages expire",
+        "an expired message becomes a dead letter",
+        "dying again and again",
+    }
+)
+
+
 class Difference(NamedTuple):
     """What we say instead, and why."""
 
