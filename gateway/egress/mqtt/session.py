@@ -33,6 +33,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.batch import SubBatch
 from gateway.model.message import Sender
+from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import Bounds, violation
@@ -110,10 +111,10 @@ class MqttLinkConnection(Bringer):
             self.stream.end(f"the broker broke the protocol: {error}")
         self._session.balance()
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
         self._acknowledge()
-        return self.machine.data_to_send()
+        return self.machine.to_send()
 
     def _acknowledge(self) -> None:
         machine = self.machine

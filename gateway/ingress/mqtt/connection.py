@@ -43,6 +43,7 @@ from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
+from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, is_filter
@@ -185,11 +186,11 @@ class MqttConnection(AdmittedGuest):
         except RemoteProtocolError as error:
             self._fail(error)
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
         machine = self.machine
         if machine.state is not OPEN:
-            return machine.data_to_send()
+            return machine.to_send()
         pubacks = self._pubacks
         if pubacks is not None:
             self._pubacks = None
@@ -199,7 +200,7 @@ class MqttConnection(AdmittedGuest):
         if self._pubrecs is not None:
             machine.acknowledge(PacketType.PUBREC, self._pubrecs)
             self._pubrecs = None
-        return machine.data_to_send()
+        return machine.to_send()
 
     def drained(self) -> None:
         """The client reads again."""

@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.gathered import Gathered
-from gateway.model.spooled import Body
+from gateway.model.spooled import APART_OCTETS_MIN, Body, Piece
 from gateway.protocols.mqtt.codec import decode_packet
 from gateway.protocols.mqtt.octets import (
     UNBOUNDED,
@@ -114,6 +114,7 @@ class Connection:
         "alias_max",
         "bounded",
         "keep_alive",
+        "large",
         "last_received",
         "out",
         "packet_bytes_max",
@@ -157,6 +158,7 @@ class Connection:
         self.received = [0] * 16
         self.sent = [0] * 16
         self.out: list[bytes] | None = None
+        self.large = False  # `to_send` gives pieces
         self.pending = False
         self.unread = False
         self._steps = 0
@@ -528,7 +530,17 @@ class Connection:
         if out is None:
             return b""
         self.out = None
+        self.large = False
         return out[0] if len(out) == 1 else b"".join(out)
+
+    def to_send(self) -> bytes | list[Piece]:
+        """The same, in pieces if some of it is large: none of that is copied, however many hear of it."""
+        if not self.large or self.out is None:
+            return self.data_to_send()
+        pieces: list[Piece] = [*self.out]
+        self.out = None
+        self.large = False
+        return pieces
 
     def send(self, packet: Packet) -> bool:
         """Say `packet`; False when it is larger than the peer takes, and then nothing was said."""
@@ -571,6 +583,7 @@ class Connection:
             self._require(OPEN)
         limit = self.peer_packet_bytes_max
         safe = limit - FIXED_HEADER_MAX
+        common = min(safe, APART_OCTETS_MIN)
         v5 = self._v5
         little = self._little
         words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
@@ -590,9 +603,11 @@ class Connection:
                 middle += encode_varint(len(properties)) + properties if properties else b"\0"
             size = len(topic) + 2 + len(middle) + len(body)
             length = lengths[size] if size < known else encode_varint(size)
-            if size > safe and size + 1 + len(length) > limit:
-                refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
-                continue
+            if size > common:
+                if size > safe and size + 1 + len(length) > limit:
+                    refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
+                    continue
+                self.large |= len(body) >= APART_OCTETS_MIN
             out += (firsts[flags], length, words[len(topic)], topic, middle, body)
         self.sent[PUBLISH] += (len(out) - before) // PUBLISH_PIECES
         return refused

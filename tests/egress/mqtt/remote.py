@@ -18,6 +18,7 @@ from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
+from gateway.model.spooled import Piece, joined
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, PublishRow, Subscribe, Unsubscribe
 from gateway.protocols.mqtt.server import ServerConnection
@@ -33,6 +34,11 @@ version: 1
 routes:
   - {name: up, from: {endpoint: plant, topic: "up/#"}, to: {endpoint: local, topic: "in/{topic}"}}
 """
+
+
+def whole(said: bytes | list[Piece]) -> bytes:
+    """It, in one."""
+    return said if isinstance(said, bytes) else joined(said)
 
 
 class FakeStream:
@@ -88,7 +94,7 @@ class FakeStream:
         if not self.ending and not self.closed:
             self.ending = True
             assert self.owner is not None
-            self.last = self.owner.data_to_send()
+            self.last = whole(self.owner.data_to_send())
             self._lose(reason)
 
     def abort(self, reason: str) -> None:
@@ -255,7 +261,7 @@ class World:
     def talk(self, now: float = 0.0) -> None:
         """Carry octets to and fro until nobody has anything to say; each arrival is one wake-up."""
         for _ in range(1_000):
-            said = self.stream.owner.data_to_send() if self.stream.owner else self.stream.last
+            said = whole(self.stream.owner.data_to_send()) if self.stream.owner else self.stream.last
             self.stream.last = b""
             if said:
                 self.remote.receive(said)
