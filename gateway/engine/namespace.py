@@ -361,8 +361,9 @@ class EngineNamespace(MqttNamespace):
         """Sessions of clients that are here, with queues."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.lasting]
 
-    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool) -> bool:
+    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool, at_once: bool) -> bool:
         """A client by that identifier has another owner now; `late`: for some time. True: it was here.
+        `at_once`: the new one takes its place in this wake-up, or its session is over.
 
         Its will says that the first connection is gone; when the client has long been there again that would
         only mislead.
@@ -380,8 +381,11 @@ class EngineNamespace(MqttNamespace):
         log.info("a client has come anew, here or at another replica", client=client)
         if late and isinstance(outlet, AdmittedGuest):
             outlet.will = None
+        patient = session.lasting and not at_once
+        if patient:
+            session.stop()
         try:
-            outlet.taken_over()
+            outlet.taken_over(patient=patient)
         except Exception as error:  # of this one alone
             outlet.stream.fail(error)
         return True

@@ -105,7 +105,7 @@ class Clients(Protocol):
     def wanting(self, address: Address) -> tuple[Sink, ...]:
         """Who of them gets messages of a topic."""
 
-    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool) -> bool:
+    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool, at_once: bool) -> bool:
         """A client by that identifier has another owner now; `late`: for some time. True: it was here."""
 
     def arrived(self, opening: Opening, arrival: Arrival) -> None:
@@ -654,7 +654,10 @@ class EngineSession(OneSink):
         ours = opening is not None and opening.owner == record.owner
         if not arrival.refused:
             self.records["moved"] += self.clients.opened_elsewhere(
-                record.client, record.owner, late=not self._up or clock.utc() - record.utc > LATE_SECS
+                record.client,
+                record.owner,
+                late=not self._up or clock.utc() - record.utc > LATE_SECS,
+                at_once=ours or arrival.ended is not None,
             )
             if arrival.ended is not None:
                 self.is_over(arrival.ended, record)

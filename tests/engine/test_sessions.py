@@ -12,15 +12,18 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from gateway.protocols.mqtt.spec import PacketType, Property
+from gateway.ingress.mqtt import ingress
+from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
-from tests.ingress.clients import connect, eventually
+from tests.ingress.clients import Mqtt, connect, eventually
 from tests.interop.servers import RabbitMQ
 
 NAMESPACE = "sessions"
 numbers = itertools.count()
 
+KEPT: Final = {Property.SESSION_EXPIRY_INTERVAL: 300}
 SLOW_SECS: Final = 60.0  # each call of rabbitmqctl takes some
 
 
@@ -63,6 +66,48 @@ def test_what_came_meanwhile_is_at_another_replica(
         assert again.told == [(f"{topic}/last", b"last")]
 
 
+def test_what_was_acknowledged_counts_though_the_client_is_elsewhere_before_its_goodbye_comes(
+    two: tuple[Replica, Replica], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "GOODBYE_SECS", SLOW_SECS)
+    name = f"hasty {topic}"
+    client, _ = connect(two[0], name, properties=KEPT)
+    with client, Client(two[1].mqtt, f"p {topic}") as publisher:
+        client.subscribe(topic, qos=1)
+        for at in range(3):
+            publisher.publish(topic, b"%d" % at)
+        ids = [client.row()[2] for _ in range(3)]
+        moved = two[0].engine.records["moved"]
+        again = Mqtt(two[1].mqtt)
+        with again:
+            again.say(Connect(name, clean_start=False, properties=KEPT))
+            two[0].until(lambda: two[0].engine.records["moved"] > moved)
+            for packet_id in ids[:2]:
+                client.ack(PacketType.PUBACK, packet_id)
+            client.machine.disconnect()
+            client.flush()
+            assert again.next(Connack).session_present
+            publisher.publish(topic, b"3")
+            assert [again.row()[4] for _ in range(2)] == [b"2", b"3"]
+
+
+def test_who_says_nothing_more_when_its_client_is_elsewhere_is_let_go(
+    two: tuple[Replica, Replica], topic: str
+) -> None:
+    name = f"gone {topic}"
+    client, _ = connect(two[0], name, properties=KEPT)
+    with client, Client(two[1].mqtt, f"p {topic}") as publisher:
+        client.subscribe(topic, qos=1)
+        publisher.publish(topic, b"0")
+        assert client.row()[4] == b"0"
+        again, connack = connect(two[1], name, clean=False, properties=KEPT)
+        with again:
+            assert connack.session_present
+            assert again.body() == b"0"
+            assert client.next(Disconnect).reason == ReasonCode.SESSION_TAKEN_OVER
+            assert client.closed()
+
+
 def test_what_was_not_acknowledged_comes_again(two: tuple[Replica, Replica], topic: str) -> None:
     name = f"slow {topic}"
     with lasting(two[0].mqtt, name, ack=False) as before, Client(two[0].mqtt, f"p {topic}") as publisher:
@@ -77,9 +122,6 @@ def test_what_was_not_acknowledged_comes_again(two: tuple[Replica, Replica], top
             after.until(lambda: len(after.messages) >= 20)
             assert [int(body) for _, body in after.told] == list(range(20))
             assert [message.dup for message in after.messages] == [True] * 10 + [False] * 10
-
-
-KEPT = {Property.SESSION_EXPIRY_INTERVAL: 300}
 
 
 def test_what_a_client_is_sent_for_the_second_time_at_qos_2_has_its_old_id(

@@ -822,13 +822,22 @@ class MqttConnection(AdmittedGuest):
         if self.session is not None and self.session.owed and not self.gone:
             self._ingress.owe_retained(self.session)
 
-    def taken_over(self) -> None:
+    def taken_over(self, *, patient: bool = False) -> None:
         """Another connection has come with the same client identifier (3.1.4). A client that has said
         goodbye here, and went to another replica, may be heard of from there first: what it has acknowledged
         before is not to come again.
         """
         self.stream.hear_out(self._ingress.now())
         self._ingress.turn_done()
+        if self.gone:
+            return
+        if patient and self.session is not None and self.session.in_flight:
+            self._ingress.tasks.start_soon(self._ingress.await_goodbye, self.stream, self._give_way)
+        else:
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """The client has another connection, if it is still here."""
         if self.gone:
             return
         self._yields = False  # the client is here again

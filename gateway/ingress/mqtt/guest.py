@@ -38,8 +38,9 @@ class MqttGuest(Guest):
         """A target did not take the message."""
 
     @abstractmethod
-    def taken_over(self) -> None:
-        """Another connection has come with the same client identifier (3.1.4)."""
+    def taken_over(self, *, patient: bool = False) -> None:
+        """Another connection has come with the same client identifier (3.1.4). `patient`: a goodbye that is
+        on its way may come first."""
 
 
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
