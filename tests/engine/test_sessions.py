@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -66,40 +67,84 @@ def test_what_came_meanwhile_is_at_another_replica(
         assert again.told == [(f"{topic}/last", b"last")]
 
 
-def test_what_was_acknowledged_counts_though_the_client_is_elsewhere_before_its_goodbye_comes(
-    two: tuple[Replica, Replica], topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingress, "GOODBYE_SECS", SLOW_SECS)
-    name = f"hasty {topic}"
+@contextmanager
+def unacknowledged(
+    two: tuple[Replica, Replica], name: str, topic: str, *, qos: int, count: int
+) -> Iterator[tuple[Mqtt, Client, list[int]]]:
+    """A client of the first replica that has so many messages, a publisher of the other, and their ids."""
     client, _ = connect(two[0], name, properties=KEPT)
     with client, Client(two[1].mqtt, f"p {topic}") as publisher:
-        client.subscribe(topic, qos=1)
-        for at in range(3):
-            publisher.publish(topic, b"%d" % at)
-        ids = [client.row()[2] for _ in range(3)]
-        moved = two[0].engine.records["moved"]
-        again = Mqtt(two[1].mqtt)
-        with again:
-            again.say(Connect(name, clean_start=False, properties=KEPT))
-            two[0].until(lambda: two[0].engine.records["moved"] > moved)
-            for packet_id in ids[:2]:
-                client.ack(PacketType.PUBACK, packet_id)
-            client.machine.disconnect()
-            client.flush()
-            assert again.next(Connack).session_present
-            publisher.publish(topic, b"3")
-            assert [again.row()[4] for _ in range(2)] == [b"2", b"3"]
+        client.subscribe(topic, qos=qos)
+        for at in range(count):
+            publisher.publish(topic, b"%d" % at, qos=qos)
+        yield client, publisher, [client.row()[2] for _ in range(count)]
+
+
+@contextmanager
+def moving(two: tuple[Replica, Replica], name: str) -> Iterator[Mqtt]:
+    """It comes to the other replica; the first has heard of it, and awaits its goodbye."""
+    moved = two[0].engine.records["moved"]
+    with Mqtt(two[1].mqtt) as again:
+        again.say(Connect(name, clean_start=False, properties=KEPT))
+        two[0].until(lambda: two[0].engine.records["moved"] > moved)
+        yield again
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A goodbye is awaited for as long as the test takes."""
+    monkeypatch.setattr(ingress, "GOODBYE_SECS", SLOW_SECS)
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_was_acknowledged_counts_though_the_client_is_elsewhere_before_its_goodbye_comes(
+    two: tuple[Replica, Replica], topic: str
+) -> None:
+    name = f"hasty {topic}"
+    with (
+        unacknowledged(two, name, topic, qos=1, count=3) as (client, publisher, ids),
+        moving(two, name) as again,
+    ):
+        for packet_id in ids[:2]:
+            client.ack(PacketType.PUBACK, packet_id)
+        client.machine.disconnect()
+        client.flush()
+        assert again.next(Connack).session_present
+        publisher.publish(topic, b"3")
+        assert [again.row()[4] for _ in range(2)] == [b"2", b"3"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_a_client_publishes_at_qos_2_where_it_is_no_longer_counts_when_it_says_it_again(
+    two: tuple[Replica, Replica], topic: str
+) -> None:
+    """The log would not know its id. The old connection ends without an answer, as if that had been lost."""
+    name = f"twice there {topic}"
+    with (
+        Client(two[1].mqtt, f"watcher {topic}") as watcher,
+        unacknowledged(two, name, topic, qos=1, count=1) as (client, _, ids),
+        moving(two, name) as again,
+    ):
+        watcher.subscribe(f"{topic}/out", qos=2)
+        client.publish(f"{topic}/out", b"once", 2, 7)
+        assert client.next(Disconnect).reason == ReasonCode.SESSION_TAKEN_OVER
+        assert client.closed()
+        assert again.next(Connack).session_present
+        assert again.row()[4] == b"0", ids
+        for body, packet_id in ((b"once", 7), (b"last", 8)):
+            again.publish(f"{topic}/out", body, 2, packet_id, dup=body == b"once")
+            assert again.acked(PacketType.PUBREC) == (packet_id, 0)
+            again.ack(PacketType.PUBREL, packet_id)
+            assert again.acked(PacketType.PUBCOMP) == (packet_id, 0)
+        watcher.until(lambda: (f"{topic}/out", b"last") in watcher.told)
+        assert [body for _, body in watcher.told] == [b"once", b"last"]
 
 
 def test_who_says_nothing_more_when_its_client_is_elsewhere_is_let_go(
     two: tuple[Replica, Replica], topic: str
 ) -> None:
     name = f"gone {topic}"
-    client, _ = connect(two[0], name, properties=KEPT)
-    with client, Client(two[1].mqtt, f"p {topic}") as publisher:
-        client.subscribe(topic, qos=1)
-        publisher.publish(topic, b"0")
-        assert client.row()[4] == b"0"
+    with unacknowledged(two, name, topic, qos=1, count=1) as (client, _, _):
         again, connack = connect(two[1], name, clean=False, properties=KEPT)
         with again:
             assert connack.session_present
@@ -129,12 +174,7 @@ def test_what_a_client_is_sent_for_the_second_time_at_qos_2_has_its_old_id(
 ) -> None:
     """By that a client that has it already knows it again; what it has said to have is not sent again."""
     name = f"twice {topic}"
-    client, _ = connect(two[0], name, properties=KEPT)
-    with client, Client(two[1].mqtt, f"p {topic}") as publisher:
-        client.subscribe(topic, qos=2)
-        for at in range(4):
-            publisher.publish(topic, b"%d" % at, qos=2)
-        ids = [client.row()[2] for _ in range(4)]
+    with unacknowledged(two, name, topic, qos=2, count=4) as (client, publisher, ids):
         client.ack(PacketType.PUBREC, ids[0])
         client.ack(PacketType.PUBREC, ids[1])
         assert client.acked(PacketType.PUBREL) == (ids[0], 0)

@@ -114,8 +114,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
         self._acknowledge()
-        machine = self.machine
-        return machine.pieces_to_send() if machine.large else machine.data_to_send()
+        return self.machine.to_send()
 
     def drained(self) -> None:
         """The server reads again."""

@@ -205,8 +205,7 @@ class FastConnection(ActingGuest):
             channels, self._delivering = self._delivering, {}
             for channel in channels:
                 channel.flushed()
-        machine = self.machine
-        return machine.pieces_to_send() if machine.large else machine.data_to_send()
+        return self.machine.to_send()
 
     def drained(self) -> None:
         """The client reads again: large messages and its consumers may go on."""

@@ -83,6 +83,7 @@ class MqttConnection(AdmittedGuest):
         "_answers",
         "_current_rights",
         "_deadline",
+        "_elsewhere",
         "_entries",
         "_generation",
         "_held",
@@ -119,6 +120,7 @@ class MqttConnection(AdmittedGuest):
         self.rights: Rights | None = None
         self._current_rights = CurrentRights(ingress.authorization)
         self.offer: Offer | None = None  # None: everything is offered
+        self._elsewhere = False  # the client is at another replica, and has a moment for its goodbye here
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
@@ -574,7 +576,10 @@ class MqttConnection(AdmittedGuest):
         question = self._ingress.namespace.taking(session, packet_ids)
         if question is None:
             return False
-        self._ingress.decide(self.stream, question)
+        if self._elsewhere:  # there these ids are not known: it says the messages again, and that counts
+            self._give_way()
+        else:
+            self._ingress.decide(self.stream, question)
         return True
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
@@ -831,7 +836,9 @@ class MqttConnection(AdmittedGuest):
         self._ingress.turn_done()
         if self.gone:
             return
-        if patient and self.session is not None and self.session.in_flight:
+        # What waits for the log is left to the new connection, which does not know of it.
+        if patient and self.session is not None and self.session.in_flight and self.stream.listening:
+            self._elsewhere = True
             self._ingress.tasks.start_soon(self._ingress.await_goodbye, self.stream, self._give_way)
         else:
             self._give_way()

@@ -427,10 +427,13 @@ class Connection(ABC):
         when the body is whole: until then `data` stays here for them.
         """
         count = end - begin
+        part: bytes | memoryview = data
+        if count < len(data):
+            part = memoryview(data)[begin:end] if count > len(data) // 2 else data[begin:end]
         body = channel.body
         if body is None:
             body = channel.body = Gathered()
-        body.add(memoryview(data)[begin:end] if count > len(data) // 2 else data[begin:end])
+        body.add(part)
         channel.left -= count
         self._hold(count)
         return count

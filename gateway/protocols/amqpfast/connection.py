@@ -156,6 +156,10 @@ class Connection(Lifetime):
         """There are large parts of bodies to write: ask for pieces."""
         return bool(self._large)
 
+    def to_send(self) -> bytes | list[Piece]:
+        """The same, in pieces if some of it is large."""
+        return self.pieces_to_send() if self.large else self.data_to_send()
+
     def pieces_to_send(self) -> list[Piece]:
         """The same, with large parts of bodies as they were given to a Transfer."""
         pieces, self._large = self._large, []
