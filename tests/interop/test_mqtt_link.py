@@ -151,10 +151,11 @@ def queue_of(opened: Any, key: str) -> str:
 
 
 def fetch(opened: Any, queue: str, count: int) -> list[tuple[Any, Any, bytes]]:
-    """`count` messages: delivery, properties, body."""
+    """`count` messages: delivery, properties, body. What has come beyond them goes back to the queue."""
     found: list[tuple[Any, Any, bytes]] = []
-    for got in opened.consume(queue, auto_ack=True, inactivity_timeout=WAIT_SECS):
+    for got in opened.consume(queue, inactivity_timeout=WAIT_SECS):
         assert got[0] is not None, f"{len(found)} of {count} messages came"
+        opened.basic_ack(got[0].delivery_tag)
         found.append(got)
         if len(found) == count:
             break

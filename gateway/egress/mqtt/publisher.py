@@ -13,7 +13,10 @@ acknowledged, and after BARREN_MAX in a row the message that was sent alone is r
 A gateway that was killed does not know which packet ids it used, but the broker's session does: ids of QoS 2
 that wait for their PUBREL fill the broker's Receive Maximum, and a new message under one of them would be
 taken for a repeat (5: 4.3.3). So before the first message of QoS 2 on a session of an earlier life every id
-is released, until an answer shows that the broker has heard it.
+is released, and that message waits until the broker has answered for the last of them: on a connection that
+is lost before, nothing has been said under an id of which nobody knows whose it is. A broker that does not
+know QoS 2 may read nothing more behind the first PUBREL, or close (RabbitMQ's): it holds no ids, and is found
+out by SWEEPS_MAX connections without an answer.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ CHUNK_OCTETS: Final = 1_048_576
 PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576  # of a body: topic and properties need room too
 BARREN_MAX: Final = 5
 BARREN_MAX_TOO_LARGE: Final = 2  # when the broker itself has said that a packet was too large
+SWEEP_SECS: Final = 5.0  # that the broker may be silent before it has answered for every id
+SWEEPS_MAX: Final = 2
 
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than the broker takes")
 POISON: Final = Outcome(
@@ -129,7 +134,8 @@ class MqttLinkPublisher(ConfirmedSink):
         self._kept: dict[PlaceInBatch, int] = {}  # packet ids of what was on its way when the connection went
         self._released: dict[PlaceInBatch, None] = {}  # of that: PUBREC had come
         self._inherited = True  # the broker may hold ids of QoS 2 that we know nothing of
-        self._sweeps = False  # they are to be released before more is sent
+        self._sweeps = 0  # connections on which they were released, since an answer came
+        self._patient_until: float | None = None  # for the answer, as they have been on this connection
         self._next_id = 1
         self._fruitful = False  # something was acknowledged on this connection
         self._barren = False  # nothing was on the one before, and so the window is narrow
@@ -142,6 +148,11 @@ class MqttLinkPublisher(ConfirmedSink):
         if number is None or run is None:
             return None
         return run.part.messages[run.positions[number - run.first]]
+
+    @property
+    def awaits_answers(self) -> bool:
+        """The broker has to say something before all that was sent is settled, or more can be."""
+        return self.in_flight > 0 or self._patient_until is not None
 
     # What the connection tells.
 
@@ -157,7 +168,6 @@ class MqttLinkPublisher(ConfirmedSink):
             self._kept.clear()
             self._released.clear()
             self._inherited = False
-        self._sweeps = self._inherited
         self._fruitful = False
         self._flowing = True
         self.pump()
@@ -193,6 +203,8 @@ class MqttLinkPublisher(ConfirmedSink):
         """Once a second."""
         if self._ledger is not None:
             self._ledger.tick(now)
+        if self._patient_until is not None and now >= self._patient_until and self._stream is not None:
+            self._stream.abort("the broker does not answer PUBREL")
 
     def detach(self, *, too_large: bool = False) -> None:
         """The connection is gone. `too_large`: the broker said that a packet of ours was."""
@@ -209,6 +221,9 @@ class MqttLinkPublisher(ConfirmedSink):
     def close(self) -> int:
         """The connection is gone. Returns how much is to be sent again: what the broker has not received."""
         self._outlet = None
+        if self._patient_until is not None:
+            self._patient_until = None
+            self._inherited = self._sweeps < SWEEPS_MAX
         received = len(self._received)
         for packet_id, number in self._numbers.items():
             run = self._run_of(number)
@@ -305,6 +320,8 @@ class MqttLinkPublisher(ConfirmedSink):
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in messages]
         count = len(flags)
+        if self._inherited and max(flags) >= TWICE:
+            return False
         if min(flags) <= RETAIN or count > CHUNK_MESSAGES or count > self._window - self.in_flight:
             return False
         octets = sum([len(message.body) for message in messages])
@@ -315,8 +332,6 @@ class MqttLinkPublisher(ConfirmedSink):
             rows = self._rows(messages, flags, ids)
         except _UnsendableError:
             return False
-        if self._sweeps:
-            self._sweep(outlet, rows)
         refused = outlet.send(rows)
         large = [positions[at] for at in refused]
         if large:
@@ -335,11 +350,15 @@ class MqttLinkPublisher(ConfirmedSink):
         self, outlet: Outlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
         """Send the next run of messages that all have, or all lack, a QoS; returns how many are dealt with.
-        0: the window is full."""
+        0: the window is full, or QoS 2 has to wait for `_swept`."""
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
         assured = flags[0] > RETAIN
         count = self._extent(chunk, flags, assured, len(sent.positions))
+        if count and self._inherited and max(flags[:count]) >= TWICE:
+            count = next(at for at, flag in enumerate(flags) if flag >= TWICE)
+            if not count:
+                self._sweep()
         if not count:
             return 0
         del chunk[count:]
@@ -350,8 +369,6 @@ class MqttLinkPublisher(ConfirmedSink):
             return 1
         count = len(rows)
         positions, ids = positions[:count], ids[:count]
-        if self._sweeps:
-            self._sweep(outlet, rows)
         if self._max_qos < 2 or not self._retains:
             self._count_lowered(chunk)
         if refused := outlet.send(rows):
@@ -495,11 +512,21 @@ class MqttLinkPublisher(ConfirmedSink):
                 return error.outcome
         return ACCEPTED
 
-    def _sweep(self, outlet: Outlet, rows: list[PublishRow]) -> None:
-        """Release every id, if one of `rows` is of QoS 2. Whoever does not speak it would not understand."""
-        if any(row[0] & TWICE for row in rows):
-            self._sweeps = False
-            outlet.release(list(range(1, PACKET_IDS + 1)))
+    def _sweep(self) -> None:
+        """Release every id, once on each connection."""
+        if self._patient_until is None:
+            assert self._outlet is not None
+            self._outlet.release(list(range(1, PACKET_IDS + 1)))
+            self._sweeps += 1
+            self._patient_until = trio.current_time() + SWEEP_SECS
+
+    def _swept(self, packet_ids: Iterable[int]) -> None:
+        """The broker says PUBCOMP to these: it goes on, and to the last of them once it has heard of all."""
+        self._sweeps = 0
+        self._patient_until = trio.current_time() + SWEEP_SECS
+        if PACKET_IDS in packet_ids:
+            self._patient_until = None
+            self._inherited = False
 
     def _count_lowered(self, chunk: list[Message]) -> None:
         lessened = self._stats.lessened
@@ -515,7 +542,9 @@ class MqttLinkPublisher(ConfirmedSink):
         strangers: list[int] = []
         if kind is PacketType.PUBREC:
             rows, strangers = self._take_received(rows)
-        elif kind is PacketType.PUBCOMP:  # of those that we swept, too
+        elif kind is PacketType.PUBCOMP:
+            if self._patient_until is not None:
+                self._swept([row[0] for row in rows])
             rows = [row for row in rows if row[0] in self._received]
         if rows:
             self._finish(rows, refuses=kind is not PacketType.PUBCOMP)
@@ -534,13 +563,24 @@ class MqttLinkPublisher(ConfirmedSink):
                 taken.append(packet_id)
             else:
                 strangers.append(packet_id)
+        if strangers and self._kept:
+            strangers = self._take_unasked(strangers)
         if taken:
-            self._inherited = False
             self._bore_fruit()
             self._received.update(dict.fromkeys(taken))
             if self._outlet is not None:
                 self._outlet.release(taken)
         return refused, strangers
+
+    def _take_unasked(self, packet_ids: list[int]) -> list[int]:
+        """PUBREC for what has not been sent again yet: it need not be. Returns the unknown ids."""
+        kept = {packet_id: entry for entry, packet_id in self._kept.items() if self._known_again(*entry)}
+        for packet_id in packet_ids:
+            if packet_id in kept:
+                self._released[kept[packet_id]] = None
+        if self._outlet is not None:
+            self._release_again(self._outlet)
+        return [packet_id for packet_id in packet_ids if packet_id not in kept]
 
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
         """The last acknowledgements of messages came. Of a PUBCOMP the reason says nothing about the message:

@@ -430,7 +430,7 @@ class MqttLinkSession(OneSink):
         unsettled = self.receiver.unsettled
         if connection.held or unsettled > most:
             connection.hold(
-                unsettled > (most // 2 if connection.held else most) and not self.publisher.in_flight
+                unsettled > (most // 2 if connection.held else most) and not self.publisher.awaits_answers
             )
 
     def _version(self) -> Version:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway.egress.mqtt.publisher import PACKET_IDS
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
-from tests.egress.mqtt.remote import World, row
+from tests.egress.mqtt.remote import World, message, row
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
@@ -302,6 +303,19 @@ async def test_reading_stops_while_too_much_is_unsettled() -> None:
     world.talk()
     assert len(remote.acks_of(PUBACK)) == 6
     assert world.link.downs == []
+
+
+async def test_what_frees_ids_of_an_earlier_life_is_read_whatever_waits() -> None:
+    world = World(version="3.1.1", prefetch=2)
+    world.local.answer, world.present = None, True
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("two", 2))
+    world.deliver(*[row(str(number), 1, number) for number in range(1, 7)])
+    assert world.stream.holds == 0
+    remote.machine.acknowledge(PacketType.PUBCOMP, range(1, PACKET_IDS + 1))
+    world.talk()
+    assert world.sent() == [(4, b"two")]
 
 
 async def test_a_link_that_feeds_itself_goes_on_reading() -> None:

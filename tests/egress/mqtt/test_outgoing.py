@@ -5,20 +5,24 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import pytest
+import trio
 
-from gateway.egress.mqtt.publisher import BARREN_MAX, NUMBERS_MAX, PACKET_IDS
+from gateway.egress.mqtt.publisher import BARREN_MAX, NUMBERS_MAX, PACKET_IDS, SWEEP_SECS, SWEEPS_MAX
 from gateway.egress.mqtt.session import MqttLinkConnection
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
-from gateway.protocols.mqtt.packets import Publishes, PublishRow
+from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
+EVERY_ID: Final = range(1, PACKET_IDS + 1)
 
 
 def verdict(world: World, body: bytes) -> tuple[Verdict, Reason]:
@@ -34,6 +38,11 @@ async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> 
     world.publish(message("zero", 0), message("one", 1), message("two", 2))
     assert world.outcomes == {b"zero": ACCEPTED}
     world.talk()
+    swept = PACKET_IDS if version == "3.1" else 0  # MQTT 3.1 does not say whether there was a session
+    if swept:
+        assert world.sent() == [(0, b"zero"), (2, b"one")]
+        remote.machine.acknowledge(PacketType.PUBCOMP, EVERY_ID)
+        world.talk()
     assert world.sent() == [(0, b"zero"), (2, b"one"), (4, b"two")]
     assert world.stats.in_flight == 2
     _, one, two = [row[2] for row in remote.rows]
@@ -42,7 +51,6 @@ async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> 
     world.talk()
     assert world.outcomes == {b"zero": ACCEPTED, b"one": ACCEPTED}
     released = remote.acks_of(PacketType.PUBREL)
-    swept = PACKET_IDS if version == "3.1" else 0  # MQTT 3.1 does not say whether there was a session
     assert (len(released), released[-1]) == (swept + 1, (two, 0))
     remote.machine.acknowledge(PacketType.PUBCOMP, [two])
     world.talk()
@@ -163,35 +171,96 @@ async def test_a_kept_session_resumes_with_dup_and_pubrel(version: str) -> None:
 
 
 async def test_ids_of_an_earlier_life_are_released_before_qos_2() -> None:
+    """And until that was heard nothing is said under any of them: what it meant would be in doubt."""
     world = World()
     world.present = True
     remote = world.connect()
-    world.publish(message("one", 1))
-    world.talk()
-    assert remote.acks_of(PacketType.PUBREL) == []
-    remote.acks = world.acks = False
-    world.publish(message("found", 2))
-    for _ in range(2):  # a sweep that nobody answered is not known to have come
+    world.publish(message("one", 1), message("with it", 1), message("found", 2), message("behind", 1))
+    world.acks = False
+    remote.acks = False
+    for _ in range(SWEEPS_MAX):
         world.talk()
+        remote.ack(remote.rows)
+        world.talk()
+        assert world.outcomes == dict.fromkeys([b"one", b"with it"], ACCEPTED)
+        assert [one for one, _ in remote.acks_of(PacketType.PUBREL)] == list(EVERY_ID)
+        world.publish(message("again", 2), receipts=[object()])
+        remote.machine.acknowledge(PacketType.PUBCOMP, EVERY_ID[:-1])
+        world.talk()
+        assert all(flags < 4 for flags, _ in world.sent())
         assert len(remote.acks_of(PacketType.PUBREL)) == PACKET_IDS
-        assert isinstance(remote.events[-1], Publishes)
+        if world.stats.connects == SWEEPS_MAX:
+            break
         world.drop()
         remote = world.connect()
-    assert world.sent() == [(4 | DUP, b"found")]
-    packet_id = remote.rows[0][2]
-    remote.machine.acknowledge(PacketType.PUBCOMP, range(1, PACKET_IDS + 1))  # of the sweep
+    remote.machine.acknowledge(PacketType.PUBCOMP, EVERY_ID[-1:])
     world.talk()
-    assert world.outcomes == {b"one": ACCEPTED}
-    for kind in (PacketType.PUBREC, PacketType.PUBCOMP):
-        remote.machine.acknowledge(kind, [packet_id])
-        world.talk()
-    assert world.outcomes == dict.fromkeys([b"one", b"found"], ACCEPTED)
+    assert world.sent()[:3] == [(4, b"found"), (2, b"behind"), (4, b"again")]
+    remote.ack(remote.rows)
+    world.talk()
+    assert world.outcomes[b"behind"] is ACCEPTED
+    remote.machine.acknowledge(PacketType.PUBCOMP, [row[2] for row in remote.rows])
+    world.talk()
+    assert world.outcomes[b"found"] is ACCEPTED
+    assert world.session.idle
     world.drop()
     world.acks = True
     remote = world.connect()
     world.publish(message("two", 2))
     world.talk()
     assert len(remote.acks_of(PacketType.PUBREL)) == 1
+
+
+async def test_a_broker_that_answers_no_pubrel_has_no_ids_to_release() -> None:
+    """One that does not know QoS 2 hears nothing more behind it. Whoever is slow is waited for, and who has
+    answered before it was lost is asked again."""
+    world = World()
+    world.present, world.acks = True, False
+    for at in range(SWEEPS_MAX + 1):
+        remote = world.connect()
+        if not at:
+            world.publish(message("one", 2))
+            world.talk()
+            now = trio.current_time() + SWEEP_SECS - 1
+            world.session.tick(now)
+            remote.machine.acknowledge(PacketType.PUBCOMP, EVERY_ID[:3])
+            world.talk()
+        assert len(remote.acks_of(PacketType.PUBREL)) == PACKET_IDS
+        assert not world.stream.closed
+        world.session.tick(trio.current_time() + SWEEP_SECS)
+        assert world.stream.why == "the broker does not answer PUBREL"
+    world.acks = True
+    remote = world.connect()
+    assert world.sent() == [(4, b"one")]
+    assert world.outcomes == {b"one": ACCEPTED}
+    assert len(remote.acks_of(PacketType.PUBREL)) == 1
+
+
+async def test_what_the_broker_says_that_it_has_is_not_sent_again() -> None:
+    """Some repeat PUBREC by themselves, before what it is about could be repeated."""
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("a", 2), message("b", 2), message("c", 1), message("d", 2))
+    world.talk()
+    a, b, c, d = [row[2] for row in remote.rows]
+    world.drop()
+    world.present, world.acks, world.receive_max = True, False, 1
+    remote = world.connect()
+    assert [row[2] for row in remote.rows] == [a]
+    remote.machine.acknowledge(PacketType.PUBREC, [a, b, c, PACKET_IDS])
+    world.talk()
+    unknown = int(ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+    told = dict(remote.acks_of(PacketType.PUBREL))
+    assert told == {a: 0, b: 0, c: unknown, PACKET_IDS: unknown}
+    remote.machine.acknowledge(PacketType.PUBCOMP, [a, b])
+    world.talk()
+    assert world.outcomes == dict.fromkeys([b"a", b"b"], ACCEPTED)
+    assert world.sent() == [(4 | DUP, b"a"), (2 | DUP, b"c")]
+    remote.machine.acknowledge(PacketType.PUBACK, [c])
+    world.talk()
+    assert world.sent()[2:] == [(4 | DUP, b"d")]
+    assert remote.rows[2][2] == d
 
 
 async def test_a_lost_session_gets_everything_anew() -> None:
@@ -523,8 +592,9 @@ async def test_what_the_broker_has_received_does_not_hide_the_one_to_blame(
     """A message waits for its PUBCOMP while another cannot be sent, for a reason nobody foresaw: that one is
     found out at once, and leaves no trace."""
     world = World()
-    world.present, world.acks = True, False
+    world.acks = False
     remote = world.connect()
+    world.present = True
     world.publish(message("received", 2))
     world.talk()
     remote.ack(remote.rows)

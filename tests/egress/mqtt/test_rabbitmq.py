@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from gateway.egress.mqtt.publisher import SWEEP_SECS, SWEEPS_MAX
 from gateway.protocols.mqtt.spec import Version
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.pahos import leave
@@ -19,6 +22,7 @@ from tests.interop.test_mqtt_link import (
     fetch,
     linked,
     mqtt,
+    publish,
     queue_of,
     subscribed,
 )
@@ -68,3 +72,23 @@ def test_what_was_published_while_it_was_away_comes_after_all(rabbitmq: RabbitMQ
         subscribed(gateway)
         gateway.until(lambda: conversation(gateway).stats.messages_in == 1)
         gateway.until(lambda: conversation(gateway).idle)
+
+
+def test_what_knows_no_qos_2_gets_it_from_the_next_life_too(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Which would free the packet ids of the one before: behind a PUBREL this broker reads nothing more."""
+    port = rabbitmq.mqtt_port
+    heard: SimpleQueue[bytes] = SimpleQueue()
+    other = client(port, f"{tmp_path.name}-other")
+    other.on_message = lambda _, __, message: heard.put(message.payload)
+    try:
+        subscribed_to = threading.Event()
+        other.on_subscribe = lambda *_: subscribed_to.set()
+        other.subscribe("once/#", 1)
+        assert subscribed_to.wait(WAIT_SECS)
+        for life in (b"one", b"two"):
+            with linked(port, tmp_path) as gateway:
+                publish(gateway.mqtt, "once/x", life, 2)
+                assert heard.get(timeout=SWEEPS_MAX * SWEEP_SECS + WAIT_SECS) == life
+                gateway.until(lambda: conversation(gateway).idle)
+    finally:
+        leave(other)
