@@ -98,7 +98,10 @@ class Rig:
             proxy.delay(0.0)
 
     def prepare(self, opened: Callable[[Callable[[], bool]], bool]) -> None:
-        """What is subscribed by now Mosquitto knows after a kill, too. `opened` waits for a condition."""
+        """What is declared and subscribed by now the brokers know after a kill, too. `opened` waits for a
+        condition."""
+        if self.rabbitmq is not None and "kill-rabbitmq" in self.row.faults:
+            self.rabbitmq.save()
         if self.mosquitto is not None:
             opened(lambda: self.sender.connects > 0)
             self.mosquitto.save()

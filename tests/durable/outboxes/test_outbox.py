@@ -154,6 +154,7 @@ def test_accepted_while_the_broker_is_away_and_both_are_killed(
     gateway: GatewayProcess, rabbitmq: RabbitMQ
 ) -> None:
     declare(rabbitmq, "outbox.a")
+    rabbitmq.save()
     publish(gateway, "outbox.a", *range(20))
     rabbitmq.stop(kill=True)
     try:

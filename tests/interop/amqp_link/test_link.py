@@ -52,9 +52,9 @@ async def test_a_broker_that_dies_before_it_confirms(rabbitmq: RabbitMQ, tmp_pat
     async with gateway_to(rabbitmq, tmp_path) as gateway, Device(gateway) as device:
         await sink_queue(rabbitmq, "link.sink")
         link = gateway.links["erp"]
-        # What was declared is on its disk before it is killed: its transactions are logged lazily.
-        asked = "mnesia:sync_log(), os:getpid()."
-        pid = int((await trio.to_thread.run_sync(rabbitmq.control, "eval", asked)).strip().strip('"'))
+        await trio.to_thread.run_sync(rabbitmq.save)
+        said = await trio.to_thread.run_sync(rabbitmq.control, "eval", "os:getpid().")
+        pid = int(said.strip().strip('"'))
         os.kill(pid, signal.SIGSTOP)
         device.publish("t/one", b"one")
         await until(lambda: link.stats.messages_out == 1)
