@@ -119,13 +119,15 @@ class MappingFiles:
         return [str(path) for path in self.settings.mapping_files()]
 
     async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
-        """Await `changed` when a file is not what was read.
+        """Await `changed` when a file is not what was read, and as it was at the look before: whoever writes
+        it in place may be in the midst, and half of a file may be one with half of the routes.
 
         Kubernetes swaps a ConfigMap's folder behind a symbolic link.
         """
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}
         present = [folder for folder in folders if folder.is_dir()]
+        before = self._taken
         # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
         async for _ in watchfiles.awatch(
             *present,
@@ -135,8 +137,10 @@ class MappingFiles:
             rust_timeout=WATCH_MILLISECONDS,
             yield_on_timeout=True,
         ):
-            if self._fingerprint() != self._taken:
+            seen = self._fingerprint()
+            if seen == before and seen != self._taken:
                 await changed()
+            before = seen
 
     def _fingerprint(self) -> dict[Path, tuple[int, int, int] | None]:
         found: dict[Path, tuple[int, int, int] | None] = {}

@@ -29,6 +29,7 @@ from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import Settings, User, load_settings
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.amqpfast import OutOfBand
+from tests.files import replace_text
 from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -534,9 +535,7 @@ def test_rules_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
     }
 
     def write() -> None:
-        other = tmp_path / "other.yaml"
-        other.write_text(yaml.safe_dump(document))
-        other.rename(file)
+        replace_text(file, yaml.safe_dump(document))
 
     write()
     but = "rules not reloaded, the old ones stay in force"

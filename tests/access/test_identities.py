@@ -24,6 +24,7 @@ from tests.access.logins import PROTOCOLS, log_in, pika_parameters, trusting
 from tests.access.servers import AUDIENCE, ISSUER, Signer, certificate, jwks, served
 from tests.access.test_http_backend import knows
 from tests.configured import make_listener
+from tests.files import replace_text
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -105,7 +106,7 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
             0,
             WRONG[protocol],
         ]
-        path.write_text(f"eve: {row}\n")
+        replace_text(path, f"eve: {row}\n")
         gateway.until(lambda: "eve" in gateway.gateway.identities.users)
         assert [log_in(protocol, port, name, "right") for name in ("ann", "bob", "eve")] == [
             0,
@@ -116,7 +117,7 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
         assert watched is not None
         read = gateway.ask(lambda: watched._taken)
         for bad in ("eve: {password_hash: right}\n", "eve: [", f"ann: {row}\n", "eve: {passwd: x}\n"):
-            path.write_text(bad)
+            replace_text(path, bad)
             gateway.until(lambda: watched._taken != read)  # noqa: B023
             read = gateway.ask(lambda: watched._taken)
             assert log_in(protocol, port, "eve", "right") == 0, "the old ones stay"
@@ -141,7 +142,7 @@ def test_who_is_connected_as_a_user_that_is_gone_has_to_go(
             assert client.next(Connack).reason == 0
         fast = stack.enter_context(Fast(gateway, user="bob", password="right")).open()
         bob = pika.BlockingConnection(pika_parameters(gateway.amqp, "bob", "right"))
-        path.write_text(f"eve: {row}\n")
+        replace_text(path, f"eve: {row}\n")
         assert clients["bob"].next(Disconnect).reason == ReasonCode.NOT_AUTHORIZED
         assert fast.next(FastClosed).reply_code == 403
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:

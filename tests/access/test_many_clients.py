@@ -10,6 +10,7 @@ import trio
 import yaml
 
 from gateway.settings import load_settings
+from tests.files import replace_text
 from tests.interop.gateway_fixture import LOOPBACK, gateway_here
 
 CLIENTS: Final = 1_000
@@ -114,9 +115,7 @@ async def test_nobody_keeps_a_right_that_is_gone(tmp_path: Path) -> None:
                 for told in ready:
                     await told.wait()
                 document["roles"]["anyone"]["mqtt"] = {"publish": "c/+", "subscribe": "c/#"}
-                other = tmp_path / "other.yaml"
-                other.write_text(yaml.safe_dump(document))
-                other.rename(file)
+                replace_text(file, yaml.safe_dump(document))
                 changed = trio.current_time()
                 while gateway.authorization.generation == 0:
                     await trio.sleep(0.001)

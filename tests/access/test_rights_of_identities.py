@@ -23,6 +23,7 @@ from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.identity import JwtBackend, UsersBackend
 from tests.access.servers import AUDIENCE, ISSUER, Signer, jwks
 from tests.access.test_doors import HASH, NOBODY, NOT_AUTHORIZED, OK, PASSWORD
+from tests.files import replace_text
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -117,8 +118,8 @@ def test_roles_in_a_file_of_users_change(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "users.yaml"
 
     def write(roles: str, anonymous: str) -> None:
-        path.write_text(
-            f"bob: {{password_hash: '{HASH}', roles: {roles}}}\nanonymous: {{roles: {anonymous}}}\n"
+        replace_text(
+            path, f"bob: {{password_hash: '{HASH}', roles: {roles}}}\nanonymous: {{roles: {anonymous}}}\n"
         )
 
     write("reader", "reader")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import watchfiles
 
 from gateway.app.mappings import MappingFiles
 from gateway.mapping.router import Router
@@ -62,3 +64,32 @@ def test_clients_are_served_while_files_are_read(monkeypatch: pytest.MonkeyPatch
             go_on.release()
         assert [one.result(PATIENCE_SECS) for one in every] == [True, True]
         assert routes(gateway) == ["third"]
+
+
+async def test_a_file_is_not_taken_by_halves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever writes it in place has some of the routes in it before the others; each look is one yield."""
+    path = tmp_path / "m.yaml"
+    path.write_text(ROUTE.replace("NAME", "first"))
+    head, route = ROUTE.split("  - ", 1)
+    files = MappingFiles(settings_of(mappings=[str(path)]), b"")
+    files.load()
+
+    async def looks(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+        with path.open("w") as file:
+            for text in ("", head, f"  - {route}".replace("NAME", "second")):
+                file.write(text)
+                file.flush()
+                yield
+            file.write(f"  - {route}".replace("NAME", "third"))
+        for _look in range(4):
+            yield
+
+    taken: list[list[str]] = []
+
+    async def changed() -> None:
+        taken.append([one.name for one in files.load().routes])
+
+    monkeypatch.setattr(watchfiles, "awatch", looks)
+    await files.watch(changed)
+    assert taken == [["second", "third"]]
