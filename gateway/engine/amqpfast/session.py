@@ -223,9 +223,16 @@ class FastEngineSession(Unrouted):
         await heard.wait()
         return answers[0]
 
-    def ask(self, method: m.Method) -> None:
-        """The same, when nobody waits for the answer."""
-        self.question(method, _log_refusal)
+    def ask(self, method: m.Method, then: Callable[[], None] | None = None) -> None:
+        """The same, when nobody wants to know the answer; `then` it is there."""
+
+        def heard(code: int, text: str) -> None:
+            if code and code != ReplyCode.NOT_FOUND:
+                log.warning("the cluster has refused what was asked of a queue", why=text)
+            if then is not None:
+                then()
+
+        self.question(method, heard)
 
     def look(self, queue: str, done: Callable[[Seen], None]) -> None:
         """`done` is called with what waits in a queue."""
@@ -273,18 +280,22 @@ class FastEngineSession(Unrouted):
         messages: list[Message],
         address_of: Callable[[Message], Address],
         missing: Callable[[], None] | None = None,
+        answered: Callable[[int], None] | None = None,
     ) -> None:
         """Publish a part to a queue, or to the topics. What is for a queue comes back if that is not there,
-        and `missing` hears of it."""
-        batch = part.batch.onward(ClusterSource(part, missing))
+        and `missing` hears of it; `answered` hears of how many messages it is known what became of them."""
+        batch = part.batch.onward(ClusterSource(part, missing, answered))
+        unsent = 0
         for at, message in enumerate(messages):
             try:
                 octets = self._encoded(message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
+                unsent += 1
                 continue
             if octets is None:
                 part.settle_at((at,), TOO_LARGE)
+                unsent += 1
                 continue
             head = MODE_AND_PRIORITY + bytes((2 if message.durable else 1, priority_of(message)))
             stored = Message(
@@ -299,6 +310,8 @@ class FastEngineSession(Unrouted):
                 message.sender,
             )
             batch.add_from(part.slots[at], at, [(self._recipient, stored)])
+        if unsent and answered is not None:
+            answered(unsent)
         batch.send()
 
     def _encoded(self, message: Message) -> bytes | None:
@@ -324,11 +337,18 @@ class FastEngineSession(Unrouted):
 
 
 class ClusterSource(SubBatchSource):
-    """The source of what goes to the cluster of one part. `missing` hears when it came back."""
+    """The source of what goes to the cluster of one part. `missing` hears when it came back, `answered` of
+    how many messages it is known what became of them."""
 
-    def __init__(self, part: SubBatch, missing: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        part: SubBatch,
+        missing: Callable[[], None] | None,
+        answered: Callable[[int], None] | None,
+    ) -> None:
         super().__init__(part)
         self._missing = missing
+        self._answered = answered
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """The cluster says what became of messages."""
@@ -337,8 +357,5 @@ class ClusterSource(SubBatchSource):
             outcome.reason is Reason.NO_ROUTE for outcome in (refused or {}).values()
         ):
             self._missing()
-
-
-def _log_refusal(code: int, text: str) -> None:
-    if code and code != ReplyCode.NOT_FOUND:
-        log.warning("the cluster has refused what was asked of a queue", why=text)
+        if self._answered is not None:
+            self._answered(len(receipts))

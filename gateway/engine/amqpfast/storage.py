@@ -47,8 +47,8 @@ class Cluster(Protocol):
     def question(self, method: m.Method, answered: Callable[[int, str], None]) -> None:
         """Ask for something that may be refused."""
 
-    def ask(self, method: m.Method) -> None:
-        """The same, when nobody waits for the answer."""
+    def ask(self, method: m.Method, then: Callable[[], None] | None = None) -> None:
+        """The same, when nobody wants to know the answer; `then` it is there."""
 
     def send(
         self,
@@ -56,8 +56,9 @@ class Cluster(Protocol):
         messages: list[Message],
         address_of: Callable[[Message], Address],
         missing: Callable[[], None] | None = None,
+        answered: Callable[[int], None] | None = None,
     ) -> None:
-        """Publish a part."""
+        """Publish a part; `answered` hears of how many of its messages the cluster has said what became."""
 
     def keep(self, storage: ClusterStorage, *, ends: bool) -> None:
         """Its queue is there. `ends`: it goes when it is not used."""
@@ -115,6 +116,8 @@ class ClusterStorage:
         self._held: dict[int, tuple[Consumer, int]] = {}  # by position: where it is settled
         self._again: set[int] = set()  # positions of those that may have been delivered before
         self._emptying = False
+        self._unanswered = 0  # messages published to the queue, of which the cluster has said nothing yet
+        self._clearing = False  # it is to be emptied, once the cluster has these
         local.keep_in(self, 0, 0, ALWAYS_OPEN)
 
     # What the local queue asks of its storage.
@@ -142,7 +145,8 @@ class ClusterStorage:
         if self.failure is not None:
             part.settle(_refusal(self.failure))
         elif self.there:
-            self._session.send(part, messages, self._address_of, self.missing)
+            self._unanswered += len(messages)
+            self._session.send(part, messages, self._address_of, self.missing, self._answered)
         elif self._early_messages >= self._local.messages_max or self._early_octets >= self._local.octets_max:
             part.settle(FULL)
         else:
@@ -169,6 +173,9 @@ class ClusterStorage:
             return
         if consumed:
             self._session.keep(self, ends=ends)
+        self._go_on()
+
+    def _go_on(self) -> None:
         for part, messages in self._take_early():
             self.take(part, messages)
         self._settled.set()
@@ -219,11 +226,33 @@ class ClusterStorage:
         return False
 
     def clear(self, first: int | None) -> None:
-        """The queue is emptied, here from position `first` on, and on the cluster."""
+        """The queue is emptied, here from position `first` on, and on the cluster. To that it is said beside
+        what is published and what is consumed: what was published before is waited for, and what comes next
+        waits, or it might come out of it still, or be lost with the rest.
+        """
         if first is not None:
             self.forget([position for position in self._held if position >= first])
-        if not self._local.deleted:
+        if self._local.deleted or self._clearing:
+            return
+        if not self.there:
             self._session.ask(m.QueuePurge(self.queue))
+            return
+        self.lack()
+        self._clearing = True
+        self._session.touch(self)
+        self._answered(0)
+
+    def _answered(self, count: int) -> None:
+        """The cluster has said what became of so many messages."""
+        self._unanswered -= count
+        if self._clearing and not self._unanswered:
+            self._session.ask(m.QueuePurge(self.queue), self._cleared)
+
+    def _cleared(self) -> None:
+        self._clearing = False
+        if not self.gone:
+            self.there = True
+            self._go_on()
 
     def when_loaded(self, then: Callable[[], None]) -> None:
         """Nothing is waited for."""
@@ -249,7 +278,7 @@ class ClusterStorage:
         except StoreError as error:
             self._session.bury(content, str(error), lambda: consumer.settle(tag))
             return
-        if not self._wants(message):
+        if self._clearing or not self._wants(message):
             consumer.settle(tag)
             return
         local = self._local
