@@ -150,9 +150,9 @@ def build() -> None:
         target_dir=str(BUILD),
         group_name="gateway",
     )
-    if os.name == "posix":
-        for extension in extensions:
-            extension.extra_compile_args += DIRECTLY
+    if sys.platform == "linux":
+        for extension in extensions:  # they share one list
+            extension.extra_compile_args = [*extension.extra_compile_args, *DIRECTLY]
     distribution = Distribution({"name": "gateway", "ext_modules": extensions})
     distribution.cmdclass["build_ext"] = Build
     command = distribution.get_command_obj("build_ext")

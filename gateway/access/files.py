@@ -37,6 +37,10 @@ class Watched(Generic[Seen]):
         self._look = look
         self._taken = self._before = look()
 
+    def take(self) -> None:
+        """They are about to be read: as they are now they have not changed."""
+        self._taken = self._look()
+
     def changed(self) -> bool:
         """Look; true once for each change."""
         before, self._before = self._before, self._look()

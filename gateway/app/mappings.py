@@ -11,6 +11,7 @@ from typing import Final
 
 import watchfiles
 
+from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load, parse
@@ -33,8 +34,6 @@ ID_OCTETS: Final = 12  # of chance in what every message id of this process begi
 
 Texts = Mapping[str, str]
 NO_TEXTS: Final[Texts] = MappingProxyType({})
-
-Taken = dict[Path, tuple[int, int, int] | None]
 
 
 def message_ids() -> Iterator[str]:
@@ -71,13 +70,13 @@ class MappingFiles:
         """`return_key` is what return addresses are made with."""
         self.settings = settings
         self._return_key = return_key
-        self._taken: Taken = {}
+        self._watched = Watched(self._fingerprint)
         self._ids = message_ids()
         self.refused = ""  # why the files were not taken when they were read last
 
     def load(self) -> Router:
         """The routes of the files as they are now, to be put in force. Raises ConfigurationError."""
-        self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
+        self._watched.take()
         try:
             router = self.read()
         except ConfigurationError as error:
@@ -119,15 +118,13 @@ class MappingFiles:
         return [str(path) for path in self.settings.mapping_files()]
 
     async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
-        """Await `changed` when a file is not what was read, and as it was at the look before: whoever writes
-        it in place may be in the midst, and half of a file may be one with half of the routes.
+        """Await `changed` when a file is not what was read.
 
         Kubernetes swaps a ConfigMap's folder behind a symbolic link.
         """
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}
         present = [folder for folder in folders if folder.is_dir()]
-        before = self._taken
         # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
         async for _ in watchfiles.awatch(
             *present,
@@ -137,17 +134,8 @@ class MappingFiles:
             rust_timeout=WATCH_MILLISECONDS,
             yield_on_timeout=True,
         ):
-            seen = self._fingerprint()
-            if seen == before and seen != self._taken:
+            if self._watched.changed():
                 await changed()
-            before = seen
 
-    def _fingerprint(self) -> dict[Path, tuple[int, int, int] | None]:
-        found: dict[Path, tuple[int, int, int] | None] = {}
-        for path in self.settings.mapping_files():
-            try:
-                status = path.stat()
-                found[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
-            except OSError:
-                found[path] = None
-        return found
+    def _fingerprint(self) -> dict[Path, Stamp | None]:
+        return {path: stamp_if_there(path) for path in self.settings.mapping_files()}

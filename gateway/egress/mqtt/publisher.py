@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import structlog
 import trio
 
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
@@ -40,6 +41,8 @@ from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, Packet
 from gateway.protocols.mqtt.translate import encode_properties, refusal
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
+
+log = structlog.get_logger(limited=True)
 
 PACKET_IDS: Final = 65_000  # of PUBLISH; those above belong to SUBSCRIBE and UNSUBSCRIBE
 NUMBERS_MAX: Final = 2 * PACKET_IDS  # behind one that is not acknowledged; then numbers begin anew
@@ -224,6 +227,8 @@ class MqttLinkPublisher(ConfirmedSink):
         if self._patient_until is not None:
             self._patient_until = None
             self._inherited = self._sweeps < SWEEPS_MAX
+            if not self._inherited:
+                log.warning("a broker answers no PUBREL: it holds no packet ids", link=self._stats.name)
         received = len(self._received)
         for packet_id, number in self._numbers.items():
             run = self._run_of(number)

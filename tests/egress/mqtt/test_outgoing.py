@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gateway.egress.mqtt.publisher import BARREN_MAX, NUMBERS_MAX, PACKET_IDS, SWEEP_SECS, SWEEPS_MAX
 from gateway.egress.mqtt.session import MqttLinkConnection
@@ -227,8 +228,11 @@ async def test_a_broker_that_answers_no_pubrel_has_no_ids_to_release() -> None:
             world.talk()
         assert len(remote.acks_of(PacketType.PUBREL)) == PACKET_IDS
         assert not world.stream.closed
-        world.session.tick(trio.current_time() + SWEEP_SECS)
+        with capture_logs() as lines:
+            world.session.tick(trio.current_time() + SWEEP_SECS)
         assert world.stream.why == "the broker does not answer PUBREL"
+        assert len(lines) == (at == SWEEPS_MAX)
+    assert lines[0]["event"] == "a broker answers no PUBREL: it holds no packet ids"
     world.acks = True
     remote = world.connect()
     assert world.sent() == [(4, b"one")]
