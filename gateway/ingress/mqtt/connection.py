@@ -196,7 +196,7 @@ class MqttConnection(AdmittedGuest):
         pubacks = self._pubacks
         if pubacks is not None:
             self._pubacks = None
-            if len(pubacks) == 1 and machine.out is None and self._pubrecs is None:
+            if len(pubacks) == 1 and machine.out is None and self._pubrecs is None and not machine.pings:
                 return machine.puback(pubacks[0])
             machine.acknowledge(PacketType.PUBACK, pubacks)
         if self._pubrecs is not None:
@@ -463,7 +463,7 @@ class MqttConnection(AdmittedGuest):
             self._connect(event)
         elif isinstance(event, Auth):
             self._authenticate(event)
-        elif not isinstance(event, Pingreq):  # the machine has answered that
+        elif not isinstance(event, Pingreq):  # the machine answers that
             before = self._ingress.namespace.recorded
             self._statement(event)
             self.wait_for_commit(before)

@@ -3,7 +3,8 @@
 A CONNECT comes first and once. Until the ingress has judged it (`send_connack`), what the client pipelines
 waits undecoded: nothing of a client that has not been let in is looked at. Then the ingress calls
 `receive_data(b"", now)` while `pending`. With an authentication method (5: 4.12) AUTH packets pass before.
-PINGREQ is answered here; everything else is the ingress's to answer, through the methods below.
+PINGREQ is answered here, behind what the ingress says in the meantime; everything else is the ingress's to
+answer, through the methods below.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.codec import read_version
 from gateway.protocols.mqtt.connection import Connection, State, Table, swapped
 from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, Reader, violation
@@ -77,6 +79,7 @@ class ServerConnection(Connection):
         "_connect_bytes_max",
         "_parted",
         "connect",
+        "pings",
         "receive_max",
     )
     table: ClassVar[Table] = SERVER
@@ -108,6 +111,7 @@ class ServerConnection(Connection):
         self._connect_bytes_max = connect_bytes_max
         self._answered = False  # a CONNACK has been said
         self._parted = False  # and a DISCONNECT
+        self.pings = 0  # that are not answered yet
 
     def _limit(self, kind: int) -> int:
         if self.state is State.OPEN:
@@ -122,7 +126,7 @@ class ServerConnection(Connection):
 
     def _take(self, packet: Packet) -> None:
         if isinstance(packet, Pingreq):
-            self.send(Pingresp())
+            self.pings += 1
         elif isinstance(packet, Connect):
             self._take_connect(packet)
         elif isinstance(packet, Auth):
@@ -230,6 +234,25 @@ class ServerConnection(Connection):
         if not self.send(Unsuback(packet_id, tuple(reasons), self._problem(text))):
             self.send(Unsuback(packet_id, tuple(reasons)))
 
+    def data_to_send(self) -> bytes:
+        """All that was said since the last call, and then a PINGRESP for each PINGREQ (5: 3.13). No order is
+        asked for, but one behind the answers to what was sent before tells the client that it was taken.
+        """
+        if self.pings:
+            self._answer_pings()
+        return super().data_to_send()
+
+    def to_send(self) -> bytes | list[Piece]:
+        """The same, in pieces if some of it is large."""
+        if self.pings:
+            self._answer_pings()
+        return super().to_send()
+
+    def _answer_pings(self) -> None:
+        for _ in range(self.pings):
+            self.send(Pingresp())
+        self.pings = 0
+
     def send_auth(self, packet: Auth) -> None:
         """Continue an enhanced authentication, or end a re-authentication (5: 3.15)."""
         self._require(State.AUTHENTICATING, State.OPEN)
@@ -240,6 +263,7 @@ class ServerConnection(Connection):
     ) -> None:
         """End the connection; only MQTT 5 has a packet for it. In any state; a second call says nothing."""
         opened = self.state is State.OPEN
+        self._answer_pings()
         self.state = State.CLOSED
         if not (opened and self._v5):
             return
@@ -256,6 +280,7 @@ class ServerConnection(Connection):
         Before the CONNACK that is a CONNACK (5: 4.13; 3: 3.1.4), later the DISCONNECT of MQTT 5.
         """
         text = str(error)
+        self._answer_pings()
         if self.connect is not None and self._answered:
             reason = error.reason
             if self._v5:

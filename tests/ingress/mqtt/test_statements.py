@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocols.mqtt.packets import Auth, Disconnect, Suback, Subscription, Unsuback, Will
+from gateway.protocols.mqtt.connection import Acks, Publishes
+from gateway.protocols.mqtt.packets import Auth, Disconnect, Pingresp, Suback, Subscription, Unsuback, Will
 from gateway.protocols.mqtt.properties import decode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.ingress.clients import Mqtt, Raw, connect
@@ -95,6 +96,18 @@ def test_unsubscribing_completes_what_has_been_sent(gateway: Running, qos: int, 
 def test_pingreq_is_answered(gateway: Running, version: Version) -> None:
     with connect(gateway, version=version)[0] as client:
         client.ping()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_ping_is_answered_behind_what_came_before_it(gateway: Running, version: Version) -> None:
+    with connect(gateway, version=version)[0] as client:
+        client.machine.subscribe(1, [Subscription("a")])
+        client.machine.publish(b"a", b"x", 1, packet_id=2)
+        client.machine.send_pingreq(0.0)
+        client.machine.send_pingreq(0.0)
+        client.flush()
+        heard = [type(client.next(object)) for _ in range(5)]
+        assert heard == [Suback, Publishes, Acks, Pingresp, Pingresp]
 
 
 def test_nothing_but_publish_waits_for_credit(gateway: Running) -> None:

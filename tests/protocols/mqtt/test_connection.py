@@ -136,6 +136,23 @@ def test_a_whole_life(version: Version) -> None:
     assert there.sent == here.received
 
 
+def test_pings_are_answered_behind_what_is_said_in_the_meantime() -> None:
+    pings = encode(Pingreq(), V5) * 2
+    connection = server(State.OPEN)
+    connection.receive_data(pings, 0.0)
+    connection.send_suback(1, [0])
+    assert connection.data_to_send().hex() == "9004000100" + "00" + "d000d000"
+    connection.receive_data(pings, 0.0)
+    connection.send_disconnect()
+    assert connection.data_to_send().hex() == "d000d000e0018b", "nothing comes behind a DISCONNECT"
+    connection = server(State.OPEN)
+    connection.receive_data(pings, 0.0)
+    with pytest.raises(RemoteProtocolError) as raised:
+        connection.receive_data(b"\x00\x00", 0.0)
+    connection.fail(raised.value)
+    assert connection.data_to_send().startswith(b"\xd0\x00\xd0\x00\xe0")
+
+
 def test_what_is_pipelined_waits_for_the_connack() -> None:
     connection = server(State.START)
     connect = Connect("c", V311)
