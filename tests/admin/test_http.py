@@ -257,7 +257,8 @@ async def test_what_is_refused_and_counted(octets: bytes, status: int, reason: s
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b"\r\nContent-Type: application/problem+json\r\n" in head
             assert json.loads(body)["status"] == status
-            assert (await scene.told(get(more=CLOSE))).endswith(b"answer"), "the others are served"
+            if not short:  # the others have no more time than this one
+                assert (await scene.told(get(more=CLOSE))).endswith(b"answer"), "the others are served"
     assert scene.refused == {reason: 1}
     assert counted == before
     assert [(line["event"], line["reason"], line["limited"]) for line in lines] == [

@@ -32,8 +32,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     token = tmp_path_factory.mktemp("series") / "token"
     token.write_text(SECRET)
     settings = settings_of(http=Http(host=LOOPBACK, port=0, scrape_token_file=token))
-    with running(settings) as started:
-        connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
+    with (
+        running(settings) as started,
+        pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url)) as connection,
+    ):
         channel = connection.channel()
         channel.confirm_delivery()
         for name in (ODD, "work.1", "work.2"):
@@ -46,12 +48,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         client.connect(LOOPBACK, started.mqtt, properties=_lasting())
         client.loop_start()
         client.subscribe("orders/#", 1)
-        started.until(lambda: len(started.gateway.mqtt.sessions["press 7"].subscriptions) == 1)
+        sessions = started.gateway.mqtt.sessions
+        started.until(lambda: "press 7" in sessions and len(sessions["press 7"].subscriptions) == 1)
         client.disconnect()
         client.loop_stop()
         channel.basic_publish("amq.topic", "orders.1", b"x")
         yield started
-        connection.close()
 
 
 def _lasting() -> Properties:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import pytest
 
 from gateway.broker.mqtt import echoes
-from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.packets import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Store
@@ -106,8 +105,10 @@ def test_what_nobody_has_to_confirm_goes_round_until_the_other_is_known(
             both[0].until(lambda number=number: refusals(both) > number)
         device.ping()
         there_and_back = (2 * MANY, MANY)
+        # Each may go round QUICK_MAX times until a sender is known. That takes several of them when one is
+        # noticed sooner, because its acknowledgement is late.
         for found, least in zip(passed(both), there_and_back, strict=True):
-            assert least <= found <= least + 2 * QUICK_MAX
+            assert least <= found <= least + MANY // 2
         if qos:
             acknowledged(device, qos, MANY)
 

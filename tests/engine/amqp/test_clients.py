@@ -48,7 +48,8 @@ def gateway(
 
     def watched(action: Any, names: set[str], word: str) -> Any:
         def act(judge: ClientJudge, channel: Relayed, method: m.Method) -> None:
-            names.add(getattr(method, word))
+            if not getattr(method, "exclusive", False):  # it goes with its connection, which may end later
+                names.add(getattr(method, word))
             action(judge, channel, method)
 
         return act
