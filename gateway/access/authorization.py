@@ -62,6 +62,7 @@ class Authorization:
         self.roles = roles or Roles()
         self.connections: dict[str, int] = {}  # by user, of those that have rules
         self._kept: dict[object, Rights] = {}
+        self._holders: dict[str, bool] = {}  # by user, as its last login or its configured roles have it
         self._compiled: dict[tuple[str, ...], MqttGrant] = {}  # by roles; as many as are given together
         self._by_client = self._of_clients()
 
@@ -72,6 +73,7 @@ class Authorization:
         self.roles = roles
         self.generation += 1
         self._kept.clear()
+        self._holders.clear()
         self._compiled = {}
         self._by_client = self._of_clients()
         return True
@@ -100,6 +102,28 @@ class Authorization:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             found = self._kept[key] = self._made(principal, names, client_id, key)
+        if self.in_force:
+            self._note_holder(principal.name, names)
+        return found
+
+    def may_hold(self, user: str | None) -> bool:
+        """Return True if a full queue or session of this user may make publishers wait.
+
+        None stands for the operator. The roles that a token or an HTTP back end gave at the last login
+        count until the rules change; after that, and after a restart, those of the configuration do.
+        """
+        if user is None or not self.in_force:
+            return True
+        found = self._holders.get(user)
+        if found is None:
+            found = self._note_holder(user, self.roles.of(Principal(user)))
+        return found
+
+    def _note_holder(self, user: str, names: tuple[str, ...]) -> bool:
+        if len(self._holders) >= KEPT_MAX:
+            self._holders.clear()
+        roles = self.roles.roles
+        found = self._holders[user] = any(roles[name].hold for name in names if name in roles)
         return found
 
     def enters(self, user: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.pressure import FullQueues
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.clients import SharedClients
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -31,14 +32,16 @@ def destinations_of(
     store: Store | None,
     bodies: Bodies,
     flush: Callable[[], None],
+    full_queues: FullQueues,
 ) -> tuple[FastHosts, FastEngineSession | None]:
     """The virtual hosts, before the store starts; with an engine and listeners, what is said to it. `flush`
-    writes what was encoded outside a wake-up."""
+    writes what was encoded outside a wake-up. `full_queues` is what all queues share for when
+    they are full."""
     given, limits = settings.broker, settings.limits
     stated = settings.virtual_hosts()
     spoken = any(one.protocol == AMQPFAST.name for one in settings.listeners.values())
     if not isinstance(given, RabbitEngine) or not spoken:
-        return FastHosts(stated, dispatcher.changed, limits, store, bodies), None
+        return FastHosts(stated, dispatcher.changed, limits, store, bodies, full_queues=full_queues), None
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(DESTINATIONS, dialect.name, dialect.frame_names, given.addresses)
     status = LinkStatus(DESTINATIONS, stats)

@@ -69,6 +69,7 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory_shares import Claim, MemoryShares
+from gateway.broker.pressure import FullQueues
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE
@@ -143,10 +144,13 @@ class Gateway:
                 tracing=self.tracing,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
+            self.mqtt, self.engine = topics_of(
+                settings, self.dispatcher, self.store, self._let_clients_go, self._may_hold
+            )
             self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
+            self.full_queues = FullQueues(self._may_hold)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
                 changed,
@@ -155,10 +159,11 @@ class Gateway:
                 self._dead_letter,
                 self.bodies,
                 policies=policies_of(settings),
+                full_queues=self.full_queues,
             )
             self.host = next(iter(self.hosts.values()))
             self.fast_hosts, self.fast_engine = destinations_of(
-                settings, self.dispatcher, self.store, self.bodies, self._flush
+                settings, self.dispatcher, self.store, self.bodies, self._flush, self.full_queues
             )
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
@@ -487,11 +492,15 @@ class Gateway:
         }
         return self.fast_hosts.added_to(gauges)
 
+    def _may_hold(self, user: str | None) -> bool:
+        return self.authorization.may_hold(user)
+
     def _dropped(self) -> dict[str, int]:
         return {
             **asdict(self.mqtt.tally),
             "retained_full": self.mqtt.retained.refused,
-            "queue_refused": self.hosts.refused + self.fast_hosts.refused,
+            "queue_refused": self.full_queues.refused,
+            "queue_overflow": self.full_queues.dropped,
             **self.hosts.dropped(),
             "memory": self.memory.refused,
         }

@@ -22,6 +22,8 @@ from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.app.access import Identities, roles_of
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.containment import contained
@@ -52,6 +54,8 @@ class Ruled(Protocol):
     authorization: Authorization
     dispatcher: Dispatcher
     mqtt: MqttNamespace
+    hosts: AmqpHosts
+    fast_hosts: FastHosts
     listeners: dict[str, Listener]
     writes: WriteSet
 
@@ -132,6 +136,13 @@ class Rules:
                 yield partial(_look_at, connection)
         for client_id in list(self._gateway.mqtt.sessions):
             yield partial(self._look_at_away, client_id)
+        gateway = self._gateway
+        for holder in (
+            *gateway.mqtt.sessions.values(),
+            *gateway.hosts.queues(),
+            *gateway.fast_hosts.queues(),
+        ):
+            yield holder.review_hold
 
     def _look_at_away(self, client_id: str) -> None:
         """A session whose client is away: by the configuration's roles of its user. Of one whose roles come

@@ -16,6 +16,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
+from gateway.broker.pressure import MayHold
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
@@ -45,10 +46,12 @@ def topics_of(
     dispatcher: Dispatcher,
     store: Store | None,
     let_go: Callable[[], None],
+    may_hold: MayHold,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
-    `let_go` ends the connections of all clients.
+    `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
+    publishers.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -58,6 +61,7 @@ def topics_of(
         limits.queue_memory_messages_max,
         limits.queue_memory_bytes_max,
         limits.session_full == "hold",
+        may_hold,
         limits.stall_secs,
         limits.session_delay_secs,
     )

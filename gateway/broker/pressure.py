@@ -20,6 +20,25 @@ SLOW_SECS: Final = 0.05  # who takes longer for the least that may wait is slow
 DEEP_SECS: Final = 1.0  # what takes longer than that to take is a store, and no delay
 FLOOR: Final = 65_536  # octets that whoever is restrained may hold in any case
 R = TypeVar("R")
+MayHold = Callable[[str | None], bool]
+"""Return True if a full queue or session of this user may make publishers wait, or have their messages
+refused. None stands for the operator, who declared it in the configuration."""
+
+
+def everybody_may_hold(user: str | None) -> bool:
+    """Return True: no roles are configured."""
+    return True
+
+
+class FullQueues:
+    """What all queues of a gateway share for when they are full: whose may hold publishers, and counts."""
+
+    __slots__ = ("dropped", "may_hold", "refused")
+
+    def __init__(self, may_hold: MayHold = everybody_may_hold) -> None:
+        self.may_hold = may_hold
+        self.refused = 0  # messages whose publisher was told that the queue is full
+        self.dropped = 0  # copies that a queue lost which may not hold its publishers
 
 
 def lowered(allowed: int, octets: int) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway import clock
+from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
@@ -40,9 +41,15 @@ class PriorityQueue(Queue):
         messages_max: int = 1_000_000,
         octets_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
         super().__init__(
-            name, durable=durable, messages_max=messages_max, octets_max=octets_max, expired=expired
+            name,
+            durable=durable,
+            messages_max=messages_max,
+            octets_max=octets_max,
+            expired=expired,
+            full_queues=full_queues,
         )
         self._priority = priority
         self._level = 0  # of everything in memory, while it is not sorted

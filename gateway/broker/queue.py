@@ -18,12 +18,16 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final, Protocol
 
+import structlog
+
 from gateway import clock
-from gateway.broker.pressure import FULL, Pressure, lowered
+from gateway.broker.pressure import FULL, FullQueues, Pressure, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.store.gate import Gate
+
+log = structlog.get_logger(limited=True)
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
@@ -107,6 +111,7 @@ class Queue:
         messages_max: int = 1_000_000,
         octets_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
         self.name = name
         self.durable = durable
@@ -126,8 +131,8 @@ class Queue:
         self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
-        self.refused = 0
         self._pressure = Pressure()
+        self._full_queues = FullQueues() if full_queues is None else full_queues
         self._allowed: int | None = None  # octets; while its owner holds too much, and `octets_max` is less
 
     def keep_in(self, storage: Storage, end: int, octets: int, gate: Gate) -> None:
@@ -168,11 +173,15 @@ class Queue:
         """Take the part. It is accepted when it is safe: at once, unless it is kept on disk.
 
         A full queue has its sources stop reading. Whoever cannot be stopped (a connection that also consumes
-        must go on acknowledging) is refused at twice the limit.
+        must go on acknowledging) is refused at twice the limit. A queue whose owner may not hold publishers
+        drops its own copies instead.
         """
         if self.full:
+            if not self.may_hold:
+                self._overflow(part)
+                return
             if len(self) >= 2 * self.messages_max or self.octets >= 2 * self.octets_max:
-                self.refused += len(part.messages)
+                self._full_queues.refused += len(part.messages)
                 part.settle(FULL)
                 return
             self._pressure.hold_sources(part)
@@ -183,6 +192,50 @@ class Queue:
         else:
             self.storage.take(part, messages)
         self.dispatch()
+
+    @property
+    def may_hold(self) -> bool:
+        """True if the queue, when it is full, may hold its publishers or refuse their messages."""
+        return self._full_queues.may_hold(self.owning_user)
+
+    def review_hold(self) -> None:
+        """Let held publishers go on if the rules have changed and the queue may not hold them any more."""
+        if self._pressure and not self.may_hold:
+            self._pressure.relieve()
+
+    def is_named_by(self, message: Message) -> bool:
+        """Return True if the message was published to this queue by its name, not by a binding or topic."""
+        return False
+
+    def _overflow(self, part: SubBatch) -> None:
+        """Drop the copies that would not fit, and refuse what was published to this queue by its name.
+
+        Whoever names the queue hears that it is full. Other publishers share the message with recipients
+        that have room for it, so to them it is accepted.
+        """
+        named: list[int] = []
+        copies: list[int] = []
+        for at, message in enumerate(part.messages):
+            (named if self.is_named_by(message) else copies).append(at)
+        if named:
+            self._full_queues.refused += len(named)
+            part.settle_at(named, FULL)
+        if copies:
+            self.drop_copies([part.messages[at] for at in copies])
+            part.settle_at(copies)
+
+    def drop_copies(self, messages: Sequence[Message]) -> None:
+        """Log and count messages that the full queue has no place for; their publishers are not told."""
+        log.warning("queue full, copies dropped", queue=self.name, user=self.owning_user)
+        self._count_dropped(messages)
+
+    def _count_dropped(self, messages: Sequence[Message]) -> None:
+        self._full_queues.dropped += len(messages)
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who declared the queue; None: the configuration."""
+        return None
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """The messages as this queue keeps them; for a queue that changes them on the way in."""

@@ -153,6 +153,11 @@ class Role(Section):
     `*` for any characters. Absent: any. Identifiers that the gateway has made are always right."""
     console: Literal["none", "read", "write"] = "none"
     """What the console and the HTTP interface show, and whether they change anything."""
+    hold: bool = False
+    """Whether a full queue, subscription or session of a user with this role may make publishers wait, and
+    whether its queue may refuse what comes by a binding (`x-overflow: reject-publish`). Without it a full
+    recipient loses its own copy. Queues of the configuration always may, and so may everybody while there are
+    no roles."""
     connections_max: int | None = Field(None, ge=0)
     """Connections of one user at once, over all listeners; absent: as `limits` say. Of several roles the
     largest counts, here and below; 0 for any number."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import Any, Final
 
 from gateway.access.users import hash_password
+from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.mqtt.spec import PacketType, Property, Version
 from tests.adversary.arena import Arena
 from tests.adversary.cases import case
 from tests.adversary.wire import connect_packet, mqtt, opened, packet, text
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
+from tests.ingress.clients import connect
 
 WEEK_SECS = 604_800
 LINES_MAX = 60
@@ -69,3 +73,54 @@ def garbage(arena: Arena) -> None:
     assert len(arena.log_lines) - before <= LINES_MAX
     Amqp(arena).open().cut()
     Fast(arena).open().cut()
+
+
+READER: Final[dict[str, Any]] = {
+    "roles": {
+        "reader": {
+            "mqtt": {"subscribe": "plant/#"},
+            "amqp091": {"/": {"configure": "^own", "write": "^own", "read": "^(own|amq\\.topic$)"}},
+        },
+        "others": {"mqtt": {"publish": "#", "subscribe": "#"}},
+    },
+    "default_roles": {"anonymous": ["others"], "guest": ["reader"]},
+}
+PUBLISHERS: Final = 100
+PUBLISHED_EACH: Final = 20
+
+
+@case(**READER)
+def a_reader(arena: Arena) -> None:
+    """A user who may only read binds a queue that is full with one message, and opens a session that
+    acknowledges nothing. A hundred publishers are answered, and a healthy subscriber gets all once."""
+    with ExitStack() as stack:
+        reader = stack.enter_context(Amqp(arena).open())
+        arguments = (("x-max-length", Value(ValueType.INT32, 1)), ("x-overflow", string("reject-publish")))
+        reader.call(m.QueueDeclare("own", arguments=arguments), m.QueueDeclareOk)
+        reader.call(m.QueueBind("own", "amq.topic", "plant.#"), m.QueueBindOk)
+        silent, _ = connect(arena, "silent", properties={Property.RECEIVE_MAXIMUM: 1})
+        stack.enter_context(silent)
+        assert silent.subscribe("plant/#", 1) == 1
+        healthy, _ = connect(arena, "healthy")
+        stack.enter_context(healthy)
+        assert healthy.subscribe("plant/#", 1) == 1
+        publishers = []
+        for number in range(PUBLISHERS):  # half of them have no word for a refusal
+            client, _ = connect(arena, f"p{number}", version=Version.V5 if number % 2 else Version.V311)
+            publishers.append(stack.enter_context(client))
+        wanted = set()
+        for count in range(1, PUBLISHED_EACH + 1):
+            for number, client in enumerate(publishers):
+                body = f"{number} {count}".encode()
+                wanted.add(body)
+                client.publish(f"plant/{number}", body, 1, count)
+        for client in publishers:
+            acked = [client.acked(PacketType.PUBACK) for _ in range(PUBLISHED_EACH)]
+            assert acked == [(count, 0) for count in range(1, PUBLISHED_EACH + 1)]
+        bodies: list[bytes] = []
+        while len(bodies) < len(wanted):
+            _, _, packet_id, _, body = healthy.row()
+            healthy.ack(PacketType.PUBACK, packet_id)
+            bodies.append(body)
+        assert (len(bodies), set(bodies), healthy.quiet()) == (len(wanted), wanted, True)
+    assert arena.counted("gateway_dropped_total", "queue_overflow") >= len(wanted) - 1

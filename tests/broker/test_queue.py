@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.broker.pressure import FULL
+from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, Queue
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED
@@ -169,7 +169,8 @@ def test_deleting_tells_the_consumers() -> None:
 
 
 def test_a_full_queue_holds_its_sources_then_refuses_and_lets_go_when_half_empty() -> None:
-    queue = Queue("q", messages_max=4)
+    full_queues = FullQueues()
+    queue = Queue("q", messages_max=4, full_queues=full_queues)
     source = Answers()
     publish(queue, numbered(4), source)
     assert source.held == []
@@ -178,7 +179,7 @@ def test_a_full_queue_holds_its_sources_then_refuses_and_lets_go_when_half_empty
     assert source.outcomes == [ACCEPTED] * 8
     publish(queue, numbered(1, 8), source)
     assert source.outcomes[-1] is FULL
-    assert (len(queue), queue.refused) == (8, 1)
+    assert (len(queue), full_queues.refused) == (8, 1)
     for _ in range(5):
         queue.take()
     assert source.released == 0

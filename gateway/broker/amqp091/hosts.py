@@ -12,6 +12,7 @@ from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.bodies import Bodies
+from gateway.broker.pressure import FullQueues
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
@@ -29,6 +30,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         bodies: Bodies | None = None,
         *,
         policies: Mapping[str, Sequence[Policy]] | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
         """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
         take. A store has `bodies`, too. Before it starts.
@@ -59,6 +61,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 alarms=self.alarms,
                 lost=lost,
                 policies=(policies or {}).get(name, ()),
+                full_queues=full_queues,
             )
 
     def queues(self) -> Iterator[AmqpQueue]:
@@ -70,11 +73,6 @@ class AmqpHosts(dict[str, VirtualHost]):
         """The process ends: what nobody has been handed is not redelivered by the next one."""
         for host in self.values():
             host.note_untouched()
-
-    @property
-    def refused(self) -> int:
-        """Messages that full queues refused."""
-        return sum(queue.refused for queue in self.queues())
 
     def dropped(self) -> dict[str, int]:
         """Messages that died in a queue and became no dead letters there, by reason."""

@@ -25,12 +25,13 @@ from gateway.broker.amqp091.dead_lettering import (
 )
 from gateway.broker.amqp091.deliveries import Deliveries
 from gateway.broker.amqp091.policies import Policy, governed
-from gateway.broker.pressure import FULL
+from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
+from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.translate import priority_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Host(Protocol):
     dead_lettering: DeadLettering
     alarms: Alarms
     policies: Sequence[Policy]
+    full_queues: FullQueues
 
     def delete_queue(self, queue: AmqpQueue) -> int:
         """A queue is not wanted any more."""
@@ -77,6 +79,7 @@ class AmqpQueue(Queue):
             messages_max=host.queue_messages_max,
             octets_max=host.queue_octets_max,
             expired=self._has_expired,
+            full_queues=host.full_queues,
             **more,
         )
         self.auto_delete = auto_delete
@@ -122,11 +125,14 @@ class AmqpQueue(Queue):
             run = part_of(part, at, at + max(count, 1))
             if count:
                 self._publish(run)
-            else:
-                self.refused += 1
+            elif self.may_hold or self.is_named_by(run.messages[0]):
+                self._full_queues.refused += 1
                 if self.options.overflow == "reject-publish-dlx":
                     self._dead_lettering.note(self, run.messages[0], TOO_MANY)
                 run.settle(FULL)
+            else:
+                self.drop_copies(run.messages)
+                run.accept()
             at += len(run.messages)
         self.come_to_rest()
 
@@ -142,6 +148,24 @@ class AmqpQueue(Queue):
                 break
             count += 1
         return count
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who declared the queue; None: the configuration."""
+        return self.user
+
+    def is_named_by(self, message: Message) -> bool:
+        """Return True if the message was published to the default exchange."""
+        address = message.address
+        return not address.scope and address.protocol == AMQP091.name
+
+    def _count_dropped(self, messages: Sequence[Message]) -> None:
+        if self.options.dead_letter_exchange is None:
+            super()._count_dropped(messages)
+            return
+        for message in messages:
+            self._dead_lettering.note(self, message, TOO_MANY)
+        self.come_to_rest()
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """A queue with `x-message-ttl` shortens its messages' lives, in copies: others hold them too."""

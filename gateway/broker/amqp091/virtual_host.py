@@ -38,6 +38,7 @@ from gateway.broker.amqp091.refusals import (
     not_found,
 )
 from gateway.broker.amqp091.replies import PREFIX, Replies
+from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
 from gateway.broker.shares import Shares, share_of
 from gateway.model.address import Address
@@ -77,10 +78,13 @@ class VirtualHost:
         alarms: Alarms | None = None,
         lost: Lost | None = None,
         policies: Sequence[Policy] = (),
+        full_queues: FullQueues | None = None,
     ) -> None:
         """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
-        could not take. `policies` say more of queues than their declarations.
+        could not take. `policies` say more of queues than their declarations. `full_queues`
+        is what the queues of all hosts share for when they are full.
         """
+        self.full_queues = FullQueues() if full_queues is None else full_queues
         self.name = name
         self.policies = policies
         self.queues_max = queues_max

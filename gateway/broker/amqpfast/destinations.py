@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Protocol, cast
 
 from gateway.broker.amqpfast.selection import Selects
+from gateway.broker.pressure import FullQueues
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer
 from gateway.errors import RemoteProtocolError
@@ -60,12 +61,29 @@ class FastQueue(PriorityQueue):
         octets_max: int,
         owner: str | None = None,
         maker: str | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
-        super().__init__(name, priority_of, durable=durable, messages_max=messages_max, octets_max=octets_max)
+        super().__init__(
+            name,
+            priority_of,
+            durable=durable,
+            messages_max=messages_max,
+            octets_max=octets_max,
+            full_queues=full_queues,
+        )
         self.address = fast_address("queue", name)
         self.owner = owner
         self.maker = maker  # the user who has made it; None: the configuration, or a route
         self.channel: object | None = None  # a temporary destination ends with it
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who made the destination; None: the configuration, or a route."""
+        return self.maker
+
+    def is_named_by(self, message: Message) -> bool:
+        """Return True: a destination of the queue service is reached by its name alone."""
+        return True
 
     def takes(self, consumer: Consumer) -> bool:
         """Whether the consumer may take a message sooner or later."""
@@ -134,6 +152,7 @@ class Subscription(PriorityQueue):
         octets_max: int,
         key: tuple[str, str] | None = None,
         maker: str | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
         super().__init__(
             interest.name,
@@ -141,12 +160,18 @@ class Subscription(PriorityQueue):
             durable=key is not None,
             messages_max=messages_max,
             octets_max=octets_max,
+            full_queues=full_queues,
         )
         self.interest = interest
         self.key = key
         self.maker = maker
         self.attached = False  # a handle consumes it
         self.local: Sender | None = None  # whose messages are not taken
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who subscribed."""
+        return self.maker
 
     def publish(self, part: SubBatch) -> None:
         """Take what is wanted; the rest is accepted by being passed over."""

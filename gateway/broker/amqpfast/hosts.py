@@ -10,6 +10,7 @@ from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.bodies import Bodies
+from gateway.broker.pressure import FullQueues
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
@@ -60,6 +61,7 @@ class FastHosts(dict[str, FastHost]):
         make: Callable[..., FastHost] = FastHost,
         clients: ActiveClients | None = None,
         keeps: bool = True,
+        full_queues: FullQueues | None = None,
     ) -> None:
         """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
         store has transfers, and nothing else of it. Before the store starts."""
@@ -98,6 +100,7 @@ class FastHosts(dict[str, FastHost]):
                     queue_messages_max=limits.queue_messages_max,
                     queue_octets_max=limits.queue_bytes_max,
                     definitions=definitions,
+                    full_queues=full_queues,
                 )
             except Refused as error:  # what is declared, and what the store has
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error
@@ -112,11 +115,6 @@ class FastHosts(dict[str, FastHost]):
         """The process ends: what nobody has been handed is not redelivered by the next one."""
         for host in self.values():
             host.note_untouched()
-
-    @property
-    def refused(self) -> int:
-        """Messages that full queues refused."""
-        return sum(queue.refused for queue in self.queues())
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
         """The gauges of the broker with what is here: sums, and those of transfers."""

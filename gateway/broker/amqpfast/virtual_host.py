@@ -16,6 +16,7 @@ from typing import ClassVar, Final, TypedDict
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.amqpfast.waiting import Awaited
+from gateway.broker.pressure import FullQueues
 from gateway.broker.shares import Shares, share_of
 from gateway.errors import GatewayError
 from gateway.model.address import Address
@@ -40,6 +41,7 @@ class QueueLimits(TypedDict):
 
     messages_max: int
     octets_max: int
+    full_queues: FullQueues
 
 
 class Refused(GatewayError):
@@ -78,8 +80,11 @@ class FastHost:
         queue_messages_max: int = 1_000_000,
         queue_octets_max: int = 1 << 30,
         definitions: FastDefinitions | None = None,
+        full_queues: FullQueues | None = None,
     ) -> None:
-        """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart."""
+        """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart.
+        `full_queues` is what the queues of all hosts share for when they are full.
+        """
         self.name = name
         self.auto_create = auto_create
         self.queues: dict[str, FastQueue] = {}
@@ -94,7 +99,11 @@ class FastHost:
             "session": share_of(durable_max, durable_per_user_max),
         }
         self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
-        self._queue_limits = QueueLimits(messages_max=queue_messages_max, octets_max=queue_octets_max)
+        self._queue_limits = QueueLimits(
+            messages_max=queue_messages_max,
+            octets_max=queue_octets_max,
+            full_queues=FullQueues() if full_queues is None else full_queues,
+        )
         self._definitions = definitions
         self._exact: dict[str, dict[Subscription, None]] = {}
         self._prefixes: dict[Subscription, None] = {}

@@ -20,7 +20,7 @@ from typing import ClassVar, Final, Protocol
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
-from gateway.broker.pressure import Pace, Pressure, lowered
+from gateway.broker.pressure import MayHold, Pace, Pressure, everybody_may_hold, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.protocols.mqtt.spec import PacketType
@@ -221,6 +221,7 @@ class SessionLimits:
     memory_messages_max: int = 100_000  # of a session that is kept on disk; others wait there alone
     memory_octets_max: int = 64 * 1024 * 1024
     holds: bool = True  # a connected client's sources stop reading at the limit; else it loses the newest
+    may_hold: MayHold = everybody_may_hold  # by user: with `holds`, whose sessions do that
     stall_secs: float = 30.0  # how long for, when the client takes nothing
     delay_secs: float = 0.015  # of what waits for a client that takes it: beyond, sources are held; 0: never
 
@@ -473,14 +474,26 @@ class Session:
         """Whoever publishes the part waits if the session is full, or what is in it will wait long."""
         if self.full:
             self._tight = True
-            self.pressure.hold_sources(part)
+            if self.limits.may_hold(self.user):
+                self.pressure.hold_sources(part)
+            else:  # the newest are dropped until half of what it holds has gone
+                self.patient = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
             now = time.monotonic()
             if self._pace is None:
                 self._pace = Pace(self.limits.delay_secs, PACED_MIN, now)
-            if self._pace.behind(len(self), now):
+            if self._pace.behind(len(self), now) and self.limits.may_hold(self.user):
                 self._pace.on = True
                 self.pressure.hold_sources(part)
+
+    def review_hold(self) -> None:
+        """Let held publishers go on if the rules have changed and the session may not hold them any more."""
+        if self.pressure and not self.limits.may_hold(self.user):
+            if self._tight:
+                self.patient = False
+            if self._pace is not None:
+                self._pace.on = False
+            self.pressure.relieve()
 
     def _paced(self, taken: int) -> None:
         """The client was sent so many: whoever waited for it may go on when it has nearly caught up."""

@@ -84,7 +84,7 @@ def test_a_queue_that_refuses_takes_what_fits_in_order_and_what_its_consumer_mak
     one.add(taker)
     assert publish(one, bodies(*"defg")).outcomes == [ACCEPTED, ACCEPTED, ACCEPTED, FULL]
     assert taker.bodies == [b"a", b"b", b"d"]
-    assert (drained(one), one.refused) == ([b"e", b"f"], 2)
+    assert (drained(one), host.full_queues.refused) == ([b"e", b"f"], 2)
 
 
 def test_octets_are_counted_message_by_message() -> None:
@@ -520,7 +520,7 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
             one.dispatch()
         dropped = sum(host.dead_lettering.dropped.values())
         letters = "overflow" in arguments and arguments["overflow"] == "reject-publish"
-        refused = one.refused if letters or "dead_letter_exchange" not in arguments else 0
+        refused = host.full_queues.refused if letters or "dead_letter_exchange" not in arguments else 0
         if arguments.get("overflow") == "reject-publish-dlx" and one.options.dead_letter_exchange is None:
             refused = 0  # each was noted as a death
         assert published == len(one) + len(held) + len(grave) + dropped + done + refused
