@@ -432,6 +432,35 @@ def test_amqpfast(gateway: Running, user: str, action: str, service: int, name: 
             assert client.next(HandleClosed).reply_code == 403
 
 
+def test_a_durable_subscription_is_cancelled_by_its_user_alone() -> None:
+    """Not by another user with the same client-name, nor without the right to read the topic any more."""
+    with running(settings(users={"bob": ("erp",), "root": ("all",)})) as gateway:
+        durable = gateway.gateway.fast_hosts["/"].durable
+        with fast(gateway, "bob", "c").open() as bob:
+            bob.consume(bob.handle("news.today", TOPIC), identifier="sub")
+            bob.leave()
+        with fast(gateway, "root", "c").open() as root:
+            root.put(root.handle("news.today", TOPIC), b"it waits")
+            handle = root.handle("news.today", TOPIC)
+            root.say(m.HandleCancel(handle, 0, "", "sub"))
+            assert root.next(HandleClosed).reply_code == 403
+            root.say(m.HandleConsume(root.handle("news.today", TOPIC), identifier="sub", prefetch=1))
+            assert root.next(HandleClosed).reply_code == 403
+            root.leave()
+        assert gateway.ask(lambda: [len(one) for one in durable.values()]) == [1]
+        narrower = {**ROLES, "erp": {"amqpfast": {"/": {"topics": {"write": "news.*"}}}}}
+        change(gateway, settings(narrower, {"bob": ("erp",)}))
+        with fast(gateway, "bob", "c").open() as bob:
+            handle = bob.handle("news.today", TOPIC)
+            bob.say(m.HandleCancel(handle, 0, "", "sub"))
+            assert bob.next(HandleClosed).reply_code == 403
+            bob.leave()
+        change(gateway, settings(users={"bob": ("erp",)}))
+        with fast(gateway, "bob", "c").open() as bob:
+            assert bob.ask(m.HandleCancel(bob.handle("news.today", TOPIC), 0, "", "sub"))[3] == 200
+        assert gateway.ask(lambda: len(durable)) == 0
+
+
 def test_amqpfast_virtual_hosts_and_names(gateway: Running) -> None:
     with fast(gateway, "eve") as client:
         assert client.next(Closed).reply_code == 403
