@@ -142,6 +142,38 @@ def parse(text: str, file: str) -> Document:
         raise ConfigurationError(f"not YAML: {str(error).splitlines()[0]}", file=file) from error
 
 
+def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) -> None:
+    """Raise ConfigurationError if text `now` is what is left of `before` when its end is lost: nothing, the
+    beginning of a line, or part of an item.
+
+    Whole items at the end (a role, a user, a route) may be removed. `sections`: the items are one level down,
+    and a whole section may not be removed either.
+    """
+    if not before.startswith(now) or now == before:
+        return
+    if not now.strip():
+        raise ConfigurationError("the file is empty, and was not before", file=file)
+    if not now.endswith("\n"):
+        raise ConfigurationError("the file ends in the middle of what it was before", file=file)
+    old, new = parse(before, file).content, parse(now, file).content
+    parts = _pairs(old, new) if not sections else [pair for two in _pairs(old, new) for pair in _pairs(*two)]
+    if sections and isinstance(old, dict) and isinstance(new, dict) and old.keys() > new.keys():
+        lost = next(key for key in old if key not in new)
+        raise ConfigurationError(f"{lost}: the file ends before it, and did not before", file=file)
+    if any(was != item for was, item in parts):
+        reason = "the end of the last item is lost; if that is meant, put a comment behind it"
+        raise ConfigurationError(reason, file=file)
+
+
+def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    """The items of a table or list that are in both, side by side; of anything else the two themselves."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [(old[key], new[key]) for key in old if key in new]
+    if isinstance(old, list) and isinstance(new, list):
+        return list(zip(old, new, strict=False))
+    return [(old, new)]
+
+
 def _braced(text: str, error: yaml.MarkedYAMLError) -> bool:
     """Whether a line that the error names has a value that begins with a brace, and more behind it."""
     marks = (error.context_mark, error.problem_mark)

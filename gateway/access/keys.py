@@ -22,8 +22,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from gateway.access.asking import Asker, Unanswered
-from gateway.access.files import LOOK_SECS, Watched, stamp_if_there
 from gateway.errors import ConfigurationError
+from gateway.reloads import LOOK_SECS, Reloaded
 from gateway.settings import masked_url
 
 KEYS_MAX: Final = 100
@@ -98,8 +98,7 @@ class KeysFile:
         self._path = path
         self._symmetric = symmetric
         try:
-            self._watched = Watched(lambda: stamp_if_there(path))
-            self._keys = self._read()
+            self._file = Reloaded([path], self._read, taken=self._report_taken, refused=self._report_refused)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
 
@@ -114,7 +113,7 @@ class KeysFile:
 
     def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
         """Those that may have signed such a token."""
-        return [key for key in self._keys if key.fits(kid, algorithm)]
+        return [key for key in self._file.value if key.fits(kid, algorithm)]
 
     @property
     def may_change(self) -> bool:
@@ -125,15 +124,18 @@ class KeysFile:
         """There is nothing to wait for."""
 
     def look(self) -> None:
-        """Read it again, if it has changed."""
-        if not self._watched.changed():
-            return
-        try:
-            self._keys = self._read()
-        except (OSError, ValueError, TypeError) as error:
-            log.error("keys of tokens cannot be read again", path=str(self._path), error=str(error))
-        else:
-            log.info("keys of tokens were read again", path=str(self._path), keys=len(self._keys))
+        """Reload the file if it has changed and nobody is writing to it."""
+        self._file.look_settled()
+
+    def reload(self) -> None:
+        """Reload the file at once."""
+        self._file.reload()
+
+    def _report_taken(self, keys: list[Key]) -> None:
+        log.info("keys of tokens were read again", path=str(self._path), keys=len(keys))
+
+    def _report_refused(self, error: Exception) -> None:
+        log.error("keys of tokens cannot be read again", path=str(self._path), error=str(error))
 
     async def run(self) -> None:
         """Look now and then."""

@@ -5,9 +5,9 @@ roles, and what RabbitMQ has exported of all that.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-import structlog
 import trio
 
 from gateway.access.asking import Asker
@@ -17,7 +17,6 @@ from gateway.access.backends import Backend
 from gateway.access.certificates import Certificates
 from gateway.access.definitions import Imported
 from gateway.access.definitions import read_users as read_imported
-from gateway.access.files import LOOK_SECS, Stamp, Watched, stamp_if_there
 from gateway.access.http_backend import HttpUsers
 from gateway.access.keys import KeysFile, KeysUrl
 from gateway.access.questions import HttpQuestions
@@ -28,13 +27,25 @@ from gateway.errors import ConfigurationError
 from gateway.settings import AmqpListener, Settings, User
 from gateway.settings.identity import SYMMETRIC, CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
 from gateway.settings.users_file import read_users
-from gateway.telemetry.audit import audit
 
 CLOSE_SECS: Final = 1.0
 
-log = structlog.get_logger()
 
-Changed = Callable[[frozenset[str]], None]
+class Candidate(NamedTuple):
+    """Users as files say them now: of the configuration and of the users' file, with the hashes (also of
+    exports) and SCRAM keys by name, and the text of the users' file."""
+
+    users: dict[str, User]
+    hashes: dict[str, str]
+    scram: dict[str, Keys]
+    text: str
+
+
+class Replaced(NamedTuple):
+    """What became of the users when others were put in force: how many there are, and who is gone."""
+
+    total: int
+    gone: frozenset[str]
 
 
 def access_of(settings: Settings) -> Access:
@@ -51,14 +62,13 @@ class Identities:
         """Raises ConfigurationError for files and secrets that cannot be used."""
         self._settings = settings
         self._path = settings.users_file()
-        self._watched: Watched[Stamp | None] | None = None
-        if (path := self._path) is not None:
-            self._watched = Watched(lambda: stamp_if_there(path))
-        self.users: dict[str, User] = self._read()
-        self._imported = {name: text for one in imported(settings) for name, text in one.hashes.items()}
-        hashes, scram = self._secrets(self.users)
-        self.access = Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
+        self._text = ""  # of the users' file, of the users in force
+        self._in_force = found = self.candidate(settings)
+        self._text = found.text
+        self.users: dict[str, User] = dict(found.users)
+        self.access = Access(found.hashes, guest=settings.guest, scram=found.scram, logins=settings.logins)
         self.fetched: list[KeysUrl] = []
+        self._key_files: list[KeysFile] = []
         self.asked: list[HttpUsers] = []
         self._askers: list[Asker] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
@@ -85,6 +95,7 @@ class Identities:
         keys: KeysFile | KeysUrl
         if given.keys_file is not None:
             keys = KeysFile(given.keys_file, symmetric=bool(SYMMETRIC & set(given.algorithms)))
+            self._key_files.append(keys)
         else:
             assert given.keys_url is not None, "the settings have one of the two"
             keys = KeysUrl(
@@ -97,40 +108,47 @@ class Identities:
         self._tasks.append(keys.run)
         return keys
 
-    def _read(self) -> dict[str, User]:
-        """The users of both. Raises ConfigurationError."""
-        own = self._settings.users
-        if self._path is None:
-            return dict(own)
-        more = read_users(self._path)
-        if both := sorted(own.keys() & more.keys()):
-            raise ConfigurationError(f"{self._path}: {both[0]!r} stands in the configuration, too")
-        return {**own, **more}
-
-    def _secrets(self, users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
-        """Those of users, and of exports for whoever is not among them. Raises ConfigurationError."""
+    def candidate(self, settings: Settings) -> Candidate:
+        """Read the users of `settings`, of the users' file and of exports, with their secrets. Raises
+        ConfigurationError, also for a users' file of which only a beginning is left.
+        """
+        several = imported(self._settings)
+        users, text = dict(settings.users), ""
+        if self._path is not None:
+            file = read_users(self._path, self._text)
+            if both := sorted(users.keys() & file.users.keys()):
+                raise ConfigurationError(f"{self._path}: {both[0]!r} stands in the configuration, too")
+            if self._text and not file.users:
+                reason = "there are no users any more; restart the gateway if that is meant"
+                raise ConfigurationError(reason, file=str(self._path))
+            users, text = {**users, **file.users}, file.text
         hashes, scram = secrets_of(users)
-        return {**self._imported, **hashes}, scram
+        exported = {name: secret for one in several for name, secret in one.hashes.items()}
+        return Candidate(users, {**exported, **hashes}, scram, text)
 
-    def look(self) -> frozenset[str]:
-        """Read the file again, if it has changed; a bad one leaves the old users. Returns who is gone."""
-        if self._watched is None or not self._watched.changed():
-            return frozenset()
-        try:
-            users = self._read()
-            hashes, scram = self._secrets(users)
-        except ConfigurationError as error:
-            log.error(
-                "the users cannot be read again, the old ones stay", path=str(self._path), error=str(error)
-            )
-            return frozenset()
-        gone = frozenset(self.users.keys() - users.keys())
+    def use(self, found: Candidate) -> Replaced | None:
+        """Put these users in force. None: they are what is in force."""
+        before, self._in_force = self._in_force, found
+        self._text = found.text
+        if found[:3] == before[:3]:  # other comments, perhaps
+            return None
+        gone = frozenset(before.hashes.keys() - found.hashes.keys())
         self.users.clear()
-        self.users.update(users)
-        self.access.users.replace(hashes, scram)
-        log.info("the users were read again", path=str(self._path), users=len(users), gone=len(gone))
-        audit("users_changed", path=str(self._path), users=len(users))
-        return gone
+        self.users.update(found.users)
+        self.access.users.replace(found.hashes, found.scram)
+        return Replaced(len(found.hashes), gone)
+
+    def files(self) -> list[Path]:
+        """The files that users and their secrets are read from."""
+        secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
+        declared = self._settings.declare
+        named = [self._path, *(declared.definitions if declared.users else ()), *secret]
+        return [file for file in named if file is not None]
+
+    def reload_keys(self) -> None:
+        """Read the files of token keys again, at once."""
+        for keys in self._key_files:
+            keys.reload()
 
     def failures(self) -> dict[str, int]:
         """Questions that got no answer, by the kind of back end that had them."""
@@ -138,15 +156,11 @@ class Identities:
         http = sum(backend.failures for backend in self.asked)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
 
-    async def run(self, gone: Changed) -> None:
-        """Fetch keys, and look whether the file has changed; call `gone` with the users that are no more."""
+    async def run(self) -> None:
+        """Keep the keys of tokens up to date."""
         async with trio.open_nursery() as nursery:
             for task in self._tasks:
                 nursery.start_soon(task)
-            while True:
-                await trio.sleep(LOOK_SECS)
-                if names := self.look():
-                    gone(names)
 
     async def close(self) -> None:
         """The process ends: so do the connections to others."""

@@ -3,7 +3,7 @@
 The nursery tree: HTTP; one task set per listener (accept, poll, tick); one supervised task set per link; one
 that watches the mapping files and signals. SIGTERM drains: stop accepting, let what is in flight settle
 within `drain_timeout_secs`, publish the wills of MQTT clients, say goodbye, leave. SIGHUP, or a changed file,
-reloads the mappings; a bad file leaves the old ones in force.
+reloads mappings, users and roles; a bad file leaves the old ones in force.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.admin import (
     serve,
 )
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
-from gateway.app.clients import connected, consuming, dismiss, doors, revoke
+from gateway.app.clients import connected, consuming, dismiss, doors
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
@@ -273,7 +273,7 @@ class Gateway:
             nursery.start_soon(forever, "reload", watch)
             nursery.start_soon(forever, "reload", self.rules.watch)
             nursery.start_soon(forever, "timer", self._watch_links)
-            nursery.start_soon(forever, "timer", partial(self.identities.run, self._users_gone))
+            nursery.start_soon(forever, "timer", self.identities.run)
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
@@ -329,11 +329,6 @@ class Gateway:
 
     def _connections(self) -> list[Guest]:
         return [one for listener in self.listeners.values() for one in list(listener.connections)]
-
-    def _users_gone(self, names: frozenset[str]) -> None:
-        """Whoever is connected as one of them has to go."""
-        revoke(self.listeners, names)
-        self.writes.flush()
 
     # The store, and memory.
 
@@ -537,6 +532,7 @@ class Gateway:
                 if number == signal.SIGHUP:
                     await self.reload_mappings()
                     await self.rules.reload()
+                    self.identities.reload_keys()
                 else:
                     log.info("stopping", signal=signal.Signals(number).name)
                     self.stop()

@@ -11,9 +11,10 @@ from typing import Final
 
 import watchfiles
 
-from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.broker.dispatcher import tell_reply_kept
+from gateway.documents import refuse_lost_end
 from gateway.errors import ConfigurationError, MappingError
+from gateway.mapping import Mapping as MappingFile
 from gateway.mapping import load, parse
 from gateway.mapping.linter import (
     forgetful_routes,
@@ -25,6 +26,7 @@ from gateway.mapping.linter import (
 )
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
+from gateway.reloads import Stamp, Watched, stamp_if_there
 from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
 
@@ -73,29 +75,34 @@ class MappingFiles:
         self._watched = Watched(self._fingerprint)
         self._ids = message_ids()
         self.refused = ""  # why the files were not taken when they were read last
+        self._in_force: dict[str, str] = {}  # texts by file, of the routes in force
 
     def load(self) -> Router:
         """The routes of the files as they are now, to be put in force. Raises ConfigurationError."""
         self._watched.take()
         try:
-            router = self.read()
+            router, mappings = self._read(NO_TEXTS)
         except ConfigurationError as error:
             self.refused = str(error)
             raise
         self.refused = ""
+        self._in_force = {one.file: one.text for one in mappings}
         return router
 
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
         """The routes of the files as they are now, or of `drafts`, texts by file, in place of some. Raises
-        ConfigurationError.
+        ConfigurationError, also for files that have lost their end, and for none where there were routes.
         """
+        return self._read(drafts)[0]
+
+    def _read(self, drafts: Texts) -> tuple[Router, list[MappingFile]]:
         given = self.settings
         endpoints = given.endpoints()
         left = dict(drafts)
         mappings = []
         for path in given.mapping_files():
             text = left.pop(str(path), None)
-            mappings += load([path]) if text is None else [parse(text, str(path))]
+            mappings += self._load(path) if text is None else [parse(text, str(path))]
         mappings += [parse(text, file) for file, text in left.items()]
         if refused := relayed_routes(mappings, given.relayed()):
             raise _all(refused)
@@ -111,7 +118,18 @@ class MappingFiles:
         )
         if refused := refused_routes(router.routes, given):
             raise _all(refused)
-        return router
+        if self._in_force and not drafts and not router.routes:
+            raise MappingError("there are no routes any more; restart the gateway if that is meant")
+        return router, mappings
+
+    def _load(self, path: Path) -> list[MappingFile]:
+        mappings = load([path])
+        for one in mappings:
+            try:
+                refuse_lost_end(self._in_force.get(one.file, ""), one.text, one.file)
+            except ConfigurationError as error:
+                raise MappingError(error.reason, file=error.file) from error
+        return mappings
 
     def names(self) -> list[str]:
         """The files, as the configuration finds them."""

@@ -1,9 +1,11 @@
-"""Roles and rules while the gateway runs: read again when the configuration changes, and put into force.
+"""Users, secrets and roles while the gateway runs: read again when their files change, and put into force.
 
-Of a changed configuration only what clients may do is taken: `roles`, `default_roles`, and the roles of
-users. A faulty one leaves the old rules in force. From the moment that others are in force nothing new is
-allowed by the old ones; what clients hold already (subscriptions, consumers) is gone through in slices, so
-that with ten thousand clients nobody else waits.
+Of a changed configuration `users`, `roles` and `default_roles` are taken, with the users' file, the files of
+secrets and RabbitMQ's exports; other changed sections are reported, for they need a restart. All of it is
+taken or nothing: a faulty, empty or shortened file leaves the old users and roles in force, and roles or
+users never become none. From the moment that others are in force nothing new is allowed by the old ones; who
+is connected as a user that is gone is disconnected; what clients hold already (subscriptions, consumers) is
+gone through in slices, so that with ten thousand clients nobody else waits.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -18,19 +21,21 @@ import trio
 
 from gateway import clock
 from gateway.access.authorization import Authorization, Roles
-from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
-from gateway.app.access import Identities, roles_of
+from gateway.app.access import Candidate, Identities, roles_of
+from gateway.app.clients import revoke
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.containment import contained
+from gateway.documents import refuse_lost_end
 from gateway.errors import ConfigurationError
 from gateway.ingress.guest import Guest
 from gateway.ingress.listener import Listener
-from gateway.settings import Settings, User, load_settings
+from gateway.reloads import Stamp, Watched, stamp_if_there
+from gateway.settings import Settings, load_settings
 from gateway.telemetry.audit import audit
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.computing import computed
@@ -42,7 +47,9 @@ LOOK_SECS: Final = 0.25  # between two looks at the files: a right that is gone 
 QUESTIONS_MAX: Final = 10_000  # about one client; answers that are forgotten at once would be asked for ever
 SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
 
-Fingerprint = tuple[Stamp | None, ...]
+RELOADED: Final = ("roles", "default_roles", "users")  # sections of the configuration
+
+Fingerprint = dict[Path, Stamp | None]
 
 
 class Ruled(Protocol):
@@ -61,13 +68,13 @@ class Ruled(Protocol):
 
 
 class Rules:
-    """What is in force at a gateway, and the files that say it."""
+    """Users and roles in force at a gateway, and the files that they are read from."""
 
     def __init__(self, gateway: Ruled) -> None:
         self._gateway = gateway
-        self._file = gateway.settings.file
-        declared = gateway.settings.declare
-        self._files = (*filter(None, [self._file]), *(declared.definitions if declared.users else ()))
+        self._started = self._settings = gateway.settings
+        self._reloading = trio.Lock()
+        self._reported: tuple[str, ...] = ()  # sections that differ from those at the start
         self._watched = Watched(self._fingerprint)
         self._tell()
 
@@ -77,25 +84,35 @@ class Rules:
             log.warning("users are configured and no role: whoever may connect may do everything")
 
     async def watch(self) -> None:
-        """Take the rules again whenever their file is not what was read."""
+        """Reload users and roles whenever a file is not what was read, and certificates likewise."""
         again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
             if self._watched.changed():
                 await self.reload()
-            authorizer = self._gateway.settings.authorizer
+            self._look_at_certificates()
+            authorizer = self._started.authorizer
             if authorizer is not None and clock.now() >= again:
                 again = clock.now() + authorizer.cache_secs
                 self._gateway.dispatcher.changed()  # where decisions are kept is asked anew
 
+    def _look_at_certificates(self) -> None:
+        """Reload changed certificates now, so that a bad one is reported before the next connection."""
+        for listener in self._gateway.listeners.values():
+            if listener.front.tls is not None:
+                listener.front.tls()
+
     async def reload(self) -> bool:
-        """Read the rules again; bad ones leave the old ones in force. False: they do."""
-        reloads = self._gateway.metrics.rule_reloads
+        """Read users and roles again. Return False, with the old ones in force, if a file is unusable."""
+        async with self._reloading:
+            self._watched.take()
+            return await self._reload()
+
+    async def _reload(self) -> bool:
+        reloads, identities = self._gateway.metrics.rule_reloads, self._gateway.identities
         try:
-            settings = self._gateway.settings
-            if self._file is not None:
-                settings = await computed(partial(load_settings, self._file, os.environ))
-            roles = roles_of(settings, self._users(settings))
+            settings, found, roles = await computed(self._read)
+            self._refuse_none(found, roles)
         except ConfigurationError as error:
             reloads["refused"] += 1
             log.error("rules not reloaded, the old ones stay in force", error=str(error))
@@ -105,23 +122,81 @@ class Rules:
             contained("reload", error)
             return False
         reloads["taken"] += 1
-        await self.use(roles)
+        self._settings = settings
+        self._report_restart(settings)
+        replaced, changed = identities.use(found), self._replace(roles)  # both, before anything is awaited
+        if replaced is not None:
+            log.info("users reloaded", users=replaced.total, gone=len(replaced.gone))
+            path = self._started.users_file() or self._started.file
+            audit("users_changed", path=str(path or ""), users=replaced.total)
+            revoke(self._gateway.listeners, replaced.gone)
+            self._gateway.writes.flush()
+        if changed:
+            await self._revisit()
         return True
 
-    def _users(self, settings: Settings) -> dict[str, User]:
-        """Those of the configuration as it is now, and of the users' file."""
-        mine = self._gateway.settings.users
-        others = {name: user for name, user in self._gateway.identities.users.items() if name not in mine}
-        return {**others, **settings.users}
+    def _read(self) -> tuple[Settings, Candidate, Roles]:
+        """The configuration, users and roles as their files are now. Raises ConfigurationError for what
+        cannot be used, or has lost a part."""
+        before = self._settings
+        settings = before if before.file is None else load_settings(before.file, os.environ)
+        if before.file is not None:
+            refuse_lost_end(before.text, settings.text, str(before.file))
+            if lost := [name for name in before.sections if name not in settings.sections]:
+                raise ConfigurationError(
+                    f"{lost[0]}: the section is missing, and was there before; restart the gateway if that is"
+                    " meant",
+                    file=str(before.file),
+                )
+        taken = {name: getattr(settings, name) for name in RELOADED}
+        now = self._started.model_copy(update=taken)
+        found = self._gateway.identities.candidate(now)
+        return settings, found, roles_of(now, found.users)
+
+    def _refuse_none(self, found: Candidate, roles: Roles) -> None:
+        """Raise ConfigurationError if there are no roles, or no users, where there were some: then everybody
+        could do everything, or connect under any name."""
+        for word, before, now in (
+            ("roles", self._gateway.authorization.roles.roles, roles.roles),
+            ("users", self._gateway.identities.access.users.names, found.hashes),
+        ):
+            if before and not now:
+                raise ConfigurationError(
+                    f"{word}: there are none any more; restart the gateway if that is meant"
+                )
+
+    def _report_restart(self, settings: Settings) -> None:
+        """Log, once for each such state, which changed sections of the configuration need a restart."""
+        before, now = self._started.sections, settings.sections
+        changed = tuple(
+            sorted(
+                name
+                for name in before.keys() | now.keys()
+                if name not in RELOADED and before.get(name) != now.get(name)
+            )
+        )
+        if changed and changed != self._reported:
+            log.warning("changed sections need a restart", sections=list(changed))
+        self._reported = changed
 
     async def use(self, roles: Roles) -> None:
         """Put these rules into force."""
+        if self._replace(roles):
+            await self._revisit()
+
+    def _replace(self, roles: Roles) -> bool:
+        """Put these rules into force for whatever is asked from now on. False: they are the same."""
         gateway = self._gateway
         if not gateway.authorization.use(roles):
-            return
+            return False
         gateway.dispatcher.changed()  # what was decided by address is decided anew
         log.info("rules reloaded", roles=len(roles.roles))
         audit("rules_changed", roles=sorted(roles.roles))
+        return True
+
+    async def _revisit(self) -> None:
+        """Take what clients hold by rights that are gone, in slices."""
+        gateway = self._gateway
         for at, look in enumerate(self._held()):
             await _look(look)
             if at % SLICE == SLICE - 1:
@@ -159,10 +234,8 @@ class Rules:
                 gateway.mqtt.unsubscribe(session, topic_filter)
 
     def _fingerprint(self) -> Fingerprint:
-        return (
-            *map(stamp_if_there, self._files),
-            (self._gateway.identities.access.users.times_replaced, 0, 0),
-        )
+        named = [self._started.file, *self._gateway.identities.files()]
+        return {path: stamp_if_there(path) for path in named if path is not None}
 
 
 def _look_at(connection: Guest) -> None:

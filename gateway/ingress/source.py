@@ -35,9 +35,12 @@ from gateway.transport.stream import Stream
 EXPIRED: Final = "expired_while_connected"
 UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
 
-WHATEVER: Final = Decision(True, "no route that takes it asks for a role")
-
 log = structlog.get_logger(limited=True)
+
+
+class RouteRefused(Exception):
+    """A route takes what is published to an address from a role that the publisher does not have. The text
+    is the rule."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -253,13 +256,19 @@ class ListenerSource(ABC):
         namespace = self.dispatcher.namespaces.get(there[0])
         return rights.publish(there[1], getattr(namespace, "name", host))
 
-    def may_cross(self, rights: Rights, entry: RoutingEntry) -> Decision:
-        """Whether the publisher has the roles that the routes ask for which take what it publishes."""
+    @staticmethod
+    def route(rights: Rights, address: Address, find: Callable[[Address], RoutingEntry]) -> RoutingEntry:
+        """Return where a message of a client with these rights leads, by the entry that `find` returns.
+
+        Whatever a client publishes, a will and a repeated message too, gets its entry here and nowhere else.
+        Raises RouteRefused if a route asks for a role that the client does not have.
+        """
+        entry = find(address)
         for branch in entry.plan.branches:
             role = branch.route.rule.role
             if role is not None and role not in rights.roles:
-                return Decision(False, f"route {branch.route.name} takes it from role {role}")
-        return WHATEVER
+                raise RouteRefused(f"route {branch.route.name} takes it from role {role}")
+        return entry
 
     def decide(self, stream: Stream, question: Asked, then: Callable[[], None] | None = None) -> None:
         """Find out what a client has to wait for, as what it may do; meanwhile it is not read. What it has

@@ -36,7 +36,7 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
             first.reason, file=first.file, line=first.line, column=first.column, others=others
         ) from error
     settings.note_origins(_origins(environment, file.document))
-    settings.note_file(None if chosen is None else Path(chosen))
+    settings.note_file(None if chosen is None else Path(chosen), file.document)
     return settings
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.documented import Documented
-from gateway.documents import Place, dotted, suggestion
+from gateway.documents import Document, Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
@@ -253,13 +253,15 @@ class Log(Section):
 
 
 class ReadFrom:
-    """The file that settings were read from, and where each key is said. Settings are the same wherever they
-    were read."""
+    """The file that settings were read from, what it says, and where each key is said. Settings are the same
+    wherever they were read."""
 
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.path: Path | None = None
+        self.text = ""
+        self.sections: dict[str, object] = {}
         self.origins: dict[Place, Origin] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -495,14 +497,29 @@ class Settings(Documented, BaseSettings):
         """Where keys are said, for faults that only show when they are used."""
         self._read_from.origins.update(origins)
 
-    def note_file(self, path: Path | None) -> None:
-        """The file that this was read from."""
-        self._read_from.path = path
+    def note_file(self, path: Path | None, document: Document) -> None:
+        """Record the file that this was read from, and its content."""
+        read_from, content = self._read_from, document.content
+        read_from.path = path
+        read_from.text = document.text
+        stated = content if isinstance(content, dict) else {}
+        read_from.sections = {str(key): value for key, value in stated.items() if value is not None}
 
     @property
     def file(self) -> Path | None:
         """The file that this was read from; None: there is none, or it is not known."""
         return self._read_from.path
+
+    @property
+    def text(self) -> str:
+        """The text of that file."""
+        return self._read_from.text
+
+    @property
+    def sections(self) -> Mapping[str, object]:
+        """The top level of that file: its keys, and what stands below them; keys without a value are left
+        out."""
+        return self._read_from.sections
 
     def origin_of(self, place: Place) -> Origin:
         """Where a key is said, or the nearest one above it; settings that were not read from anywhere do not

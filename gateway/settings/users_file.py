@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from gateway.documents import complaints, read
+from gateway.documents import complaints, read, refuse_lost_end
 from gateway.errors import ConfigurationError
 from gateway.settings.limits import Section
 from gateway.settings.tree import User, check_users
@@ -18,9 +19,19 @@ class _Whole(Section):
     users: dict[str, User]
 
 
-def read_users(path: Path) -> dict[str, User]:
-    """The users of a file. Raises ConfigurationError with one line per fault: place, key and reason."""
+class UsersFile(NamedTuple):
+    """The users of a file, and its text."""
+
+    users: dict[str, User]
+    text: str
+
+
+def read_users(path: Path, before: str = "") -> UsersFile:
+    """Read the users of a file whose text was `before`. Raises ConfigurationError with one line per fault
+    (place, key and reason), also if only a beginning of that text is left.
+    """
     document = read(path)
+    refuse_lost_end(before, document.text, document.file, sections=False)
     stated = {} if document.content is None else document.content
     if not isinstance(stated, dict):
         raise ConfigurationError("users are a table of names", file=document.file, line=1, column=1)
@@ -38,4 +49,4 @@ def read_users(path: Path) -> dict[str, User]:
         raise ConfigurationError("\n".join(told)) from error
     except ValueError as error:
         raise ConfigurationError(str(error), file=document.file) from error
-    return found
+    return UsersFile(found, document.text)

@@ -61,7 +61,7 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "mapping_changed": Event("Other routes are in force.", ("routes", "files")),
     "rules_changed": Event("Other roles, or roles of users, are in force.", ("roles",)),
-    "users_changed": Event("The users' file was read again.", ("path", "users")),
+    "users_changed": Event("Other users, or other secrets of users, are in force.", ("path", "users")),
 }
 
 

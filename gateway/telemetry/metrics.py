@@ -29,7 +29,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from gateway import is_compiled
+from gateway import is_compiled, reloads
 from gateway.containment import Where, counted
 from gateway.protocols import DIALECTS
 from gateway.telemetry.audit import trail
@@ -101,7 +101,11 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_trace_spans": ("Spans that were handed to the exporter, by what came of it.", ("outcome",)),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
     "gateway_authorizer_failures": ("Questions that the authorizer has not answered.", ()),
-    "gateway_rule_reloads": ("Attempts to take changed roles and rules.", ("outcome",)),
+    "gateway_rule_reloads": ("Attempts to take changed users, secrets and roles.", ("outcome",)),
+    "gateway_file_reloads": (
+        "Attempts to take changed certificates and keys of tokens.",
+        ("outcome",),
+    ),
     "gateway_authentications": (
         "Logins, by the kind of back end that was asked, and what it said.",
         ("backend", "outcome"),
@@ -401,6 +405,7 @@ class Metrics(Collector):
             ("gateway_deduplication_forgotten", sources.forgotten_ids()),
             ("gateway_mapping_reloads", self.mapping_reloads),
             ("gateway_rule_reloads", self.rule_reloads),
+            ("gateway_file_reloads", reloads.counted),
             ("gateway_http_refused", self.http_refused),
             ("gateway_traces", sources.traces()),
             ("gateway_trace_spans", sources.spans()),

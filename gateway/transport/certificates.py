@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from gateway.errors import ConfigurationError
+from gateway.reloads import Reloaded
 
 log = structlog.get_logger(limited=True)
 
@@ -36,25 +37,20 @@ def server_context(
             context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
         return context
 
-    def stamps() -> list[tuple[int, int]]:
-        files = [cert_file, key_file, *([client_ca_file] if client_ca_file is not None else [])]
-        return [(status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files)]
+    def report_taken(_: ssl.SSLContext) -> None:
+        log.info("certificate was read again", listener=name)
 
+    def report_refused(error: Exception) -> None:  # half of the files may have been replaced
+        log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
+
+    files = [file for file in (cert_file, key_file, client_ca_file) if file is not None]
     try:
-        current = build()
-        seen = stamps()
+        contexts = Reloaded(files, build, taken=report_taken, refused=report_refused)
     except OSError as error:
         raise ConfigurationError(f"listeners.{name}.tls: the files cannot be used: {error}") from error
 
     def latest() -> ssl.SSLContext:
-        nonlocal current, seen
-        try:
-            now = stamps()
-            if now != seen:
-                current, seen = build(), now
-                log.info("certificate was read again", listener=name)
-        except OSError as error:  # half of the files may have been replaced; the next connection tries again
-            log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
-        return current
+        contexts.look()
+        return contexts.value
 
     return latest

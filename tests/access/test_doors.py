@@ -6,6 +6,7 @@ MQTT is spoken by paho, AMQP 0-9-1 by pika, AMQP/Fast by the client of these tes
 from __future__ import annotations
 
 import queue
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,12 +22,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from pydantic import SecretStr
 
+import gateway as gateway_package
 from gateway.app.access import roles_of
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened
 from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
-from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
-from gateway.settings import Settings, User, load_settings
+from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.settings import Settings, Store, User, load_settings
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.amqpfast import OutOfBand
 from tests.files import replace_text
@@ -432,6 +435,35 @@ def test_amqpfast(gateway: Running, user: str, action: str, service: int, name: 
             assert client.next(HandleClosed).reply_code == 403
 
 
+def test_a_durable_subscription_is_cancelled_by_its_user_alone() -> None:
+    """Not by another user with the same client-name, nor without the right to read the topic any more."""
+    with running(settings(users={"bob": ("erp",), "root": ("all",)})) as gateway:
+        durable = gateway.gateway.fast_hosts["/"].durable
+        with fast(gateway, "bob", "c").open() as bob:
+            bob.consume(bob.handle("news.today", TOPIC), identifier="sub")
+            bob.leave()
+        with fast(gateway, "root", "c").open() as root:
+            root.put(root.handle("news.today", TOPIC), b"it waits")
+            handle = root.handle("news.today", TOPIC)
+            root.say(m.HandleCancel(handle, 0, "", "sub"))
+            assert root.next(HandleClosed).reply_code == 403
+            root.say(m.HandleConsume(root.handle("news.today", TOPIC), identifier="sub", prefetch=1))
+            assert root.next(HandleClosed).reply_code == 403
+            root.leave()
+        assert gateway.ask(lambda: [len(one) for one in durable.values()]) == [1]
+        narrower = {**ROLES, "erp": {"amqpfast": {"/": {"topics": {"write": "news.*"}}}}}
+        change(gateway, settings(narrower, {"bob": ("erp",)}))
+        with fast(gateway, "bob", "c").open() as bob:
+            handle = bob.handle("news.today", TOPIC)
+            bob.say(m.HandleCancel(handle, 0, "", "sub"))
+            assert bob.next(HandleClosed).reply_code == 403
+            bob.leave()
+        change(gateway, settings(users={"bob": ("erp",)}))
+        with fast(gateway, "bob", "c").open() as bob:
+            assert bob.ask(m.HandleCancel(bob.handle("news.today", TOPIC), 0, "", "sub"))[3] == 200
+        assert gateway.ask(lambda: len(durable)) == 0
+
+
 def test_amqpfast_virtual_hosts_and_names(gateway: Running) -> None:
     with fast(gateway, "eve") as client:
         assert client.next(Closed).reply_code == 403
@@ -608,3 +640,197 @@ def test_a_route_may_ask_for_a_role(tmp_path: Path) -> None:
                 assert client.acked(PacketType.PUBACK) == (2, NOBODY)
         assert channel.basic_get("q", auto_ack=True)[2] == b"bob"
         assert channel.basic_get("q", auto_ack=True)[2] is None
+
+
+ORDERS: Final = (
+    "version: 1\nroutes:\n"
+    "  - name: orders\n    role: erp\n"
+    "    from: {endpoint: mqtt, topic: 'orders/{rest...}'}\n"
+    "    to: {endpoint: amqp091, exchange: amq.topic, routing_key: '{rest...}'}\n"
+)
+OPEN: Final = ORDERS.replace("    role: erp\n", "")
+
+
+def crossing(tmp_path: Path, text: str = ORDERS, **more: Any) -> Settings:
+    """A gateway with a route that asks for a role, which bob has."""
+    mapping = tmp_path / "routes.yaml"
+    replace_text(mapping, text)
+    everything = {"all": ROLES["all"], "erp": ROLES["all"]}
+    return settings(everything, {"bob": ("erp",), "ann": ("all",)}, mappings=(str(mapping),), **more)
+
+
+def crossed(connection: pika.BlockingConnection) -> list[bytes]:
+    """What has come out of the route until now, for a message of its own goes last."""
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("amq.topic", "last", b"last")
+    found = []
+    while (body := channel.basic_get("q", auto_ack=True)[2]) != b"last":
+        if body is not None:
+            found.append(body)
+    return found
+
+
+def bind(connection: pika.BlockingConnection) -> None:
+    channel = connection.channel()
+    channel.queue_declare("q")
+    channel.queue_bind("q", "amq.topic", "#")
+
+
+@pytest.mark.parametrize("version", [Version.V5, Version.V311])
+def test_a_will_that_may_not_cross_is_refused_with_connect(tmp_path: Path, version: Version) -> None:
+    with running(crossing(tmp_path)) as gateway, closing(amqp(gateway, "bob")) as connection:
+        bind(connection)
+        for user, allowed in (("ann", False), ("bob", True)):
+            will = Will("orders/x", user.encode(), 1, False, {})
+            client, told = connect(gateway, user, user=(user, PASSWORD.encode()), will=will, version=version)
+            with client:
+                refused = NOT_AUTHORIZED  # as the client's codec names 5 of MQTT 3, too
+                assert told.reason == (OK if allowed else refused)
+                client.cut()
+        gateway.until(lambda: not gateway.gateway.listeners["mqtt"].connections)
+        assert crossed(connection) == [b"bob"]
+
+
+@pytest.mark.parametrize("delay_secs", [0, 1])
+def test_a_will_does_not_cross_a_route_that_came_to_ask_for_a_role(tmp_path: Path, delay_secs: int) -> None:
+    with running(crossing(tmp_path, OPEN)) as gateway, closing(amqp(gateway, "bob")) as connection:
+        bind(connection)
+        clients = []
+        for user in ("ann", "bob"):
+            will = Will("orders/x", user.encode(), 1, False, {Property.WILL_DELAY_INTERVAL: delay_secs})
+            properties = {Property.SESSION_EXPIRY_INTERVAL: 30}
+            client, told = connect(
+                gateway, user, user=(user, PASSWORD.encode()), will=will, properties=properties
+            )
+            assert told.reason == OK
+            clients.append(client)
+        crossing(tmp_path)
+        assert gateway.await_(gateway.gateway.reload_mappings)
+        for client in clients:
+            client.cut()
+        gateway.until(lambda: not gateway.gateway.listeners["mqtt"].connections)
+        gateway.until(lambda: not gateway.gateway.mqtt._wills)
+        assert crossed(connection) == [b"bob"]
+
+
+def test_a_will_that_an_earlier_process_left_does_not_cross(tmp_path: Path) -> None:
+    store = Store(path=tmp_path / "store")
+    properties = {Property.SESSION_EXPIRY_INTERVAL: 30}
+    with running(crossing(tmp_path, OPEN, store=store)) as gateway:
+        for user in ("ann", "bob"):
+            will = Will("orders/x", user.encode(), 1, False, {Property.WILL_DELAY_INTERVAL: 20})
+            client, told = connect(
+                gateway, user, user=(user, PASSWORD.encode()), will=will, properties=properties
+            )
+            assert told.reason == OK
+            client.cut()
+        gateway.until(lambda: len(gateway.gateway.mqtt._wills) == 2)
+        with closing(amqp(gateway, "bob")) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            channel.queue_bind("q", "amq.topic", "#")
+    given = crossing(tmp_path, store=store)
+    with running(given) as gateway, closing(amqp(gateway, "bob")) as connection:
+        gateway.until(lambda: not gateway.gateway.mqtt._left_wills)
+        mqtt = gateway.gateway.mqtt
+        assert gateway.ask(lambda: [mqtt._publish_will(one) for one in list(mqtt._wills)]) == [None] * 2
+        assert crossed(connection) == [b"bob"]
+
+
+def test_an_alias_and_a_shared_subscription_do_not_get_around_a_role(tmp_path: Path) -> None:
+    with running(crossing(tmp_path)) as gateway, closing(amqp(gateway, "bob")) as connection:
+        bind(connection)
+        reader, _ = connect(gateway, "reader", user=("bob", PASSWORD.encode()))
+        with reader:
+            assert reader.subscribe("$share/g/orders/#", 1) == 1
+            client, _ = connect(gateway, "ann", user=("ann", PASSWORD.encode()))
+            with client:
+                alias = encode_list({Property.TOPIC_ALIAS: 1}, PacketType.PUBLISH)
+                client.publish("orders/x", b"1", qos=1, packet_id=1, properties=alias)
+                assert client.acked(PacketType.PUBACK) == (1, NOT_AUTHORIZED)
+                client.publish("", b"2", qos=1, packet_id=2, properties=alias)
+                assert client.acked(PacketType.PUBACK) == (2, NOT_AUTHORIZED)
+            assert reader.quiet(), "what is refused reaches nobody"
+        assert crossed(connection) == []
+
+
+def test_a_refused_message_is_not_repeated_into_a_route_that_came_to_ask_for_a_role(tmp_path: Path) -> None:
+    """An MQTT 3.1.1 client cannot be told: the message is a dead letter, and acknowledged."""
+    with running(crossing(tmp_path, OPEN)) as gateway, closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        channel.queue_bind("q", "amq.topic", "#")
+        channel.basic_publish("amq.topic", "x", b"full")
+        gateway.until(lambda: len(gateway.gateway.hosts["/"].queues["q"]) == 1)
+        client, _ = connect(gateway, "ann", user=("ann", PASSWORD.encode()), version=Version.V311)
+        with client:
+            client.publish("orders/x", b"again", qos=1, packet_id=1)
+            route = gateway.gateway.dispatcher.router.routes[0]
+            gateway.until(lambda: route.retried > 0)
+            crossing(tmp_path)
+            assert gateway.await_(gateway.gateway.reload_mappings)
+            assert channel.basic_get("q", auto_ack=True)[2] == b"full"
+            assert client.acked(PacketType.PUBACK) == (1, OK)
+        assert channel.basic_get("q", auto_ack=True)[2] is None
+        letters = gateway.gateway.dead_letters
+        assert gateway.ask(lambda: sum(letters.counted.values())) == 1
+
+
+def held(connection: Any) -> int:
+    """Messages that wait for a commit."""
+    return sum(len(one.transaction._publishes) for one in connection.channels.values() if one.transaction)
+
+
+def test_a_transaction_is_not_committed_into_a_route_that_came_to_ask_for_a_role(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nroutes:\n"
+        "  - name: sales\n    role: erp\n"
+        "    from: {endpoint: amqp091, exchange: amq.direct, binding_key: x}\n"
+        "    to: {endpoint: amqp091, exchange: amq.topic, routing_key: x}\n"
+        "  - name: stock\n    role: erp\n"
+        "    from: {endpoint: amqpfast, service: topic, destination: x}\n"
+        "    to: {endpoint: amqp091, exchange: amq.topic, routing_key: x}\n"
+    )
+    given = crossing(tmp_path, text.replace("    role: erp\n", ""))
+    with running(given) as gateway, closing(amqp(gateway, "bob")) as connection:
+        bind(connection)
+        channels = []
+        with closing(amqp(gateway, "ann")) as other, fast(gateway, "ann") as quick:
+            for who in (connection, other):
+                channels.append(who.channel())
+                channels[-1].tx_select()
+                channels[-1].basic_publish("amq.direct", "x", b"amqp")
+            quick.next(Opened)
+            quick.channel(transacted=True)
+            quick.put(quick.handle("x", TOPIC), b"fast", confirm=True)
+            gateway.until(lambda: sum(map(held, gateway.gateway.listeners["amqp091"].connections)) == 2)
+            crossing(tmp_path, text)
+            assert gateway.await_(gateway.gateway.reload_mappings)
+            channels[0].tx_commit()
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channels[1].tx_commit()
+            assert refused.value.reply_code == 406
+            quick.say(m.ChannelCommit(1, 0))
+            assert quick.next(ChannelClosed).reply_code == 403
+        assert crossed(connection) == [b"amqp"]
+
+
+def test_listeners_route_in_one_place_alone() -> None:
+    """Whatever a client publishes gets its entry by `ListenerSource.route`, which asks for roles."""
+    folder = Path(gateway_package.__file__).parent / "ingress"
+    found = re.compile(r"dispatcher\.entry\b|entries\.(?:find|resolve)\b|[.]route\(")
+    used = {
+        path.relative_to(folder).as_posix(): found.findall(text)
+        for path in folder.rglob("*.py")
+        if found.search(text := path.read_text(encoding="utf-8"))
+    }
+    assert used == {
+        "amqp091/channel.py": ["dispatcher.entry", ".route("],
+        "amqp091/connection.py": ["dispatcher.entry", ".route("],
+        "amqpfast/publishing.py": ["dispatcher.entry", ".route("],
+        "mqtt/admission.py": [".route(", "entries.find"],
+        "mqtt/connection.py": [".route(", "entries.find"],
+        "mqtt/ingress.py": [".route(", "entries.find", ".route(", "entries.find"],
+        "mqtt/routing_table.py": ["dispatcher.entry"],
+    }, "each look-up stands with the check of roles"

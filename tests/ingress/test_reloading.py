@@ -6,11 +6,13 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import pytest
 import watchfiles
 
 from gateway.app.mappings import MappingFiles
+from gateway.errors import MappingError
 from gateway.mapping.router import Router
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import Running, running, settings_of
@@ -93,3 +95,44 @@ async def test_a_file_is_not_taken_by_halves(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(watchfiles, "awatch", looks)
     await files.watch(changed)
     assert taken == [["second", "third"]]
+
+
+TWO: Final = ROUTE.replace("NAME", "first") + ROUTE.split("routes:\n")[1].replace("NAME", "second")
+LOST: Final = {
+    "empty": "",
+    "comments alone": "# nothing\n",
+    "no routes": "version: 1\nroutes: []\n",
+    "in the middle of a line": TWO[:-12],
+    "in the middle of a route": TWO + "    role: erp\n",
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_mapping_files_that_have_lost_a_part_leave_the_old_routes(tmp_path: Path, lost: str) -> None:
+    path = tmp_path / "m.yaml"
+    before, after = (LOST[lost], TWO) if lost == "in the middle of a route" else (TWO, LOST[lost])
+    path.write_text(before)
+    files = MappingFiles(settings_of(mappings=[str(path)]), b"")
+    assert len(files.load().routes) == 2
+    path.write_text(after)
+    with pytest.raises(MappingError):
+        files.load()
+    assert files.refused
+    path.unlink()
+    with pytest.raises(MappingError):
+        files.load()
+    path.write_text(ROUTE.replace("NAME", "first"))  # whole routes at the end may go
+    assert len(files.load().routes) == 1
+
+
+def test_all_files_of_a_folder_never_vanish(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text(ROUTE.replace("NAME", "first"))
+    two.write_text(ROUTE.replace("NAME", "second"))
+    files = MappingFiles(settings_of(mappings=[str(tmp_path / "*.yaml")]), b"")
+    assert len(files.load().routes) == 2
+    two.unlink()
+    assert len(files.load().routes) == 1
+    one.unlink()
+    with pytest.raises(MappingError, match="no routes any more"):
+        files.load()

@@ -92,4 +92,4 @@ def test_faults_of_a_file_of_users(tmp_path: Path, text: str, told: str) -> None
 def test_a_file_of_users_may_be_empty(tmp_path: Path) -> None:
     file = tmp_path / "users.yaml"
     file.write_text("# nobody yet\n")
-    assert read_users(file) == {}
+    assert read_users(file).users == {}

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from gateway import reloads
 from gateway.errors import ConfigurationError
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import Stream, WriteSet
@@ -181,9 +182,32 @@ def test_a_renewed_certificate_is_read_again_and_a_broken_one_is_not(renewed: Ca
     with capture_logs() as lines:
         assert latest() is second
     assert [line["log_level"] for line in lines] == ["error"]
+    refused = reloads.counted["refused"]
+    certificate.write_text("")
+    with capture_logs() as lines:
+        assert latest() is second
+        assert latest() is second
+    assert reloads.counted["refused"] == refused + 1
+    assert len(lines) == 1, "each change is reported once"
     certificate.unlink()
     with capture_logs():
         assert latest() is second
+
+
+def test_authorities_that_are_cut_short_leave_the_old_ones(files: Files, tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.pem"
+    whole = files[0].read_text()
+    authorities.write_text(whole)
+    latest = server_context("mqtts", *files, authorities)
+    first = latest()
+    for left in ("", whole[: len(whole) // 2]):
+        authorities.write_text(left)
+        with capture_logs() as lines:
+            assert latest() is first
+        assert [line["log_level"] for line in lines] == ["error"]
+    authorities.write_text(whole)
+    with capture_logs():
+        assert latest() is not first
 
 
 def test_files_that_cannot_be_used_at_the_start_are_an_error_of_the_configuration(tmp_path: Path) -> None:

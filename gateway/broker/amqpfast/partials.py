@@ -1,6 +1,7 @@
 """Restartable transfers that have been broken off, so that their senders can go on from there (3.5.14).
 
-A message is known again by its head, octet for octet, and the client-name of its sender. What has come of it
+A message is known again by its head, octet for octet, and the user and client-name of its sender: nobody
+resumes, and so reads, what another user has begun. What has come of it
 is a file of the spool; the store has a record of which, so that this outlasts the gateway. How much has come
 is the size of the file: a file system writes what is appended before it says so.
 
@@ -22,6 +23,7 @@ from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"
+KEY_PARTS: Final = 4  # virtual host, user, client-name, digest
 
 
 class Partial:
@@ -40,7 +42,7 @@ class Partial:
     @property
     def sender(self) -> tuple[str, str]:
         """Virtual host and client-name of who sends it."""
-        host, client, _ = json.loads(self.key)
+        host, _, client, _ = json.loads(self.key)
         return host, client
 
 
@@ -79,6 +81,9 @@ class Partials:
             assert isinstance(key, str)
             assert isinstance(value, bytes)
             with set_aside(PARTIAL, key):
+                if len(json.loads(key)) < KEY_PARTS:  # of a version that recorded no users
+                    store.delete(PARTIAL, key)
+                    continue
                 given = json.loads(value)
                 try:
                     file = self._spool.recall(given["file"])
@@ -91,11 +96,12 @@ class Partials:
             partial.busy = False
             self._idle[partial.key] = partial
 
-    def claim(self, host: str, client: str, head: bytes, body_size: int) -> Partial:
-        """The transfer of a message that a client announces; a new one, unless it was broken off."""
+    def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
+        """The transfer of a message that a client of this user announces; a new one, unless that user broke
+        it off."""
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()
-        key = json.dumps([host, client, digest])
+        key = json.dumps([host, user, client, digest])
         found = self._known.get(key)
         if found is not None and found.busy:  # the same message twice at once: the second is another one
             return Partial("", head, body_size, self._spool.draft(), clock.utc())
@@ -141,9 +147,9 @@ class Partials:
         else:
             self.release(partial)
 
-    def drop_of(self, host: str, client: str) -> None:
+    def drop_of(self, host: str, user: str, client: str) -> None:
         """The client had no name, and nobody will be known by it again."""
-        begin = json.dumps([host, client])[:-1]
+        begin = json.dumps([host, user, client])[:-1]
         for key in [key for key in self._idle if key.startswith(begin)]:
             self.drop(self._idle[key])
 

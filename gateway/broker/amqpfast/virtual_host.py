@@ -31,6 +31,7 @@ from gateway.store.restoring import set_aside
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
 INVALID_BUT_SLASH: Final = re.compile(r"[#&\x00-\x20\x7f]")
 TEMPORARY: Final = "tmp-"
+ANOTHER_USERS: Final = "the durable subscription is another user's"
 NOWHERE: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no such destination, and none may be created")
 
 Named = FastQueue | Topic
@@ -436,9 +437,17 @@ class FastHost:
         self._changed()
         return found
 
-    def find_durable(self, key: tuple[str, str]) -> Subscription | None:
-        """The durable subscription of a client and identifier."""
-        return self.durable.get(key)
+    def find_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
+        """Return the durable subscription of a client and identifier, or None. Refused as `known_durable`."""
+        return self.known_durable(key, user)
+
+    def known_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
+        """Return the durable subscription of a client and identifier that is known here, or None. Refused 403
+        if it is not that of `user`; user None: whoever's it is."""
+        found = self.durable.get(key)
+        if found is not None and user is not None and found.maker != user:
+            raise Refused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
+        return found
 
     def _enter(self, found: Subscription) -> None:
         if found.interest.prefix:
@@ -463,8 +472,8 @@ class FastHost:
             same.pop(subscription, None)
             if not same:
                 del self._exact[name]
-        if subscription.key is not None:
-            self.durable.pop(subscription.key, None)
+        if subscription.key is not None and self.durable.get(subscription.key) is subscription:
+            del self.durable[subscription.key]
             self._uncount("session", subscription)
 
     @property

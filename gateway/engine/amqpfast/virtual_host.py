@@ -16,7 +16,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription
-from gateway.broker.amqpfast.virtual_host import TEMPORARY, FastHost, Named, Refused
+from gateway.broker.amqpfast.virtual_host import ANOTHER_USERS, TEMPORARY, FastHost, Named, Refused
 from gateway.broker.amqpfast.waiting import Awaited, NotKnown
 from gateway.engine.amqpfast.destinations import ELSEWHERE, EngineQueue, EngineSubscription
 from gateway.engine.amqpfast.looking import Looking, Seen
@@ -38,6 +38,7 @@ from gateway.model.batch import Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.spec import ReplyCode as ClusterCode
@@ -98,16 +99,29 @@ class TopicSink:
 
 
 class Lookup:
-    """Whether a queue is there, of which nothing else is known."""
+    """Whether the queue of a durable subscription is there, of which nothing else is known; whose it is."""
 
-    def __init__(self, engine: FastEngineSession, queue: str) -> None:
+    def __init__(self, engine: FastEngineSession, queue: str, user: str | None, arguments: Headers) -> None:
+        """`arguments`: with a mark of `user`, None: it does not matter whose the queue is."""
         self.there: bool | None = None
+        self.owned = user is None
         self._engine = engine
         self._queue = queue
+        self._user = user
+        self._arguments = arguments
 
     async def ask(self) -> None:
-        """Find out."""
+        """Find out. Whose it is the cluster says when other arguments are declared."""
         code, _ = await self._engine.answer(m.QueueDeclare(self._queue, passive=True))
+        if not code and self._user is not None:
+            declare = m.QueueDeclare(self._queue, durable=True, arguments=self._arguments)
+            code, text = await self._engine.answer(declare)
+            if code:
+                self.owned = current_mark(text).partition(".")[0] == digest(self._user)
+                self.there = True
+                return
+            self._engine.ask(m.QueueDelete(self._queue))  # it was gone meanwhile, and this one is nobody's
+            code = ClusterCode.NOT_FOUND
         self.there = not code
 
 
@@ -126,7 +140,7 @@ class EngineFastHost(FastHost):
         self._making: dict[object, EngineQueue] = {}  # temporary queues, by the channel that asks for them
         self._looking: dict[object, Looking] = {}  # by handle
         self._seen: dict[EngineQueue, float] = {}  # queues of which is remembered what was seen, and when
-        self._looked_up: dict[tuple[str, str], Lookup] = {}  # durable subscriptions that somebody asks for
+        self._looked_up: dict[tuple[str | None, str, str], Lookup] = {}  # by user: subscriptions asked for
         super().__init__(name, changed, **options)
 
     # Routing.
@@ -392,7 +406,7 @@ class EngineFastHost(FastHost):
                 self.engine.ask(m.QueueDelete(storage.queue))
                 storage.declare(partial(self._heard_subscription, made))
             else:
-                storage.fail(ClusterCode.ACCESS_REFUSED, "the durable subscription is another user's")
+                storage.fail(ClusterCode.ACCESS_REFUSED, ANOTHER_USERS)
         elif code and code != ClusterCode.PRECONDITION_FAILED:
             storage.fail(code, text)
         else:
@@ -420,19 +434,22 @@ class EngineFastHost(FastHost):
         reason = Reason.NOT_AUTHORIZED if refused else Reason.TARGET_DOWN
         return Outcome(Verdict.REJECTED, reason, failure.text)
 
-    def find_durable(self, key: tuple[str, str]) -> Subscription | None:
-        """The durable subscription of a client and identifier, if it is on the cluster."""
-        known = self.durable.get(key)
+    def find_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
+        """As there, also of one that is known to the cluster alone. Raises NotKnown."""
+        known = self.known_durable(key, user)
         if known is not None:
             return known
-        lookup = self._looked_up.pop(key, None)
+        unknown = self._subscription(Interest("", prefix=False), key, user)
+        asked = (user, *key)
+        lookup = self._looked_up.pop(asked, None)
         if lookup is None or lookup.there is None:
             make_room(self._looked_up, MAKING_MAX)
-            lookup = self._looked_up[key] = Lookup(
-                self.engine, self.engine.names.subscription(self.name, *key)
-            )
+            lookup = Lookup(self.engine, unknown.cluster.queue, user, unknown.cluster.arguments)
+            self._looked_up[asked] = lookup
             raise NotKnown(lookup)
-        return self._subscription(Interest("", prefix=False), key, None) if lookup.there else None
+        if lookup.there and not lookup.owned:
+            raise Refused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
+        return unknown if lookup.there else None
 
     def client_gone(self, client: str) -> None:
         """A client has left: what it has at the cluster, it may go on with elsewhere."""

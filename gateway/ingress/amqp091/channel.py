@@ -29,6 +29,7 @@ from gateway.errors import ProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
@@ -596,7 +597,11 @@ class Transaction:
         utc = time.time()
         for entry, message, content in publishes:
             if changed:
-                entry = self._renewed(entry)
+                try:
+                    entry = self._renewed(entry)
+                except RouteRefused as error:
+                    self._refuse(message, str(error))
+                    continue
             expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
                 message = living(message, utc + expiration / 1000)
@@ -624,15 +629,24 @@ class Transaction:
         return entry.chosen_by(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry) -> RoutingEntry:
-        """The entry as it is now, save for where its message was routed to."""
+        """The entry as it is now, save for where its message was routed to. Raises RouteRefused."""
         connection = self._channel.connection
-        fresh = connection.ingress.dispatcher.entry(connection.endpoint, connection.host, entry.address)
+        find = partial(connection.ingress.dispatcher.entry, connection.endpoint, connection.host)
+        fresh = connection.ingress.route(connection.rights, entry.address, find)
         found, recipients = entry.plan.namespace, entry.plan.recipients
         if recipients is not None and _says_the_queue(entry):
             return fresh
         if recipients is not None:
             found = Routed(connection.host, (recipient.sink for recipient in recipients))
         return fresh.chosen_by(found)
+
+    def _refuse(self, message: Message, rule: str) -> None:
+        """A message of the commit may not be published any more, so that the commit fails."""
+        connection, address = self._channel.connection, message.address
+        what = f"exchange '{address.scope}' with routing key '{address.name}'"
+        connection.ingress.denied(connection.sender, "write", what, rule)
+        connection.answered(1)
+        self.told(False)
 
     def _settle(self) -> bool:
         """Settle the deliveries; True: there were some, which may be on disk, or their letters."""

@@ -30,6 +30,7 @@ from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.source import RouteRefused
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -459,11 +460,12 @@ class AmqpConnection(ActingGuest):
             decision = ingress.may_publish(rights, address)
             if not decision.allowed:
                 self._refuse_access("write", f"return address '{address.name}'", decision.rule)
-        found = PublishTarget(ingress.dispatcher.entry(self.endpoint, self.host, address), method)
-        decision = ingress.may_cross(rights, found.entry)
-        if not decision.allowed:
+        find = partial(ingress.dispatcher.entry, self.endpoint, self.host)
+        try:
+            found = PublishTarget(ingress.route(rights, address, find), method)
+        except RouteRefused as error:
             what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
-            self._refuse_access("write", what, decision.rule)
+            self._refuse_access("write", what, str(error))
         make_room(entries, ingress.limits.cache_entries_max)
         entries[octets] = found
         return found

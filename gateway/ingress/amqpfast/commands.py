@@ -219,9 +219,7 @@ class ActingGuest(FastGuest):
             selects=selects,
             no_local=command.no_local,
         )
-        known = None if key is None else host.durable.get(key)
-        if known is not None and known.maker != user and not self.rights.unlimited:
-            raise Refused(ReplyCode.ACCESS_REFUSED, "the durable subscription is another user's")
+        known = None if key is None else host.known_durable(key, None if self.rights.unlimited else user)
         subscription = host.subscribe(interest, key, user)
         subscription.attached = True
         subscription.local = self.sender if subscription.interest.no_local else None
@@ -258,10 +256,14 @@ class ActingGuest(FastGuest):
         if not command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
         host = self.host
-        found = host.find_durable((self.client_name, command.identifier))
+        key, limited = (self.client_name, command.identifier), not self.rights.unlimited
+        found = host.find_durable(key, self.sender.user if limited else None)
         if found is None:
             text = f"there is no durable subscription {command.identifier!r}"
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
+        interest = found.interest
+        if limited and (interest.name or interest.prefix):  # the cluster does not say what it is for
+            self.check("read", "topic", interest.name, whole=interest.prefix)
         for one in self.handles.values():
             if found in one.subscriptions:
                 one.subscriptions.remove(found)

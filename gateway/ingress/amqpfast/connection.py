@@ -259,7 +259,7 @@ class FastConnection(ActingGuest):
             self._drop_channel(channel, silent=False)
         self._ingress.clients.leave(self.owner, self)
         if self.owner and not self.client_name:
-            self._ingress.partials.drop_of(self.host.name, self.owner)
+            self._ingress.partials.drop_of(self.host.name, self.sender.user, self.owner)
 
     # What the listener asks.
 

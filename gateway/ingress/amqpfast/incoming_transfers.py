@@ -235,7 +235,9 @@ class IncomingTransfers:
             raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
         if before := self._prepared.pop(handle, None):
             ingress.partials.release(before[0])
-        transfer = ingress.partials.claim(connection.host.name, connection.owner, event.head, event.body_size)
+        transfer = ingress.partials.claim(
+            connection.host.name, connection.sender.user, connection.owner, event.head, event.body_size
+        )
         self._prepared[handle] = (transfer, event.head, digest)
         file = transfer.file
         ingress.spool.check_room(event.body_size - file.size)

@@ -29,6 +29,7 @@ from gateway.ingress.amqpfast.channel import (
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.peers import begin_session
+from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import MESSAGE_OCTETS, Message
@@ -293,13 +294,24 @@ class Publisher:
         connection = self._connection
         ingress, host = self._ingress, connection.host
         decision = ingress.may_publish(connection.rights, address, host.name)
+        rule = decision.rule
         if decision.allowed:
-            found = ingress.dispatcher.entry(ingress.endpoint_of(host), host, address)
-            decision = ingress.may_cross(connection.rights, found)
-            if decision.allowed:
-                return found
-        ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", decision.rule)
+            try:
+                return self._route(address)
+            except RouteRefused as error:
+                rule = str(error)
+        ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", rule)
         raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
+
+    def _route(self, address: Address) -> RoutingEntry:
+        """Where a message for an address leads. Raises RouteRefused."""
+        connection, ingress = self._connection, self._ingress
+        host, dispatcher = connection.host, ingress.dispatcher
+
+        def find(address: Address) -> RoutingEntry:
+            return dispatcher.entry(ingress.endpoint_of(host), host, address)
+
+        return ingress.route(connection.rights, address, find)
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
         """Before a destination comes to be by being named. Raises Refused."""
@@ -431,6 +443,17 @@ class Publisher:
         connection = self._connection
         ingress = self._ingress
         later = connection.host.answers_later
+        entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
+        try:
+            for entry, _ in channel.pending:
+                if entry.address not in entries:
+                    entries[entry.address] = self._route(entry.address)
+        except RouteRefused as error:
+            what = f"{entry.address.scope}:{entry.address.name}"
+            ingress.denied(connection.sender, "write", what, str(error))
+            text = f"sending to {entry.address.name!r} is refused"
+            connection.close_channel(channel, ReplyCode.ACCESS_REFUSED, text)
+            return
         pending, lasting, acknowledged = channel.commit(everything=ingress.commits_all, later=later)
         calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
@@ -456,13 +479,8 @@ class Publisher:
         join = Join(len(pending) + 1, done)
         self.unsettled += 1
         ingress.begun_batch()
-        host, endpoint = connection.host, ingress.endpoint_of(connection.host)
-        entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
         for entry, message in pending:
-            address = entry.address
-            if address not in entries:
-                entries[address] = ingress.dispatcher.entry(endpoint, host, address)
-            self._publish(entries[address], message, join)
+            self._publish(entries[entry.address], message, join)
         ingress.turn_done()
         if lasting:
             ingress.after_commit(join.settled)

@@ -25,6 +25,7 @@ from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
+from gateway.ingress.source import RouteRefused
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
@@ -431,6 +432,11 @@ class AdmittedGuest(MqttGuest):
         if not decision.allowed:
             self._ingress.denied(sender, "will", will.topic, decision.rule)
             return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+        try:
+            self._ingress.route(rights, topic_address(will.topic), self._ingress.entries.find)
+        except RouteRefused as error:
+            self._ingress.denied(sender, "will", will.topic, str(error))
+            return ReasonCode.NOT_AUTHORIZED, "a route that takes the will asks for a role"
         return None
 
     def _deny(self, packet: Connect, why: Denial) -> None:

@@ -40,6 +40,7 @@ from gateway.ingress.mqtt.publish_checks import (
 )
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
+from gateway.ingress.source import RouteRefused
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
@@ -267,7 +268,7 @@ class MqttConnection(AdmittedGuest):
             return
         if self._retries is not None:
             for receipt in self._retries.due(now):
-                self._ingress.publish_again(receipt)
+                self._ingress.publish_again(receipt, self.current_rights())
         if self._answers is not None:
             self._answers.tick()
 
@@ -616,19 +617,18 @@ class MqttConnection(AdmittedGuest):
         address = topic_address(name, topic)
         rights = self.current_rights()
         decision = self._ingress.may_publish(rights, address)
-        if decision.allowed and topic_refusal(name, self._ingress.limits.topic_levels_max) is None:
-            entry = self._ingress.entries.find(address)
-            decision = self._ingress.may_cross(rights, entry)
-            if decision.allowed:
-                self._ingress.entries.keep(entry, entries)
-                return entry
-        elif decision.allowed:
-            nowhere = RoutingEntry(address, NOWHERE)
-            self._ingress.entries.keep(nowhere, entries)
-            return nowhere
-        denied = DeniedEntry(address, decision.rule)
-        self._ingress.entries.keep(denied, entries)
-        return denied
+        entry: RoutingEntry
+        if not decision.allowed:
+            entry = DeniedEntry(address, decision.rule)
+        elif topic_refusal(name, self._ingress.limits.topic_levels_max) is not None:
+            entry = RoutingEntry(address, NOWHERE)
+        else:
+            try:
+                entry = self._ingress.route(rights, address, self._ingress.entries.find)
+            except RouteRefused as error:
+                entry = DeniedEntry(address, str(error))
+        self._ingress.entries.keep(entry, entries)
+        return entry
 
     def _refuse_publishes(self, rows: list[PublishRow]) -> None:
         """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""

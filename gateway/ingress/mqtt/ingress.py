@@ -29,7 +29,7 @@ from gateway.ingress.mqtt.guest import MqttGuest, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
-from gateway.ingress.source import ListenerSource
+from gateway.ingress.source import ListenerSource, RouteRefused
 from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
@@ -193,10 +193,17 @@ class MqttIngress(ListenerSource):
         most = self.limits.session_expiry_secs_max
         return most if own is None else min(own, most)
 
-    def publish_again(self, receipt: Receipt) -> None:
-        """A message that was refused gets another chance."""
-        _, _, _, message, entry = receipt
-        entry = self.dispatcher.entry(self.name, self.namespace, entry.address)
+    def publish_again(self, receipt: Receipt, rights: Rights) -> None:
+        """A message that was refused gets another chance, unless a route now asks for a role that its
+        publisher does not have: then it is a dead letter, for this client cannot be told otherwise."""
+        connection, packet_id, qos, message, entry = receipt
+        try:
+            entry = self.route(rights, entry.address, self.entries.find)
+        except RouteRefused as error:
+            self.denied(message.sender, "publish", message.address.name, str(error))
+            self.stats.refuse(NOT_ALLOWED)
+            self.bury(message, NOT_ALLOWED, partial(connection.accepted, packet_id, qos), entry)
+            return
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
@@ -354,10 +361,11 @@ class MqttIngress(ListenerSource):
 
     def publish_will(self, will: Will, sender: Sender, principal: Principal | None) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4). Rules may have changed since it was
-        left; of a client that is not known any more (`principal` None) they are not asked again.
+        left; of a client that is not known any more (`principal` None) they are not asked again. But no will
+        takes a route that asks for a role that its client is not known to have.
         """
+        rights = self.rights_of(principal or Principal(sender.user), sender.client)
         if principal is not None:
-            rights = self.rights_of(principal, sender.client)
             try:
                 decision = self.may_publish(rights, topic_address(will.topic))
             except Undecided as question:
@@ -382,7 +390,11 @@ class MqttIngress(ListenerSource):
             0,
             sender,
         )
-        entry = self.dispatcher.entry(self.name, self.namespace, message.address)
+        try:
+            entry = self.route(rights, message.address, self.entries.find)
+        except RouteRefused as error:
+            self.denied(sender, "will", will.topic, str(error))
+            return
         if not self.dispatcher.publish(self.begun_batch(), entry, message, None):
             self.unclaimed(entry, message, None)
         self.turn_done()

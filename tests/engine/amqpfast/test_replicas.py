@@ -7,17 +7,22 @@ from collections.abc import Iterator
 
 import pika
 import pytest
+from pydantic import SecretStr
 
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import HandleClosed
+from gateway.settings import User
+from gateway.settings.access import Role
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, replicas
 from tests.ingress.amqpfast.client import PERSISTENT, QUEUE, TOPIC, Fast, fresh, head
 from tests.ingress.amqpfast.large import MIB, Whole, octets
 from tests.ingress.clients import eventually
 from tests.interop.servers import RabbitMQ
+from tests.passwords import hashed
 
 SMALL = {"queue_messages_max": 5, "message_bytes_max": 100_000}
+WORDS = ("read", "write", "create")
 numbers = itertools.count()
 Pair = tuple[Replica, Replica]
 
@@ -238,6 +243,30 @@ def test_a_subscription_is_cancelled_where_it_was_not_made(two: Pair, name: str)
         assert client.handle_closed() == (handle, 404)
         client.consume(client.handle(name, TOPIC), identifier="sub")
         assert client.quiet()
+
+
+def test_a_subscription_is_cancelled_by_its_user_alone(rabbitmq: RabbitMQ, name: str) -> None:
+    """Also where it was not made, and where nothing is known but that there is one."""
+    everything = Role.model_validate({"amqpfast": {"*": {"topics": dict.fromkeys(WORDS, "*")}}})
+    users = {one: User(password_hash=SecretStr(hashed("right")), roles=("all",)) for one in ("ann", "bob")}
+    given = {"roles": {"all": everything}, "users": users}
+    one, other = (
+        Replica(f"cancel-{at}", rabbitmq.url, "fast-cancel", fast={}, settings=given) for at in range(2)
+    )
+    with replicas(one, other):
+        with Fast(one, f"c-{name}", user="ann", password="right").open() as client:
+            client.consume(client.handle(name, TOPIC), identifier="sub")
+            client.leave()
+        for where in (one, other):
+            with Fast(where, f"c-{name}", user="bob", password="right").open() as client:
+                client.say(m.HandleCancel(client.handle(name, TOPIC), 0, "", "sub"))
+                assert client.next(HandleClosed).reply_code == 403
+                client.leave()
+        with Fast(other, f"c-{name}", user="ann", password="right").open() as client:
+            handle = client.handle(name, TOPIC)
+            assert client.ask(m.HandleCancel(handle, 0, "", "sub"))[3] == 200
+            client.say(m.HandleCancel(handle, 0, "", "sub"))
+            assert client.handle_closed() == (handle, 404)
 
 
 @pytest.mark.parametrize("again", [{"selector": b"n > 1"}, {"no_local": True}])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
-from gateway.settings import Limits
+from gateway.settings import Limits, Store, User
 from tests.ingress.amqpfast.client import EMPTY, Fast, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, octets, sha1
 from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.passwords import hashed
 
 BODY = octets(3 * MIB)
 SMALL = octets(5_000)
@@ -51,6 +55,37 @@ def finish(client: Whole, handle: int, body: bytes, at: int, name: str = "") -> 
     tag = client.machine.new_tag(1)
     client.resume(handle, body, at, tag, name=name)
     assert client.reply()[1:4] == (handle, tag, 200)
+
+
+USERS = {name: User(password_hash=SecretStr(hashed("right"))) for name in ("ann", "bob")}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_nobody_resumes_what_another_user_has_begun(tmp_path: Path, restarted: bool) -> None:
+    """Whoever did would read the other's octets: neither on its queue nor on its own, with the client-name of
+    the other or without one, before or after a restart."""
+    given = settings_of(limits=SMALL_MEMORY, users=USERS, store=Store(path=tmp_path))
+    said = head(identifier="file-1")
+    with ExitStack() as first:
+        gateway = first.enter_context(running(given))
+        spool = gateway.gateway.bodies.spool
+        client = first.enter_context(Whole(gateway, "c", user="ann", password="right").open(restartable=True))
+        handle = client.handle("q")
+        assert client.prepare(handle, BODY, said) == 0
+        client.resume(handle, BODY, 0, stop=MIB)
+        gateway.until(lambda: spool.used == MIB)
+        client.leave()
+        if restarted:
+            first.close()
+            gateway = first.enter_context(running(given))
+        for name, queue in (("c", "own"), ("c", "q"), ("", "own")):
+            with Whole(gateway, name, user="bob", password="right").open(restartable=True) as other:
+                assert other.prepare(other.handle(queue), BODY, said) == 0
+                other.leave()
+        with Whole(gateway, "c", user="ann", password="right").open(restartable=True) as again:
+            handle = again.handle("q")
+            assert again.prepare(handle, BODY, said) == MIB
+            finish(again, handle, BODY, MIB)
 
 
 @pytest.mark.parametrize("digest", [b"", sha1(BODY), bytes.fromhex(sha1(BODY).decode()), sha1(BODY).upper()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.access.files import Watched, stamp_if_there
+from gateway.reloads import Watched, stamp_if_there
 
 
 def test_a_file_has_changed_once_nobody_writes_to_it_any_more(tmp_path: Path) -> None:
