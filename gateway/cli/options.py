@@ -19,7 +19,7 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        readable=False,  # an unreadable file is a faulty configuration (exit code 78), not a wrong argument (2)
+        readable=False,  # unreadable: a faulty configuration (exit code 78), not a wrong argument (2)
         help="Configuration file; default: $GATEWAY_CONFIG, or none.",
     ),
 ]
