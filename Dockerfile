@@ -1,15 +1,16 @@
 # The gateway as a small image: compiled in one stage, run by an ordinary user in the next, without a compiler or pip's cache.
-#   docker build -t gateway --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(date -u +%FT%TZ)" .
-#   docker run -p 1883:1883 -p 5672:5672 -p 8080:8080 -v "$PWD/gateway.yaml:/etc/gateway/gateway.yaml:ro" gateway
+#   docker build -t gateway:0.1.0 --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(date -u +%FT%TZ)" .
+#   docker run -p 1883:1883 -p 5672:5672 -p 8080:8080 -v "$PWD/gateway.yaml:/etc/gateway/gateway.yaml:ro" gateway:0.1.0
 
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
 RUN python -m venv /opt/build && python -m venv /opt/gateway
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-# The compiler reads the types of what the gateway depends on, and all of it is locked: nothing else is fetched below.
-RUN sed '/^# The data pipeline/,$d' requirements.lock > first \
- && /opt/build/bin/pip install --no-cache-dir -r first -c requirements.lock mypy setuptools types-PyYAML
+# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. All versions are locked.
+RUN sed '/^# The data pipeline/,$d' requirements.lock > locked \
+ && sed -n '/^# Traces/,/^$/p' requirements.lock >> locked \
+ && /opt/build/bin/pip install --no-cache-dir -r locked -c requirements.lock mypy setuptools types-PyYAML
 COPY deploy/compile.py deploy/
 COPY gateway gateway
 COPY mappings mappings

@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run compile pure test-compiled wheel check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers clean
+.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -35,6 +35,10 @@ test-compiled: compile
 # For this interpreter and processor, in dist/. What was compiled stays in place, as after `make compile`.
 wheel: $(STAMP)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+# Builds the container image with buildah, runs it, and publishes a message through it: five minutes, as root. The image stays in build/image.
+image: $(STAMP) peers
+	GATEWAY_TEST_IMAGE=$(CURDIR)/build/image $(BIN)/pytest -q tests/ship/test_image.py $(ARGS)
 
 # Four processes share the tests on two cores: most tests wait for programs that they have started.
 test: lint peers

@@ -15,7 +15,13 @@ HERE: Final = "http://localhost:8080"
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="Configuration; default: $GATEWAY_CONFIG, or none."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        readable=False,  # unreadable: a faulty configuration (exit code 78), not a wrong argument (2)
+        help="Configuration file; default: $GATEWAY_CONFIG, or none.",
+    ),
 ]
 Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
 TokenFile = Annotated[

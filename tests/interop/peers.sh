@@ -10,7 +10,7 @@ NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8 @cloudamqp/amqp-c
 missing_debian() {
     for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm \
         psql:postgresql java:default-jre-headless javac:default-jdk-headless mvn:maven promtool:prometheus \
-        chromium:chromium zsh:zsh fish:fish; do
+        chromium:chromium zsh:zsh fish:fish buildah:buildah debootstrap:debootstrap; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || echo "${pair#*:}"
     done
     ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 || echo rabbitmq-server
