@@ -10,6 +10,7 @@ from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.pressure import FullQueues
+from gateway.broker.shares import DefinitionShares
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.clients import SharedClients
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -33,15 +34,24 @@ def destinations_of(
     bodies: Bodies,
     flush: Callable[[], None],
     full_queues: FullQueues,
+    definition_shares: DefinitionShares,
 ) -> tuple[FastHosts, FastEngineSession | None]:
     """The virtual hosts, before the store starts; with an engine and listeners, what is said to it. `flush`
     writes what was encoded outside a wake-up. `full_queues` is what all queues share for when
-    they are full."""
+    they are full, `definition_shares` counts the bytes of what clients define."""
     given, limits = settings.broker, settings.limits
     stated = settings.virtual_hosts()
     spoken = any(one.protocol == AMQPFAST.name for one in settings.listeners.values())
     if not isinstance(given, RabbitEngine) or not spoken:
-        return FastHosts(stated, dispatcher.changed, limits, store, bodies, full_queues=full_queues), None
+        return FastHosts(
+            stated,
+            dispatcher.changed,
+            limits,
+            store,
+            bodies,
+            full_queues=full_queues,
+            definition_shares=definition_shares,
+        ), None
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(DESTINATIONS, dialect.name, dialect.frame_names, given.addresses)
     status = LinkStatus(DESTINATIONS, stats)
@@ -62,7 +72,15 @@ def destinations_of(
     engine.serve(clients.hold, sweep)
     make = partial(EngineFastHost, engine=engine)
     hosts = FastHosts(
-        stated, dispatcher.changed, limits, store, bodies, make=make, clients=clients, keeps=False
+        stated,
+        dispatcher.changed,
+        limits,
+        store,
+        bodies,
+        make=make,
+        clients=clients,
+        keeps=False,
+        definition_shares=definition_shares,
     )
     return hosts, engine
 

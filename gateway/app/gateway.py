@@ -45,7 +45,7 @@ from gateway.app.descriptors import divided_descriptors
 from gateway.app.destinations import DESTINATIONS, destinations_link, destinations_of
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.mappings import MappingFiles
-from gateway.app.memory import watched_memory
+from gateway.app.memory import definition_shares_of, watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
@@ -144,13 +144,21 @@ class Gateway:
                 tracing=self.tracing,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
+            self.full_queues, self.definition_shares = (
+                FullQueues(self._may_hold),
+                definition_shares_of(limits, self.memory),
+            )
             self.mqtt, self.engine = topics_of(
-                settings, self.dispatcher, self.store, self._let_clients_go, self._may_hold
+                settings,
+                self.dispatcher,
+                self.store,
+                self._let_clients_go,
+                self._may_hold,
+                self.definition_shares,
             )
             self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
-            self.full_queues = FullQueues(self._may_hold)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
                 changed,
@@ -160,10 +168,17 @@ class Gateway:
                 self.bodies,
                 policies=policies_of(settings),
                 full_queues=self.full_queues,
+                definition_shares=self.definition_shares,
             )
             self.host = next(iter(self.hosts.values()))
             self.fast_hosts, self.fast_engine = destinations_of(
-                settings, self.dispatcher, self.store, self.bodies, self._flush, self.full_queues
+                settings,
+                self.dispatcher,
+                self.store,
+                self.bodies,
+                self._flush,
+                self.full_queues,
+                self.definition_shares,
             )
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()

@@ -17,6 +17,7 @@ from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.pressure import MayHold
+from gateway.broker.shares import DefinitionShares
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
@@ -47,11 +48,12 @@ def topics_of(
     store: Store | None,
     let_go: Callable[[], None],
     may_hold: MayHold,
+    definition_shares: DefinitionShares,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
     `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers.
+    publishers, `definition_shares` counts the bytes of sessions and subscriptions.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -77,7 +79,13 @@ def topics_of(
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
         engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go)
-        topics = EngineNamespace(engine, of_sessions, shares=shares, sessions_max=limits.sessions_max)
+        topics = EngineNamespace(
+            engine,
+            of_sessions,
+            shares=shares,
+            sessions_max=limits.sessions_max,
+            definition_shares=definition_shares,
+        )
         return topics, engine
     retained = Retained(
         messages_max=limits.retained_messages_max, octets_max=limits.retained_bytes_max, store=store
@@ -89,6 +97,7 @@ def topics_of(
         sessions_max=limits.sessions_max,
         retained=retained,
         store=store,
+        definition_shares=definition_shares,
     )
     return embedded, None
 

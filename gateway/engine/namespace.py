@@ -22,6 +22,7 @@ from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newc
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
+from gateway.broker.shares import DefinitionShares
 from gateway.engine.arguments import type_arguments
 from gateway.engine.client_session import ClientSession, LoggedReceivedIds
 from gateway.engine.consumers import Consumers
@@ -58,6 +59,7 @@ class EngineNamespace(MqttNamespace):
         *,
         shares: SessionShares,
         sessions_max: int,
+        definition_shares: DefinitionShares | None = None,
     ) -> None:
         self._engine = engine
         self._shown = 0  # what clients wait for, since the start
@@ -70,6 +72,7 @@ class EngineNamespace(MqttNamespace):
         super().__init__(
             self._changed_filter,
             limits,
+            definition_shares=definition_shares,
             shares=shares,
             sessions_max=sessions_max,
             retained=engine.kept,
@@ -262,11 +265,11 @@ class EngineNamespace(MqttNamespace):
         found = self._arrived.get(client_id)
         return found is not None and found[1].resumed
 
-    def make_room(self, user: str, place: str) -> str:
+    def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """The sessions of all replicas have a limit, too."""
         if len(self._engine.table) >= self.sessions_max:
             return "sessions_max"
-        return super().make_room(user, place)
+        return super().make_room(user, place, client_id)
 
     def arriving(self, guest: object, coming: Newcomer) -> Asked | None:
         """A client wants in: it has to wait for the log. None: the log knows it."""

@@ -63,6 +63,29 @@ def string(text: str) -> Value:
     return Value(ValueType.STRING, text)
 
 
+def as_table(headers: Headers) -> Headers:
+    """Return the headers in the order of their names, in nested tables too.
+
+    A table has no order: two that differ in it alone are equal (AMQP 0-9-1: 4.2.5.5). Of a repeated name
+    the entries keep their order.
+    """
+    if not headers:
+        return headers
+    return tuple(sorted([(name, _without_order(value)) for name, value in headers], key=_name_of))
+
+
+def _name_of(header: tuple[str, Value]) -> str:
+    return header[0]
+
+
+def _without_order(value: Value) -> Value:
+    if value.type is ValueType.TABLE:
+        return Value(ValueType.TABLE, as_table(value.value))
+    if value.type is ValueType.ARRAY:
+        return Value(ValueType.ARRAY, tuple([_without_order(one) for one in value.value]))
+    return value
+
+
 RANGES: Final = {
     ValueType.INT8: (-(2**7), 2**7 - 1),
     ValueType.UINT8: (0, 2**8 - 1),

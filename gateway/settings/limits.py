@@ -101,6 +101,20 @@ class Limits(Section):
     """Levels of one MQTT topic or filter: each is a step of matching. Beyond it a message is refused (MQTT 5:
     0x90; 3.x: acknowledged, and a dead letter), a filter likewise (0x8F, 0x80), a client with such a will
     not let in."""
+    topic_filter_bytes_max: int = Field(4_096, ge=1, le=65_535)
+    """Bytes of one MQTT topic filter: it is kept for as long as its session. Beyond it: 0x8F; MQTT 3.1.1:
+    0x80."""
+    client_id_bytes_max: int = Field(1_024, ge=23, le=65_535)
+    """Bytes of an MQTT client identifier: a session is kept under it. Beyond it: 0x85; MQTT 3.x: 2."""
+    arguments_max: int = Field(64, ge=16)
+    """Arguments of one AMQP queue, exchange or binding, nested ones included: they are kept, and a headers
+    exchange compares them with each message. Beyond it: 406 on the channel."""
+    definitions_bytes_max: int = Field(0, ge=0)
+    """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
+    clients make. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: a quarter of `memory_bytes_max`."""
+    definitions_per_user_share: float = Field(0.5, gt=0, le=1)
+    """Fraction of `definitions_bytes_max` that the definitions of one user name may take; that of anonymous
+    clients is empty."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 
@@ -169,6 +183,11 @@ class Limits(Section):
     """AMQP exchanges of the embedded broker."""
     bindings_max: int = Field(100_000, ge=1)
     """AMQP bindings of the embedded broker: each takes part in matching."""
+    exchanges_per_user_max: int = Field(0, ge=0)
+    """AMQP exchanges that one user name has made in one virtual host. 0: nine tenths of `exchanges_max`."""
+    bindings_per_user_max: int = Field(0, ge=0)
+    """AMQP bindings of one user name's queues and exchanges in one virtual host. 0: nine tenths of
+    `bindings_max`."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
     queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)

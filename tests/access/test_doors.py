@@ -625,7 +625,7 @@ def test_a_route_may_ask_for_a_role(tmp_path: Path) -> None:
         "    from: {endpoint: mqtt, topic: 'orders/{rest...}'}\n"
         "    to: {endpoint: amqp091, exchange: amq.topic, routing_key: '{rest...}'}\n"
     )
-    everything = {"all": ROLES["all"], "erp": ROLES["all"]}
+    everything = {"all": ROLES["all"], "erp": ROLES["all"] | {"hold": True}}
     given = settings(everything, {"bob": ("erp",), "ann": ("all",)}, mappings=(str(mapping),))
     with running(given) as gateway, closing(amqp(gateway, "bob")) as connection:
         channel = connection.channel()
@@ -655,7 +655,7 @@ def crossing(tmp_path: Path, text: str = ORDERS, **more: Any) -> Settings:
     """A gateway with a route that asks for a role, which bob has."""
     mapping = tmp_path / "routes.yaml"
     replace_text(mapping, text)
-    everything = {"all": ROLES["all"], "erp": ROLES["all"]}
+    everything = {"all": ROLES["all"], "erp": ROLES["all"] | {"hold": True}}
     return settings(everything, {"bob": ("erp",), "ann": ("all",)}, mappings=(str(mapping),), **more)
 
 

@@ -137,7 +137,7 @@ def unbinding(arena: Arena) -> None:
         client.call(m.QueueDelete("bound"), m.QueueDeleteOk)
 
 
-@case()
+@case(limits={"exchanges_per_user_max": 1_000})
 def chain_of_exchanges(arena: Arena) -> None:
     """980 exchanges bound one behind the other, into a queue whose messages expire into the first of them."""
     with Amqp(arena).open() as client:

@@ -212,6 +212,7 @@ def _apply(host: VirtualHost, thing: Thing) -> None:
             auto_delete=thing.auto_delete,
             internal=thing.internal,
             arguments=arguments,
+            user=None,
         )
     elif isinstance(thing, DeclaredQueue):
         host.declare_queue(
@@ -224,9 +225,11 @@ def _apply(host: VirtualHost, thing: Thing) -> None:
             arguments=arguments,
         )
     elif thing.destination_type == "queue":
-        host.bind(thing.source, host.queue(thing.destination, None), thing.routing_key, arguments)
+        queue = host.queue(thing.destination, None)
+        host.bind(thing.source, queue, thing.routing_key, arguments, configured=True)
     else:
-        host.bind(thing.source, host.bindable(thing.destination), thing.routing_key, arguments)
+        exchange = host.bindable(thing.destination)
+        host.bind(thing.source, exchange, thing.routing_key, arguments, configured=True)
 
 
 def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:

@@ -64,6 +64,7 @@ class Definitions:
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
                 "alternate": exchange.alternate,
+                "user": exchange.user,
             }
             self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(given).encode())
         return exchange.durable
@@ -88,6 +89,7 @@ class Definitions:
                     internal=given["internal"],
                     alternate=given.get("alternate"),
                     find=find,
+                    user=given.get("user", ""),
                 )
                 found.append(exchange)
         return found

@@ -50,8 +50,11 @@ class Exchange:
         internal: bool = False,
         alternate: str | None = None,
         find: Callable[[str], Exchange | None] = lambda name: None,
+        user: str | None = None,
     ) -> None:
+        """`user` has declared it; None: the configuration, or it is built in."""
         self.name = name
+        self.user = user
         self.kind = kind
         self.durable = durable
         self.auto_delete = auto_delete

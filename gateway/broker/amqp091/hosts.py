@@ -13,6 +13,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
+from gateway.broker.shares import DefinitionShares
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
@@ -31,6 +32,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         *,
         policies: Mapping[str, Sequence[Policy]] | None = None,
         full_queues: FullQueues | None = None,
+        definition_shares: DefinitionShares | None = None,
     ) -> None:
         """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
         take. A store has `bodies`, too. Before it starts.
@@ -62,6 +64,10 @@ class AmqpHosts(dict[str, VirtualHost]):
                 lost=lost,
                 policies=(policies or {}).get(name, ()),
                 full_queues=full_queues,
+                definition_shares=definition_shares,
+                exchanges_per_user_max=limits.exchanges_per_user_max,
+                bindings_per_user_max=limits.bindings_per_user_max,
+                arguments_max=limits.arguments_max,
             )
 
     def queues(self) -> Iterator[AmqpQueue]:

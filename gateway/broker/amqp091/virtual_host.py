@@ -40,11 +40,19 @@ from gateway.broker.amqp091.refusals import (
 from gateway.broker.amqp091.replies import PREFIX, Replies
 from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
-from gateway.broker.shares import Shares, share_of
+from gateway.broker.shares import (
+    OPERATOR,
+    DefinitionShares,
+    Shares,
+    argument_count,
+    argument_octets,
+    share_of,
+    text_octets,
+)
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
-from gateway.model.properties import Headers, string
+from gateway.model.properties import Headers, as_table, string
 from gateway.store.restoring import set_aside
 
 SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
@@ -79,11 +87,22 @@ class VirtualHost:
         lost: Lost | None = None,
         policies: Sequence[Policy] = (),
         full_queues: FullQueues | None = None,
+        definition_shares: DefinitionShares | None = None,
+        exchanges_per_user_max: int = 0,
+        bindings_per_user_max: int = 0,
+        arguments_max: int = 64,
     ) -> None:
         """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
         could not take. `policies` say more of queues than their declarations. `full_queues`
-        is what the queues of all hosts share for when they are full.
+        is what the queues of all hosts share for when they are full, `definition_shares` counts the bytes of
+        what clients declare. A binding is in the share of whoever declared its destination.
         """
+        self.shares = DefinitionShares() if definition_shares is None else definition_shares
+        self._arguments_max = arguments_max
+        self._exchanges_per_user = share_of(exchanges_max, exchanges_per_user_max)
+        self._exchange_users = Shares()
+        self._bindings_per_user = share_of(bindings_max, bindings_per_user_max)
+        self._binding_users = Shares()
         self.full_queues = FullQueues() if full_queues is None else full_queues
         self.name = name
         self.policies = policies
@@ -112,7 +131,7 @@ class VirtualHost:
     def _restore(self, definitions: Definitions) -> None:
         """What an earlier process left."""
         for exchange in definitions.exchanges(self.exchanges.get):
-            self.exchanges[exchange.name] = exchange
+            self._enter_exchange(exchange)
         for name, auto_delete, arguments, user in definitions.queues():
             with set_aside(QUEUE, name):
                 queue = make_queue(
@@ -125,10 +144,20 @@ class VirtualHost:
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 with set_aside("binding", (source, name, key)):
-                    self.bindings += self.exchanges[source].bind(to, key, arguments)
-                    if isinstance(to, AmqpQueue):
-                        to.bound[self.exchanges[source]] = None
+                    self._restore_binding(definitions, self.exchanges[source], to, key, arguments)
         self.alarms.set(clock.utc(), self._wake)
+
+    def _restore_binding(
+        self, definitions: Definitions, source: Exchange, to: AmqpQueue | Exchange, key: str, stored: Headers
+    ) -> None:
+        arguments = as_table(stored)
+        if arguments != stored:  # an earlier process kept the order that a client gave them
+            definitions.remove_binding(source, to, key, stored)
+            definitions.add_binding(source, to, key, arguments)
+        if source.bind(to, key, arguments):
+            self._count_binding(to, key, arguments)
+            if isinstance(to, AmqpQueue):
+                to.bound[source] = None
 
     def _wake(self) -> None:
         """Look for what has expired meanwhile. Not before the store has started: what dies goes to other
@@ -203,9 +232,18 @@ class VirtualHost:
         return self.exchange(name)
 
     def declare_exchange(
-        self, name: str, kind: str, *, durable: bool, auto_delete: bool, internal: bool, arguments: Headers
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Headers,
+        user: str | None = "",
     ) -> Exchange:
-        """Create the exchange, or check that it is as declared."""
+        """Create the exchange, or check that it is as declared. A new one is the user's; None: the
+        configuration's, which has no share."""
         if not name:
             raise access_refused(DEFAULT)
         if kind not in TYPES:
@@ -219,6 +257,9 @@ class VirtualHost:
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         alternate = alternate_exchange(arguments, what)
         self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
+        if user is not None:
+            self._check_room("exchanges_per_user_max", self._exchange_users[user], self._exchanges_per_user)
+            self._check_definition(user, what, arguments, text_octets(name, alternate or ""))
         self._check_disk(durable)
         found = Exchange(
             name,
@@ -228,8 +269,9 @@ class VirtualHost:
             internal=internal,
             alternate=alternate,
             find=self.exchanges.get,
+            user=user,
         )
-        self.exchanges[name] = found
+        self._enter_exchange(found)
         if self._definitions is not None:
             self.written |= self._definitions.add_exchange(found)
         self._changed()
@@ -272,9 +314,19 @@ class VirtualHost:
         self._drop_unused(self._remove(found))
         self._changed()
 
+    def _enter_exchange(self, exchange: Exchange) -> None:
+        """The exchange exists from now on."""
+        self.exchanges[exchange.name] = exchange
+        if exchange.user is not None:
+            self._exchange_users.add(exchange.user)
+        self.shares.add(exchange.user, text_octets(exchange.name, exchange.alternate or ""))
+
     def _remove(self, exchange: Exchange) -> list[Exchange]:
         """Forget the exchange; returns those that it was bound to, which may be unused now."""
         del self.exchanges[exchange.name]
+        if exchange.user is not None:
+            self._exchange_users.remove(exchange.user)
+        self.shares.remove(exchange.user, text_octets(exchange.name, exchange.alternate or ""))
         for destination in exchange.destinations:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
@@ -289,7 +341,9 @@ class VirtualHost:
     def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
         """One of them goes."""
         gone = exchange.unbind_all(destination)
-        self.bindings -= sum(map(len, gone.values()))
+        for key, several in gone.items():
+            for arguments in several:
+                self._uncount_binding(destination, key, arguments)
         if self._definitions is not None:
             self.written |= self._definitions.remove_bindings(exchange, destination, gone)
         self._sweep(exchange)
@@ -319,7 +373,7 @@ class VirtualHost:
 
     def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
         """A binding is gone."""
-        self.bindings -= 1
+        self._uncount_binding(to, key, arguments)
         if self._definitions is not None:
             self.written |= self._definitions.remove_binding(source, to, key, arguments)
 
@@ -340,6 +394,7 @@ class VirtualHost:
         self.queues[queue.name] = queue
         if queue.user is not None:
             self._users.add(queue.user)
+        self.shares.add(queue.user, _queue_octets(queue))
 
     def declare_queue(
         self,
@@ -369,6 +424,8 @@ class VirtualHost:
         self._check_room("queues_max", len(self.queues), self.queues_max)
         if user is not None:
             self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
+            what = f"queue '{name}' in vhost '{self.name}'"
+            self._check_definition(user, what, arguments, text_octets(name) + argument_octets(arguments))
         self._check_disk(durable)
         if not name:
             name = generated or self.new_queue_name()
@@ -422,8 +479,10 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
-        if self.queues.pop(queue.name, None) is not None and queue.user is not None:
-            self._users.remove(queue.user)
+        if self.queues.pop(queue.name, None) is not None:
+            self.shares.remove(queue.user, _queue_octets(queue))
+            if queue.user is not None:
+                self._users.remove(queue.user)
         exchanges, queue.bound = list(queue.bound), {}
         for exchange in exchanges:
             self._unbind_all(exchange, queue)
@@ -445,16 +504,31 @@ class VirtualHost:
 
     # Bindings.
 
-    def bind(self, source: str, destination: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
-        """Bind a queue or exchange to the exchange `source`."""
+    def bind(
+        self,
+        source: str,
+        destination: AmqpQueue | Exchange,
+        key: str,
+        arguments: Headers,
+        *,
+        configured: bool = False,
+    ) -> None:
+        """Bind a queue or exchange to the exchange `source`. A `configured` binding has no limit."""
         exchange = self.bindable(source)
+        arguments = as_table(arguments)
         if exchange.kind == "headers":
             check_match(arguments)
         if exchange.binds(destination, key, arguments):
             return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
+        if not configured:
+            user = _share_name(destination)
+            self._check_room("bindings_per_user_max", self._binding_users[user], self._bindings_per_user)
+            what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
+            octets = text_octets(key) + argument_octets(arguments)
+            self._check_definition(destination.user, what, arguments, octets)
         exchange.bind(destination, key, arguments)
-        self.bindings += 1
+        self._count_binding(destination, key, arguments)
         if isinstance(destination, AmqpQueue):
             destination.bound[exchange] = None
         if self._definitions is not None:
@@ -468,12 +542,31 @@ class VirtualHost:
         if not source:
             raise access_refused(DEFAULT)
         exchange = self.exchanges.get(source)
+        arguments = as_table(arguments)
         if exchange is not None and destination is not None and exchange.unbind(destination, key, arguments):
             self._forget(exchange, destination, key, arguments)
             if isinstance(destination, AmqpQueue) and not exchange.leads_to(destination):
                 destination.bound.pop(exchange, None)
             self._drop_unused([exchange])
             self._changed()
+
+    def _count_binding(self, to: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
+        self.bindings += 1
+        self._binding_users.add(_share_name(to))
+        self.shares.add(to.user, text_octets(key) + argument_octets(arguments))
+
+    def _uncount_binding(self, to: Queue | Exchange, key: str, arguments: Headers) -> None:
+        assert isinstance(to, (AmqpQueue, Exchange))
+        self.bindings -= 1
+        self._binding_users.remove(_share_name(to))
+        self.shares.remove(to.user, text_octets(key) + argument_octets(arguments))
+
+    def _check_definition(self, user: str | None, what: str, arguments: Headers, octets: int) -> None:
+        """Refuse a definition with too many arguments, or one that the user's share has no room for."""
+        if argument_count(arguments) > self._arguments_max:
+            raise failed(f"{what} has more than limits.arguments_max ({self._arguments_max}) arguments")
+        if limit := self.shares.full_with(user, octets):
+            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 
     def _check_disk(self, durable: bool) -> None:
         if durable and self._definitions is not None and (failure := self._definitions.failure):
@@ -483,3 +576,11 @@ class VirtualHost:
     def _check_room(limit: str, count: int, most: int) -> None:
         if count >= most:
             raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
+
+
+def _queue_octets(queue: AmqpQueue) -> int:
+    return text_octets(queue.name) + argument_octets(queue.arguments)
+
+
+def _share_name(destination: AmqpQueue | Exchange) -> str:
+    return OPERATOR if destination.user is None else destination.user

@@ -11,6 +11,7 @@ from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
+from gateway.broker.shares import DefinitionShares
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
@@ -62,6 +63,7 @@ class FastHosts(dict[str, FastHost]):
         clients: ActiveClients | None = None,
         keeps: bool = True,
         full_queues: FullQueues | None = None,
+        definition_shares: DefinitionShares | None = None,
     ) -> None:
         """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
         store has transfers, and nothing else of it. Before the store starts."""
@@ -101,6 +103,7 @@ class FastHosts(dict[str, FastHost]):
                     queue_octets_max=limits.queue_bytes_max,
                     definitions=definitions,
                     full_queues=full_queues,
+                    definition_shares=definition_shares,
                 )
             except Refused as error:  # what is declared, and what the store has
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error

@@ -17,7 +17,7 @@ from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, Fast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.amqpfast.waiting import Awaited
 from gateway.broker.pressure import FullQueues
-from gateway.broker.shares import Shares, share_of
+from gateway.broker.shares import DefinitionShares, Shares, share_of, text_octets
 from gateway.errors import GatewayError
 from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
@@ -82,9 +82,11 @@ class FastHost:
         queue_octets_max: int = 1 << 30,
         definitions: FastDefinitions | None = None,
         full_queues: FullQueues | None = None,
+        definition_shares: DefinitionShares | None = None,
     ) -> None:
         """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart.
-        `full_queues` is what the queues of all hosts share for when they are full.
+        `full_queues` is what the queues of all hosts share for when they are full, `definition_shares` counts
+        the bytes of what clients define.
         """
         self.name = name
         self.auto_create = auto_create
@@ -99,6 +101,7 @@ class FastHost:
             "topic": share_of(topics_max, queues_per_user_max),
             "session": share_of(durable_max, durable_per_user_max),
         }
+        self.shares = DefinitionShares() if definition_shares is None else definition_shares
         self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
         self._queue_limits = QueueLimits(
             messages_max=queue_messages_max,
@@ -272,8 +275,8 @@ class FastHost:
             text = f"dest-name: more than {SHORT_STRING_MAX} octets in all"
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
 
-    def _check_room(self, service: str, count: int, maker: str | None) -> None:
-        """Refused 506 at the limit of all, or of one user."""
+    def _check_room(self, service: str, count: int, maker: str | None, octets: int) -> None:
+        """Refused 506 at the limit of all, or of one user. `octets`: of its name and arguments."""
         if count >= self._most[service]:
             text = f"limits.{service}s_max ({self._most[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
@@ -281,20 +284,24 @@ class FastHost:
             limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
+        if maker is not None and (reached := self.shares.full_with(maker, octets)):
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
     def _count(self, service: str, made: Named | Subscription) -> None:
         """It is there."""
         if made.maker is not None:
             self._made[service].add(made.maker)
+            self.shares.add(made.maker, _defined_octets(made))
 
     def _uncount(self, service: str, made: Named | Subscription) -> None:
         """It is gone."""
         if made.maker is not None:
             self._made[service].remove(made.maker)
+            self.shares.remove(made.maker, _defined_octets(made))
             made.maker = None
 
     def _add_queue(self, name: str, owner: str | None = None, maker: str | None = None) -> FastQueue:
-        self._check_room("queue", len(self.queues), maker)
+        self._check_room("queue", len(self.queues), maker, text_octets(name))
         queue = self._new_queue(name, owner, maker)
         if owner is None and self._definitions is not None:
             self._definitions.add(QUEUE, name, maker)
@@ -313,7 +320,7 @@ class FastHost:
         return Subscription(interest, key=key, maker=maker, **self._queue_limits)
 
     def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
-        self._check_room("topic", len(self.topics), maker)
+        self._check_room("topic", len(self.topics), maker, text_octets(name))
         topic = self.topics[name] = Topic(name, owner, maker)
         self._count("topic", topic)
         if owner is None and self._definitions is not None:
@@ -425,7 +432,7 @@ class FastHost:
         if key is None:
             maker = None
         else:
-            self._check_room("session", len(self.durable), maker)
+            self._check_room("session", len(self.durable), maker, _interest_octets(interest, key))
         found = self._new_subscription(interest, key, maker)
         if key is not None:
             self.durable[key] = found
@@ -480,3 +487,14 @@ class FastHost:
     def subscriptions(self) -> list[Subscription]:
         """All subscriptions."""
         return [*self._prefixes, *(one for same in self._exact.values() for one in same)]
+
+
+def _interest_octets(interest: Interest, key: tuple[str, str]) -> int:
+    return text_octets(interest.name, interest.mime_type, *key) + 2 * len(interest.selector)
+
+
+def _defined_octets(made: Named | Subscription) -> int:
+    if isinstance(made, Subscription):
+        assert made.key is not None
+        return _interest_octets(made.interest, made.key)
+    return text_octets(made.name)

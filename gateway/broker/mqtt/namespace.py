@@ -20,7 +20,7 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions, Walk
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
-from gateway.broker.shares import Shares, share_of
+from gateway.broker.shares import DefinitionShares, Shares, filter_octets, share_of, text_octets
 from gateway.broker.topics import Trie
 from gateway.containment import contained
 from gateway.model.address import Address
@@ -109,6 +109,7 @@ class MqttNamespace:
         sessions_max: int = 100_000,
         retained: Retained | None = None,
         store: Store | None = None,
+        definition_shares: DefinitionShares | None = None,
     ) -> None:
         """`changed` hears of the filters (levels) for which somebody or nobody is subscribed since.
 
@@ -119,6 +120,7 @@ class MqttNamespace:
         self.offers = Offers()
         self.evicted = 0  # sessions that ended before their time, for others
         self._shares = shares or SessionShares()
+        self.definition_shares = DefinitionShares() if definition_shares is None else definition_shares
         self._users = Shares()
         self._places = Shares()
         self._away = Away()
@@ -301,6 +303,7 @@ class MqttNamespace:
         shared = shared_pattern(topic_filter)
         if before is None:
             self._subscribed[session.user] = self._subscribed.get(session.user, 0) + 1
+            self.definition_shares.add(session.user, filter_octets(topic_filter))
         if shared is None:
             pattern = topic_filter.split("/")
             if before is not None:
@@ -328,6 +331,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._lessen(session.user, 1)
+        self.definition_shares.remove(session.user, filter_octets(topic_filter))
         session.forget_owed(topic_filter)
         shared = shared_pattern(topic_filter)
         if shared is None:
@@ -371,7 +375,7 @@ class MqttNamespace:
         """How many sessions are that user's."""
         return self._users[user]
 
-    def make_room(self, user: str, place: str) -> str:
+    def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """See to it that another session may be opened; returns the limit that forbids it, or "".
 
         By policy the session that would expire first goes: at a share one of that user or place, at the total
@@ -385,6 +389,8 @@ class MqttNamespace:
             return "sessions_max" if full else "sessions_per_address_max"
         if len(self.sessions) >= total and not self._evict(None, None):
             return "sessions_max"
+        if self.definition_shares.full_with(user, text_octets(client_id)):
+            return "definitions_bytes_max"
         return ""
 
     def _evict(self, user: str | None, place: str | None) -> bool:
@@ -397,10 +403,12 @@ class MqttNamespace:
         self.discard(victim)
         return True
 
-    def subscriptions_full(self, user: str) -> bool:
-        """No further subscription may be made by that user."""
+    def subscriptions_full(self, user: str, topic_filter: str) -> bool:
+        """Return True if that user may not make this further subscription."""
         shares = self._shares
         mine = self._subscribed.get(user, 0)
+        if self.definition_shares.full_with(user, filter_octets(topic_filter)):
+            return True
         return self.subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
 
     def _lessen(self, user: str, count: int) -> None:
@@ -413,18 +421,23 @@ class MqttNamespace:
         """The session is somebody's."""
         self._users.add(session.user)
         self._places.add(session.place)
+        self.definition_shares.add(session.user, text_octets(session.client_id))
 
     def _forget_owner(self, session: Session) -> None:
         """It is not any more."""
         self._away.remove(session)
         self._users.remove(session.user)
         self._places.remove(session.place)
+        self.definition_shares.remove(session.user, text_octets(session.client_id))
 
     def _change_hands(self, session: Session, user: str, place: str) -> None:
         self._forget_owner(session)
         if session.subscriptions:
             self._lessen(session.user, len(session.subscriptions))
             self._subscribed[user] = self._subscribed.get(user, 0) + len(session.subscriptions)
+            for topic_filter in session.subscriptions:
+                self.definition_shares.remove(session.user, filter_octets(topic_filter))
+                self.definition_shares.add(user, filter_octets(topic_filter))
         session.user, session.place = user, place
         self._count(session)
 

@@ -100,6 +100,7 @@ class ActingGuest(AmqpGuest):
                 auto_delete=method.auto_delete,
                 internal=method.internal,
                 arguments=method.arguments,
+                user=self.sender.user,
             )
         self._reply(channel, not method.no_wait, m.ExchangeDeclareOk())
 

@@ -376,6 +376,8 @@ class AdmittedGuest(MqttGuest):
             return ReasonCode.SERVER_UNAVAILABLE, why
         if identifier_refused(packet):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+        if len(packet.client_id.encode()) > (most := self._ingress.limits.client_id_bytes_max):
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
         alone = known is None or known.outlet is None  # or it takes another one's place
@@ -389,7 +391,7 @@ class AdmittedGuest(MqttGuest):
         if refused is None and namespace.user_of(packet.client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
                 return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
-            if limit := namespace.make_room(user, place_of(remote)):
+            if limit := namespace.make_room(user, place_of(remote), packet.client_id):
                 return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
         return refused
 

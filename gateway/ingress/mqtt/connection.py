@@ -757,7 +757,10 @@ class MqttConnection(AdmittedGuest):
         decision: Decision,
         wanted: Subscription,
     ) -> ReasonCode | None:
-        if wanted.filter.count("/") >= self._ingress.limits.topic_levels_max or not is_filter(wanted.filter):
+        limits = self._ingress.limits
+        if len(wanted.filter.encode()) > limits.topic_filter_bytes_max:
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if wanted.filter.count("/") >= limits.topic_levels_max or not is_filter(wanted.filter):
             return ReasonCode.TOPIC_FILTER_INVALID
         if not decision.allowed:
             self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
@@ -767,7 +770,7 @@ class MqttConnection(AdmittedGuest):
         known = wanted.filter in session.subscriptions
         if not known and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
-        if not known and self._ingress.namespace.subscriptions_full(session.user):
+        if not known and self._ingress.namespace.subscriptions_full(session.user, wanted.filter):
             return ReasonCode.QUOTA_EXCEEDED
         return None
 

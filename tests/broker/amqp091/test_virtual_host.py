@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from gateway.broker.amqp091 import virtual_host
-from gateway.broker.amqp091.arguments import MATCHED_MAX
 from gateway.broker.amqp091.exchange import wanted
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused
@@ -18,6 +17,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.settings import Limits
 from tests.broker.amqp091.parts import ME, NONE, OTHER, Host, integer
 from tests.broker.parts import Taker, amqp, publish
 
@@ -293,7 +293,7 @@ LONG = 3_000  # far more than Python nests
 @pytest.mark.parametrize("bound", [True, False])
 def test_chains_of_exchanges_of_any_length_lead_to_their_end(bound: bool, circle: bool) -> None:
     """By bindings, or by alternate exchanges; and round again."""
-    host = Host(exchanges_max=LONG + 10)
+    host = Host(exchanges_max=LONG + 10, exchanges_per_user_max=LONG + 10)
     end = host.make("end")
     for at in range(LONG):
         alternate = NONE if bound else (("alternate-exchange", string(f"x{at + 1}")),)
@@ -315,7 +315,7 @@ def test_chains_of_exchanges_of_any_length_lead_to_their_end(bound: bool, circle
 
 
 def test_a_chain_of_auto_delete_exchanges_goes_with_its_end() -> None:
-    host = Host(exchanges_max=LONG + 10)
+    host = Host(exchanges_max=LONG + 10, exchanges_per_user_max=LONG + 10)
     before = len(host.exchanges)
     end = host.make("end")
     for at in range(LONG):
@@ -370,11 +370,29 @@ def test_what_has_many_bindings_goes_at_once_and_they_are_swept_out_in_slices(
     assert other.bound == {}
 
 
+@pytest.mark.parametrize(
+    "exchange, to", [("amq.headers", "queue"), ("amq.direct", "queue"), ("amq.fanout", "exchange")]
+)
+def test_the_order_of_arguments_does_not_tell_bindings_apart(exchange: str, to: str) -> None:
+    """A client whose language orders maps by chance unbinds what it has bound."""
+    host = Host()
+    host.exchange_of("end", "fanout")
+    end = host.make("q") if to == "queue" else host.exchange("end")
+    nested = Value(ValueType.TABLE, (("x", integer(1)), ("y", integer(2))))
+    turned = Value(ValueType.TABLE, (("y", integer(2)), ("x", integer(1))))
+    bound = (("x-match", string("all")), ("a", integer(1)), ("b", nested))
+    host.bind(exchange, end, "k", bound)
+    host.bind(exchange, end, "k", (("b", turned), ("a", integer(1)), ("x-match", string("all"))))
+    assert host.bindings == 1
+    host.unbind(exchange, end, "k", (("b", turned), ("x-match", string("all")), ("a", integer(1))))
+    assert (host.bindings, host.exchange(exchange).bound_to_nothing) == (0, True)
+
+
 def test_a_headers_binding_asks_for_so_many_headers_and_no_more() -> None:
     host = Host()
-    many = tuple((f"h{at}", integer(at)) for at in range(MATCHED_MAX + 1))
+    many = tuple((f"h{at}", integer(at)) for at in range(Limits().arguments_max + 1))
     host.bind("amq.headers", host.make("q"), "", many[1:])
-    with pytest.raises(Refused, match="at most"):
+    with pytest.raises(Refused, match="more than limits.arguments_max"):
         host.bind("amq.headers", host.queues["q"], "", many)
 
 

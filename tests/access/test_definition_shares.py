@@ -1,0 +1,230 @@
+"""What users define is counted in bytes: nobody's names and arguments take the memory of others.
+
+The attacks are those that were seen to fill it: bindings with many arguments, long topic filters, long client
+identifiers, arguments of queues, selectors. Each is refused in its protocol's words, and the user beside is
+served, also after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+
+from gateway.broker.shares import DefinitionShares
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.events import ChannelClosed, Replies
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.settings import Limits, Store
+from tests.access.test_doors import PASSWORD, amqp, settings
+from tests.ingress.amqpfast.client import TOPIC, Fast
+from tests.ingress.clients import Mqtt, connect
+from tests.interop.gateway_fixture import Running, running
+
+TOTAL: Final = 40_000
+SHARE: Final = TOTAL // 2
+EVERYTHING: Final[dict[str, Any]] = {
+    "mqtt": {"publish": "#", "subscribe": "#"},
+    "amqp091": {"*": {"configure": ".*", "write": ".*", "read": ".*"}},
+    "amqpfast": {"*": {"topics": {"read": "*", "write": "*", "create": "*"}}},
+}
+USERS: Final = {"greedy": ("all",), "modest": ("all",)}
+LONG: Final = "x" * 200
+
+
+@contextmanager
+def gateway_at(folder: Path, **limits: Any) -> Iterator[Running]:
+    given = Limits(**({"definitions_bytes_max": TOTAL} | limits))
+    store = Store(path=folder / "store")
+    with running(settings({"all": EVERYTHING}, USERS, limits=given, store=store)) as one:
+        yield one
+
+
+def client_of(gateway: Running, user: str, client_id: str, **more: Any) -> tuple[Mqtt, int]:
+    client, connack = connect(gateway, client_id, user=(user, PASSWORD.encode()), **more)
+    return client, connack.reason
+
+
+def shares(gateway: Running) -> DefinitionShares:
+    return gateway.gateway.definition_shares
+
+
+Define = Callable[[BlockingChannel, int], object]
+
+
+def until_refused(gateway: Running, user: str, define: Define, why: str) -> int:
+    """Define more and more until that is refused for this reason; return how many there are."""
+    connection = amqp(gateway, user)
+    channel = connection.channel()
+    channel.queue_declare(user, durable=True)
+    made: list[int] = []
+
+    def define_all() -> None:
+        for number in range(1_000):
+            define(channel, number)
+            made.append(number)
+
+    with pytest.raises(ConnectionClosedByBroker, match=why) as refused:
+        define_all()
+    assert refused.value.reply_code == 506
+    return len(made)
+
+
+def refused_queues(gateway: Running, user: str) -> int:
+    arguments = {"x-dead-letter-exchange": "amq.fanout", "x-dead-letter-routing-key": LONG}
+
+    def define(channel: BlockingChannel, number: int) -> None:
+        channel.queue_declare(f"{user}.{number:03}.{LONG}", durable=True, arguments=arguments)
+
+    return until_refused(gateway, user, define, "definitions_per_user_share")
+
+
+def refused_bindings(gateway: Running, user: str) -> int:
+    def define(channel: BlockingChannel, number: int) -> None:
+        arguments = {f"h{number}.{at}": LONG for at in range(10)}
+        channel.queue_bind(user, "amq.headers", str(number), arguments)
+
+    return until_refused(gateway, user, define, "definitions_per_user_share")
+
+
+def refused_filters(gateway: Running, user: str) -> int:
+    client, reason = client_of(gateway, user, user, properties={Property.SESSION_EXPIRY_INTERVAL: 600})
+    with client:
+        assert reason == 0
+        for number in range(1_000):
+            if client.subscribe(f"{number}/{LONG}", 1) == ReasonCode.QUOTA_EXCEEDED:
+                return number
+    raise AssertionError("nothing was refused")
+
+
+def refused_sessions(gateway: Running, user: str) -> int:
+    for number in range(1_000):
+        client, reason = client_of(
+            gateway, user, f"{user}{number:03}{LONG}", properties={Property.SESSION_EXPIRY_INTERVAL: 600}
+        )
+        client.cut()
+        if reason == ReasonCode.QUOTA_EXCEEDED:
+            return number
+    raise AssertionError("nothing was refused")
+
+
+def refused_selectors(gateway: Running, user: str) -> int:
+    with Fast(gateway, user, user=user, password=PASSWORD).open() as client:
+        for number in range(1_000):
+            handle = client.handle("t", TOPIC, producer=False, browser=False)
+            selector = f"a = '{LONG * 4}'".encode()
+            tag = client.machine.new_tag(1)
+            client.say(m.HandleConsume(handle, tag, 1, identifier=f"s{number}", selector=selector))
+            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type,var-annotated]
+            if isinstance(answer, ChannelClosed):
+                assert answer.reply_code == 506
+                return number
+    raise AssertionError("nothing was refused")
+
+
+ATTACKS: Final = (refused_queues, refused_bindings, refused_filters, refused_sessions, refused_selectors)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_one_user_takes_no_more_than_its_share(attack: Any, tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway:
+        assert attack(gateway, "greedy") > 0
+        taken = shares(gateway).of("greedy")
+        assert SHARE * 3 // 4 < taken <= SHARE
+        assert refused_filters(gateway, "modest") > 0, "others have theirs"
+    with gateway_at(tmp_path) as gateway:  # what outlives the process is counted again
+        assert shares(gateway).of("greedy") == taken
+        assert shares(gateway).of("modest") > 0
+
+
+def test_what_is_deleted_is_no_longer_counted(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway:
+        before = shares(gateway).total
+        with closing(amqp(gateway, "greedy")) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("e", "headers", arguments={"alternate-exchange": "amq.fanout"})
+            channel.exchange_declare("f", "topic")
+            channel.exchange_bind("f", "e", arguments={"a": {"nested": ["x", "y"]}})
+            channel.queue_declare("q", arguments={"x-max-length": 3})
+            channel.queue_bind("q", "e", "k", {"a": 1, "b": LONG})
+            channel.queue_bind("q", "f", "one")
+            channel.queue_unbind("q", "f", "one")
+            assert shares(gateway).of("greedy") > 0
+            channel.exchange_delete("e")
+            channel.exchange_delete("f")
+            channel.queue_delete("q")
+        client, _ = client_of(gateway, "greedy", "c", properties={Property.SESSION_EXPIRY_INTERVAL: 600})
+        with client:
+            client.subscribe("a/b", 1)
+            client.subscribe("$share/g/a/b", 1)
+        client, _ = client_of(gateway, "greedy", "c")
+        with client:
+            assert gateway.ask(lambda: shares(gateway).of("greedy")) > 0
+        gateway.until(lambda: "c" not in gateway.gateway.mqtt.sessions)
+        assert (shares(gateway).total, shares(gateway).of("greedy")) == (before, 0)
+
+
+def test_a_session_that_changes_hands_is_in_the_share_of_its_new_user(tmp_path: Path) -> None:
+    given = settings({}, dict.fromkeys(USERS, ()), store=Store(path=tmp_path / "store"))
+    with running(given) as gateway:
+        client, _ = client_of(gateway, "greedy", "c", properties={Property.SESSION_EXPIRY_INTERVAL: 600})
+        with client:
+            client.subscribe("a/b", 1)
+        client, _ = client_of(gateway, "modest", "c", clean=False)
+        with client:
+            assert shares(gateway).of("greedy") == 0
+            assert shares(gateway).of("modest") > 0
+
+
+@pytest.mark.parametrize("version, refusal", [(Version.V5, 0x8F), (Version.V311, 0x80)])
+def test_a_topic_filter_has_a_length(version: Version, refusal: int, tmp_path: Path) -> None:
+    with gateway_at(tmp_path, topic_filter_bytes_max=100, definitions_bytes_max=0) as gateway:
+        client, _ = client_of(gateway, "greedy", "c", version=version)
+        with client:
+            assert client.subscribe("é" * 50, 1) == 1
+            assert client.subscribe("é" * 50 + "x", 1) == refusal
+
+
+@pytest.mark.parametrize("version, refusal", [(Version.V5, 0x85), (Version.V311, 0x85)])
+def test_a_client_identifier_has_a_length(version: Version, refusal: int, tmp_path: Path) -> None:
+    with gateway_at(tmp_path, client_id_bytes_max=100) as gateway:
+        for client_id, reason in (("é" * 50, 0), ("é" * 50 + "x", refusal)):
+            client, answer = client_of(gateway, "greedy", client_id, version=version)
+            with client:
+                assert answer == reason
+
+
+def test_there_are_so_many_arguments(tmp_path: Path) -> None:
+    with gateway_at(tmp_path, arguments_max=16) as gateway, closing(amqp(gateway, "greedy")) as connection:
+        many = {"x-match": "all", "a": {"b": 1}, **{f"h{at}": at for at in range(13)}}
+        channel = connection.channel()
+        channel.queue_declare("q")
+        channel.queue_bind("q", "amq.headers", "", many)
+        with pytest.raises(ChannelClosedByBroker) as refused:
+            channel.queue_bind("q", "amq.headers", "", many | {"one": 1})
+        assert (refused.value.reply_code, "arguments_max" in refused.value.reply_text) == (406, True)
+
+
+def test_one_user_takes_not_all_exchanges(tmp_path: Path) -> None:
+    with gateway_at(tmp_path, exchanges_per_user_max=3) as gateway:
+        for user in USERS:
+
+            def define(channel: BlockingChannel, number: int, user: str = user) -> None:
+                channel.exchange_declare(f"{user}{number}", "fanout")
+
+            assert until_refused(gateway, user, define, "exchanges_per_user_max") == 3
+
+
+def test_one_user_takes_not_all_bindings(tmp_path: Path) -> None:
+    with gateway_at(tmp_path, bindings_per_user_max=3) as gateway:
+        for user in USERS:
+
+            def define(channel: BlockingChannel, number: int, user: str = user) -> None:
+                channel.queue_bind(user, "amq.topic", str(number))
+
+            assert until_refused(gateway, user, define, "bindings_per_user_max") == 3
