@@ -52,6 +52,7 @@ from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import (
     LOGS,
     common_of,
+    discarded_of,
     election_link,
     engine_link,
     logs_link,
@@ -445,6 +446,7 @@ class Gateway:
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
             engine_records=dict if engine is None else partial(records_of, engine, self.common),
+            engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
             relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             dead_lettered=lambda: self.dead_letters.counted,

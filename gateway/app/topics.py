@@ -144,6 +144,12 @@ def records_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
     return found
 
 
+def discarded_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
+    """Times that a log was cut and read again, by its stream."""
+    logs = () if common is None else common.session.logs
+    return {engine.names.state: engine.discarded} | {one.stream: one.discarded for one in logs}
+
+
 def logs_link(common: Common, writes: WriteSet, metrics: Metrics) -> Link:
     """What keeps their connection."""
     session = common.session

@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from gateway import clock
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
@@ -174,6 +175,7 @@ class ClusterConnection(EngineLink):
         self._publisher = publisher
         self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
         self._declaring = self._publishing = 0
+        self.answered_at = clock.now()  # the last declaration
 
     # What the stream asks.
 
@@ -212,6 +214,7 @@ class ClusterConnection(EngineLink):
         if self.consumers.answered(number, method):
             return True
         elif number == self._declaring:
+            self.answered_at = clock.now()
             done = self._asked.popleft() if self._asked else None
             if done is not None:
                 done()

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from gateway import clock
 from gateway.egress.amqp091.session import machine_to
 from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
@@ -263,8 +264,7 @@ class EngineConnection(ClusterConnection):
         if self._dropping in open_now:
             self._consume(self._dropping, session.names.dropped, DROPPED_PREFETCH, ())
         if self._following in open_now:
-            at = session.kept.position
-            begin = string("first") if at < 0 else Value(ValueType.INT64, at + 1)
+            begin = session.kept.cursor.begin(clock.now()) or string("first")
             self._consume(self._following, session.names.state, LOG_PREFETCH, (("x-stream-offset", begin),))
             session.follows()
 

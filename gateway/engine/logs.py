@@ -24,6 +24,7 @@ from gateway.containment import contained
 from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
 from gateway.engine.cluster import EngineLink
+from gateway.engine.cursor import LogCursor, Placement
 from gateway.engine.envelope import OFFSET_HEADER
 from gateway.engine.unrouted import Unrouted
 from gateway.errors import RemoteProtocolError
@@ -50,7 +51,7 @@ LIFE_CHARS: Final = 12
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 PREFETCH: Final = 1_000
 BESIDE_OCTETS: Final = 4_194_304  # that a record may have besides the body of a message
-RETURN_SECS: Final = 15.0  # a record that has not come back by then says that the connection is no use
+RETURN_SECS: Final = 15.0  # without a record, after which a connection whose records are not back is given up
 RECORD_OVERHEAD: Final = 64  # octets of a record on the cluster's disks besides its body, about
 
 
@@ -116,10 +117,12 @@ class SharedLog:
         self.octets_read = 0
         self.passed_over = 0  # records that nobody here knows
         self.unlogged_octets = 0
+        self.discarded = 0  # times that all was forgotten and read again
         self._readable_secs = readable_secs
-        self._position = -1
+        self._cursor = LogCursor()
         self._numbers = 0
-        self._mark: tuple[int, Monotonic] | None = None
+        self._marks: deque[int] = deque()  # written over this connection, and not back yet
+        self._marked_at = Monotonic(0.0)
         self._unlogged: dict[int, _Unlogged] = {}
         self._write: Callable[[bytes], None] | None = None
         self._came_up: Callable[[], None] = lambda: None
@@ -165,11 +168,11 @@ class SharedLog:
 
     # What the connection asks.
 
-    @property
-    def begins(self) -> Value:
-        """Where reading begins."""
-        if self._position >= 0:
-            return Value(ValueType.INT64, self._position + 1)
+    def begin(self) -> Value:
+        """Return where a new consumer has to begin."""
+        found = self._cursor.begin(clock.now())
+        if found is not None:
+            return found
         if self._readable_secs is None:
             return string("first")
         return Value(ValueType.TIMESTAMP, max(0, int(clock.utc() + -self._readable_secs())))
@@ -178,43 +181,61 @@ class SharedLog:
         """It is followed, and can be written: by a mark it is known when it has been read to its end."""
         self._write = write
         self._came_up = came_up
+        self._write_mark()
+
+    def _write_mark(self) -> None:
+        assert self._write is not None
         self._numbers += 1
-        self._mark = self._numbers, clock.now()
-        write(self._encoded(self._numbers, b""))
+        self._marks.append(self._numbers)
+        self._marked_at = clock.now()
+        self._write(self._encoded(self._numbers, b""))
 
     def disconnected(self) -> None:
         """The connection is gone."""
         self._write = None
-        self._mark = None
+        self._marks.clear()
         if self.up:
             self.up = False
             self.reader.lost()
 
     def tick(self, now: Monotonic, *, blocked: bool) -> str:
-        """Once a second; returns why the connection is no use, "" if it is."""
+        """Once a second; returns why the connection is no use, "" if it is.
+
+        While records arrive, reading takes its time. Another mark is written then: one that comes back before
+        what was written earlier says that this is lost.
+        """
         if self.up:
             self.reader.tick(now)
-        oldest = self._mark[1] if self._mark is not None else None
-        if self.up and self._unlogged:
-            oldest = next(iter(self._unlogged.values())).since
-        if oldest is None or blocked or self._write is None or now - oldest < RETURN_SECS:
+        waits = bool(self._marks) or (self.up and bool(self._unlogged))
+        if not waits or blocked or self._write is None:
             return ""
-        if not self.up:  # what is written is not what is read: the stream may be another one
-            self._anew()
-        return f"what was written to {self.stream} did not come back"
+        since = self._marked_at if self._marks else next(iter(self._unlogged.values())).since
+        if now - since < RETURN_SECS:
+            return ""
+        if now - self._cursor.received_at >= RETURN_SECS:
+            self._cursor.stall()
+            return f"what was written to {self.stream} did not come back"
+        self._write_mark()
+        return ""
 
-    def _anew(self) -> None:
-        log.warning("a log is read from its beginning", log=self.stream, position=self._position)
-        self._position = -1
+    def _discard(self) -> None:
+        log.error("log cut, reading it again", log=self.stream, position=self._cursor.position)
+        self.discarded += 1
+        self._cursor.begin_anew()
         self.octets_read = 0
         self.reader.begin_anew()
 
-    def receive(self, raw: bytes, body: bytes) -> None:
-        """A record has come."""
-        offset = _offset_of(raw)
-        if 0 <= self._position < offset - 1:
-            self._anew()
-        self._position = max(offset, self._position)
+    def receive(self, raw: bytes, body: bytes) -> str:
+        """Apply a record. Return why the connection is no use, "" if it is."""
+        placement = self._cursor.receive(_offset_of(raw), clock.now())
+        if placement is Placement.CUT:
+            self._discard()
+            return f"{self.stream} was cut, it is read from its beginning"
+        if placement is Placement.SAME:
+            return f"{self.stream} goes on, it is read from where it stopped"
+        return "" if placement is Placement.KNOWN else self._read(raw, body)
+
+    def _read(self, raw: bytes, body: bytes) -> str:
         behind = self.octets_read
         self.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         try:
@@ -224,35 +245,44 @@ class SharedLog:
             version = 0
         if version != VERSION:
             self.passed_over += 1
-            return
+            return ""
         said = body[HEAD.size :]
+        lost = False
         try:
             if said:
                 self.reader.apply(Record(name, number, WallTime(utc), said, behind))
         finally:  # whatever its reader makes of it, it is on the log
             if name == self.life:
-                self._came(number)
+                lost = not self._came(number)
+        return f"{self.stream} has lost a record" if lost else ""
 
-    def _came(self, number: int) -> None:
-        if self._mark is not None and self._mark[0] == number:
-            self._mark = None
-            self.up = True
-            assert self._write is not None
-            now = clock.now()
-            for at, one in list(self._unlogged.items()):
-                self._unlogged[at] = one._replace(since=now)
-                self._write(one.octets)
-            self._came_up()
-            return
+    def _came(self, number: int) -> bool:
+        """Note that a record of this life has come back. Return False if one written before it is lost."""
+        if number in self._marks:
+            return self._mark_came(number)
         found = self._unlogged.pop(number, None)
         if found is None:
-            return
+            return True
         self.unlogged_octets -= len(found.octets)
         if found.done is not None:
             try:
                 found.done()
             except Exception as error:  # of one record: whoever waits for others is told all the same
                 contained("batch", error)
+        return True
+
+    def _mark_came(self, number: int) -> bool:
+        lost = self._marks.popleft() != number
+        if self.up:
+            return not lost and next(iter(self._unlogged), number) >= number
+        self.up = True
+        assert self._write is not None
+        now = clock.now()
+        for at, one in list(self._unlogged.items()):
+            self._unlogged[at] = one._replace(since=now)
+            self._write(one.octets)
+        self._came_up()
+        return not lost
 
 
 def _offset_of(raw: bytes) -> int:
@@ -330,10 +360,15 @@ class Logs(Unrouted):
         """Once a second, connected or not."""
         for one in self.logs:
             why = one.tick(Monotonic(now), blocked=self.stats.blocked)
-            if why and self._connection is not None:
-                log.warning("a log is connected anew", why=why)
-                self._connection.give_up(why)
+            if why:
+                self.reconnect(why)
                 return
+
+    def reconnect(self, why: str) -> None:
+        """Give the connection up: the next one goes on where this one stopped reading."""
+        if self._connection is not None:
+            log.warning("log connection given up", why=why)
+            self._connection.give_up(why)
 
 
 class LogsConnection(EngineLink):
@@ -395,7 +430,7 @@ class LogsConnection(EngineLink):
                 self.machine.send_method(number, asked)
         elif number in self._following:
             one = self._following[number]
-            begin: Headers = (("x-stream-offset", one.begins),)
+            begin: Headers = (("x-stream-offset", one.begin()),)
             self.machine.send_method(number, m.BasicQos(prefetch_count=PREFETCH))
             self.machine.send_method(number, m.BasicConsume(one.stream, arguments=begin))
         elif number in self._publishing:
@@ -427,8 +462,11 @@ class LogsConnection(EngineLink):
             one = self._following[number]
             self._read[number] = tag
             try:
-                one.receive(raw, bytes(body))
+                why = one.receive(raw, bytes(body))
             except Exception as error:  # of one record: those behind it are read
                 one.passed_over += 1
                 contained("message", error, log=one.stream)
+            else:
+                if why:
+                    self._session.reconnect(why)
         self._session.stats.messages_in += len(contents)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from gateway import clock
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.system import SYS
+from gateway.engine.cursor import LogCursor
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.restoring import set_aside
@@ -59,7 +60,7 @@ class EngineRetained(Retained):
         super().__init__(messages_max=messages_max, octets_max=octets_max)
         self.octets_read = 0  # of the log, and
         self.records_read = 0
-        self.position = -1  # the last record that has been read; -1: none
+        self.cursor = LogCursor()
         self._publish = publish
         self._kind = f"engine retained {namespace}"
         self._placed_kind = f"engine placed {namespace}"
@@ -81,7 +82,13 @@ class EngineRetained(Retained):
                 self._set(message)
         for _, octets in store.things(self._log_kind):
             assert isinstance(octets, bytes)
-            self.position = self._noted = int.from_bytes(octets, "big")
+            self._noted = int.from_bytes(octets, "big")
+            self.cursor.position = self._noted
+
+    @property
+    def position(self) -> int:
+        """Offset of the last record that has been read; -1 for none."""
+        return self.cursor.position
 
     def publish(self, part: SubBatch) -> None:
         """What is published goes to the log by the way that all messages go; only `$SYS` stays here."""
@@ -132,7 +139,7 @@ class EngineRetained(Retained):
             if not message.address.name.startswith(SYS):
                 self._set(Message(message.address, b""))
         self._placed.clear()
-        self.position = -1
+        self.cursor.begin_anew()
         if self._kept_in is not None:
             for kind in (self._kind, self._placed_kind, self._log_kind):
                 self._kept_in.delete_all(kind)

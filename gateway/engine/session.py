@@ -33,6 +33,7 @@ from gateway.engine.bindings import Bindings
 from gateway.engine.client_session import ClientSession, Told
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
+from gateway.engine.cursor import Placement
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
 from gateway.engine.once import Once, recent_chunks
@@ -75,7 +76,7 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-MARK_SECS: Final = 15.0  # a mark that has not come back says that we follow another log than we write
+MARK_SECS: Final = 15.0  # without a record, after which a connection whose mark is not back is given up
 ARRIVED_MAX: Final = 4_096  # content headers that are remembered, and
 ARRIVED_OCTETS_MAX: Final = 1_024  # the largest that is worth it
 AGAIN_SECS: Final = 60.0  # how often the log is looked through for what has to be written again, at most
@@ -179,6 +180,7 @@ class EngineSession(OneSink):
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
         outcomes = ("taken", "late", "passed_over", "written_again", "moved", "lost")
         self.records = dict.fromkeys(outcomes, 0)
+        self.discarded = 0  # times that the state was forgotten and read again
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._let_go = let_go
@@ -202,6 +204,7 @@ class EngineSession(OneSink):
         self._marked: list[Done] = []
         self._mark: int | None = None  # its number, while one is on its way
         self._mark_since = 0.0
+        self._mark_written = False
         self._look_at = 0.0
         self._look_behind = 0  # octets of the log
         self._entries: dict[bytes, KnownAddress] = {}
@@ -293,9 +296,9 @@ class EngineSession(OneSink):
                 self._give_clients_up(now)
         if self._connection is None:
             return
-        if self._mark is not None and now - self._mark_since >= MARK_SECS:
-            log.warning("the log is read from its beginning", position=self.kept.position)
-            self._begin_anew()
+        if self._mark is not None and self._is_silent(self._connection, now):
+            self.kept.cursor.stall()
+            log.warning("state log silent, reconnecting", position=self.kept.position)
             self._connection.give_up("a mark did not come back on the log")
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
@@ -305,7 +308,26 @@ class EngineSession(OneSink):
             self._keep_house(now, clock.utc())
             self.clients.sweep(self._connection.consumers, now)
 
-    def _begin_anew(self) -> None:
+    def _is_silent(self, connection: EngineConnection, now: float) -> bool:
+        """Return True if a mark is late and nothing has arrived meanwhile.
+
+        While records arrive, or declarations are answered, reading takes its time. Another mark is written
+        then: other replicas see that this one lives, and a mark that comes back before an earlier one says
+        that the log has lost that one.
+        """
+        if now - self._mark_since < MARK_SECS:
+            return False
+        if now - max(self.kept.cursor.received_at, connection.answered_at) >= MARK_SECS:
+            return True
+        self._mark_since = self._alive_at = now
+        if self._mark_written:
+            self._write_mark(connection, self.recorder.next_number())
+        return False
+
+    def _discard(self) -> None:
+        """Forget what was read: the log lacks records that were not, and is read from its beginning."""
+        log.error("log cut, reading it again", log=self.names.state, position=self.kept.position)
+        self.discarded += 1
         self.kept.begin_anew()
         self.table.begin_anew()
 
@@ -445,14 +467,10 @@ class EngineSession(OneSink):
         except RemoteProtocolError as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return
+        if arrived.offset >= 0 and not self._is_new(arrived.offset):
+            return
         self.kept.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         self.kept.records_read += 1
-        position = self.kept.position
-        if arrived.offset >= 0:
-            if 0 <= position < arrived.offset - 1:
-                log.warning("the log has forgotten records that were not read", position=position)
-                self._begin_anew()
-            self.kept.position = arrived.offset
         if exchange:
             self._retain(key, arrived, body)
             return
@@ -468,6 +486,17 @@ class EngineSession(OneSink):
             self._lost_records()
         elif isinstance(record, Mark):
             self._mark_came(record)
+
+    def _is_new(self, offset: int) -> bool:
+        """Move to the record at `offset`. Return False if it was read before, or the log has been cut."""
+        placement = self.kept.cursor.receive(offset, clock.now())
+        if placement is Placement.CUT:
+            self._discard()
+            if self._connection is not None:
+                self._connection.give_up("the log was cut, it is read from its beginning")
+        elif placement is Placement.SAME and self._connection is not None:
+            self._connection.give_up("the log goes on, it is read from where it stopped")
+        return placement is Placement.NEW
 
     def _lost_records(self) -> None:
         """Clients wait for a record that will not come: all that has not come is written again over another
@@ -569,6 +598,7 @@ class EngineSession(OneSink):
             self._marked, self._waiting = self._waiting, []
         number = self._mark = self.recorder.next_number()
         self._mark_since = self._alive_at = clock.now()
+        self._mark_written = False
         connection.after_bound(partial(self._write_mark, connection, number))
 
     def decided(self) -> None:
@@ -579,6 +609,7 @@ class EngineSession(OneSink):
         self.recorder.flush()
         connection.write(Mark(self.replica, self.life, number))
         self.recorder.wrote(number)
+        self._mark_written = True
 
     def _mark_came(self, mark: Mark) -> None:
         if mark.number != self._mark:

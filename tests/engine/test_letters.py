@@ -295,21 +295,6 @@ async def test_records_that_do_not_come_back_have_the_connection_given_up() -> N
     assert "did not come back" in one.log.tick(now + RETURN_SECS + 1, blocked=False)
 
 
-async def test_a_stream_that_was_made_anew_is_read_from_its_beginning() -> None:
-    stream = Stream()
-    one = Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    stream.settle()
-    one.log.disconnected()
-    rows: list[bytes] = []
-    one.log.connected(rows.append, lambda: None)
-    assert one.log.begins.value > 0
-    assert one.log.tick(Monotonic(trio.current_time() + RETURN_SECS + 1), blocked=False)
-    one.log.disconnected()
-    assert one.log.begins.value == "first"
-    assert one.bodies() == []
-
-
 def test_ids_are_told_from_others() -> None:
     letters = SharedLetters.__new__(SharedLetters)
     assert letters.is_one("0123456789ab-7")

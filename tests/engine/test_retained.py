@@ -27,7 +27,7 @@ def bodies(retained: EngineRetained) -> dict[str, bytes]:
 
 
 def say(retained: EngineRetained, body: bytes, offset: int, *, origin: int = -1, topic: str = "a/b") -> bool:
-    retained.position = offset
+    retained.cursor.position = offset
     return retained.apply(message_of(body, topic, retain=True), offset, origin=origin, written=NOW_MS)
 
 
