@@ -153,10 +153,13 @@ class SharedLetters:
                 self._say(CLAIMED, mine[start : start + IDS_MAX])
         if now >= self._look_at:
             self._look_at = now + LOOK_SECS
-            far = self._log.octets_read - self._stream_octets_max // 2
-            for letter, behind in list(self._letters.values()):
-                if behind < far:
-                    self._log.put(_encode(letter))
+            self._log.read_up(self._write_again)
+
+    def _write_again(self) -> None:
+        far = self._log.octets_read - self._stream_octets_max // 2
+        for letter, behind in list(self._letters.values()):
+            if behind < far:
+                self._log.put(_encode(letter))
 
     def apply(self, record: Record) -> None:
         """Raises what a record that is none leads to; it costs that record alone."""

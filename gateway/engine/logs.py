@@ -123,6 +123,7 @@ class SharedLog:
         self._numbers = 0
         self._marks: deque[int] = deque()  # written over this connection, and not back yet
         self._marked_at = Monotonic(0.0)
+        self._reading_up: dict[int, Callable[[], None]] = {}  # by the number of a mark
         self._unlogged: dict[int, _Unlogged] = {}
         self._write: Callable[[bytes], None] | None = None
         self._came_up: Callable[[], None] = lambda: None
@@ -156,6 +157,13 @@ class SharedLog:
                 self._came(number)
                 return True
         return False
+
+    def read_up(self, done: Callable[[], None]) -> None:
+        """Call `done` when all has been read that is on the log now; never if the connection is lost before,
+        or if that takes so long that others may have written much behind it."""
+        if self.up and not self._reading_up:
+            self._write_mark()
+            self._reading_up[self._numbers] = done
 
     def withdraw(self, number: int) -> None:
         """A record that nobody wants any more is not written again."""
@@ -194,6 +202,7 @@ class SharedLog:
         """The connection is gone."""
         self._write = None
         self._marks.clear()
+        self._reading_up.clear()
         if self.up:
             self.up = False
             self.reader.lost()
@@ -273,6 +282,9 @@ class SharedLog:
 
     def _mark_came(self, number: int) -> bool:
         lost = self._marks.popleft() != number
+        done = self._reading_up.pop(number, None)
+        if done is not None and clock.now() - self._marked_at < RETURN_SECS:
+            done()
         if self.up:
             return not lost and next(iter(self._unlogged), number) >= number
         self.up = True

@@ -134,6 +134,35 @@ class Clients(Protocol):
         """Once a second."""
 
 
+class Freshness:
+    """The proof that the log has been read up to now, which is needed before anything is written again.
+
+    A replica that was frozen, or reads slowly, does not know what others have published meanwhile. So a mark
+    has to come back that was written when the proof was already wanted, and in time.
+    """
+
+    def __init__(self) -> None:
+        self._is_wanted = False
+        self._mark: tuple[int, Monotonic] | None = None  # its number, and when it was written
+
+    def want(self) -> None:
+        """Wait for the next mark that is written."""
+        self._is_wanted, self._mark = True, None
+
+    def wrote(self, number: int, now: Monotonic) -> None:
+        """Note that a mark was written."""
+        if self._is_wanted and self._mark is None:
+            self._mark = number, now
+
+    def is_proved(self, number: int, now: Monotonic) -> bool:
+        """Return True if the mark that has come back is the one that was waited for."""
+        if self._mark is None or number < self._mark[0]:
+            return False
+        in_time = now - self._mark[1] < MARK_SECS
+        self._is_wanted, self._mark = False, None
+        return in_time
+
+
 class EngineSession(OneSink):
     """The link session of the engine. `life` names this life of the replica."""
 
@@ -207,6 +236,7 @@ class EngineSession(OneSink):
         self._mark_written = False
         self._look_at = 0.0
         self._look_behind = 0  # octets of the log
+        self._freshness = Freshness()
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
@@ -303,7 +333,8 @@ class EngineSession(OneSink):
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
-            self._write_again()
+            self._freshness.want()
+            self._send_mark(alive=True)
         if self._up and not self.stopped:
             self._keep_house(now, clock.utc())
             self.clients.sweep(self._connection.consumers, now)
@@ -422,6 +453,7 @@ class EngineSession(OneSink):
         self._waiting = self._marked + self._waiting
         self._marked = []
         self._mark = None
+        self._freshness = Freshness()
         self.recorder.down()
         openings, self._openings = self._openings, {}
         for opening in openings.values():
@@ -610,8 +642,11 @@ class EngineSession(OneSink):
         connection.write(Mark(self.replica, self.life, number))
         self.recorder.wrote(number)
         self._mark_written = True
+        self._freshness.wrote(number, clock.now())
 
     def _mark_came(self, mark: Mark) -> None:
+        if self._freshness.is_proved(mark.number, clock.now()):
+            self._write_again()
         if mark.number != self._mark:
             return
         self._mark = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,64 @@ def test_another_log_begins_with_nothing(tmp_path: Path, stored: bool) -> None:
         store = Store(tmp_path)
         assert (made(store).position, bodies(made(store))) == (3, {"a/b": b"new"})
         store.close()
+
+
+def due(retained: EngineRetained) -> list[tuple[bytes, int]]:
+    return [(bytes(message.body), origin) for message, origin in retained.due(1e6, 1 << 30)]
+
+
+def test_an_older_message_that_is_written_again_behind_a_clear_loses() -> None:
+    """As that of a replica that was frozen. The clear is written again behind it, once."""
+    retained = made()
+    say(retained, b"old", 10)
+    say(retained, b"", 20)
+    assert not due(retained)
+    assert not say(retained, b"old", 30, origin=10)
+    assert not bodies(retained)
+    assert due(retained) == [(b"", 20)]
+    assert say(retained, b"", 31, origin=20)
+    assert not due(retained)
+    assert say(retained, b"new", 40)
+    assert bodies(retained) == {"a/b": b"new"}
+    assert not say(retained, b"", 41, origin=20)
+    assert bodies(retained) == {"a/b": b"new"}
+
+
+def test_one_that_begins_behind_a_clear_reads_it_again() -> None:
+    """The log has forgotten the clear, and not yet what lost against it."""
+    retained = made()
+    say(retained, b"old", 30, origin=10)
+    say(retained, b"", 31, origin=20)
+    assert not bodies(retained)
+    assert not say(retained, b"old", 32, origin=10)
+
+
+def test_a_clear_of_what_is_not_known_counts() -> None:
+    retained = made()
+    say(retained, b"", 20)
+    assert not say(retained, b"old", 30, origin=10)
+
+
+def test_clears_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        retained = made(store)
+        say(retained, b"old", 10)
+        say(retained, b"", 20)
+        retained.note()
+    with closing(Store(tmp_path)) as store:
+        again = made(store)
+        assert not say(again, b"old", 30, origin=10)
+        assert not bodies(again)
+        again.begin_anew()
+        assert say(again, b"old", 30, origin=10)
+
+
+def test_clears_are_forgotten_with_the_log_and_when_there_are_too_many() -> None:
+    retained = made(most=2)
+    retained.apply(message_of(b"", "old", retain=True), 5, origin=-1, written=NOW_MS - 80_000_000)
+    say(retained, b"", 6, topic="young")
+    retained.due(50_000.0, 1 << 30)
+    assert list(retained._cleared) == ["young"]
+    say(retained, b"", 7, topic="younger")
+    say(retained, b"", 8, topic="youngest")
+    assert list(retained._cleared) == ["younger", "youngest"]
