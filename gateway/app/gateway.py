@@ -72,6 +72,7 @@ from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.containment import contained
 from gateway.egress.link import Link
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
@@ -130,7 +131,8 @@ class Gateway:
                 latency_of_endpoint=lambda name: self.metrics.latency_of(name),
             )
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
-            self.common = common_of(settings)
+            cluster_clock = ClusterClock()
+            self.common = common_of(settings, cluster_clock)
             self.core = BrokerCore(
                 self.store,
                 router,
@@ -144,7 +146,9 @@ class Gateway:
                 tracing=self.tracing,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
+            self.mqtt, self.engine = topics_of(
+                settings, self.dispatcher, self.store, self._let_clients_go, cluster_clock
+            )
             self.nodes = nodes_of(settings, self.engine)
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)

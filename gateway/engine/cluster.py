@@ -168,10 +168,13 @@ class ClusterConnection(EngineLink):
         exchange: str,
         stream: Stream,
         deadline: float,
+        *,
+        direct: str = "",
     ) -> None:
-        """`exchange` is what queues are bound to; the handshake must be over at `deadline`."""
+        """`exchange` is what queues are bound to, and `direct` by which they are reached by their names; the
+        handshake must be over at `deadline`."""
         super().__init__(machine, stats, stream, deadline)
-        self.consumers = Consumers(self, exchange)
+        self.consumers = Consumers(self, exchange, direct)
         self._publisher = publisher
         self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
         self._declaring = self._publishing = 0

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import orjson
 
-from gateway import clock
 from gateway.broker.dead_letters import Letter
 from gateway.engine.logs import LIFE_CHARS, Record, SharedLog
 from gateway.errors import StoreError
@@ -191,7 +190,8 @@ class SharedLetters:
         then = self._asked.pop(record.number, None) if record.life == self._log.life else None
         if then is None:
             return
-        if record.utc + CLAIM_SECS / 2 < clock.utc():  # the cluster was away: another replica may come next
+        # The cluster was away: another replica may come next.
+        if record.utc + CLAIM_SECS / 2 < self._log.time.utc():
             if got:
                 self._say(FREED, got)
             got = []

@@ -24,8 +24,10 @@ from gateway.containment import contained
 from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
 from gateway.engine.cluster import EngineLink
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.cursor import LogCursor, Placement
 from gateway.engine.envelope import OFFSET_HEADER
+from gateway.engine.names import names_of
 from gateway.engine.unrouted import Unrouted
 from gateway.errors import RemoteProtocolError
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -106,12 +108,19 @@ class SharedLog:
     """One log, `stream` on the cluster. `readable_secs`: how far back it is read; None: to its beginning."""
 
     def __init__(
-        self, stream: str, arguments: Headers, life: str, readable_secs: Callable[[], float] | None = None
+        self,
+        stream: str,
+        arguments: Headers,
+        life: str,
+        time: ClusterClock,
+        readable_secs: Callable[[], float] | None = None,
     ) -> None:
-        """`arguments` are those that all replicas declare it with."""
+        """`arguments` are those that all replicas declare it with; by `time` records say when they were
+        written."""
         self.stream = stream
         self.arguments = arguments
         self.life = life
+        self.time = time
         self.reader: Reader  # from `use` on
         self.up = False
         self.octets_read = 0
@@ -172,9 +181,14 @@ class SharedLog:
             self.unlogged_octets -= len(gone.octets)
 
     def _encoded(self, number: int, body: bytes) -> bytes:
-        return HEAD.pack(VERSION, self.life.encode(), number, clock.utc()) + body
+        return HEAD.pack(VERSION, self.life.encode(), number, self.time.utc()) + body
 
     # What the connection asks.
+
+    @property
+    def may_begin(self) -> bool:
+        """Return True if it is known where a new consumer has to begin."""
+        return self._readable_secs is None or self._cursor.position >= 0 or self.time.is_known
 
     def begin(self) -> Value:
         """Return where a new consumer has to begin."""
@@ -183,7 +197,7 @@ class SharedLog:
             return found
         if self._readable_secs is None:
             return string("first")
-        return Value(ValueType.TIMESTAMP, max(0, int(clock.utc() + -self._readable_secs())))
+        return Value(ValueType.TIMESTAMP, max(0, int(self.time.utc() + -self._readable_secs())))
 
     def connected(self, write: Callable[[bytes], None], came_up: Callable[[], None]) -> None:
         """It is followed, and can be written: by a mark it is known when it has been read to its end."""
@@ -393,10 +407,12 @@ class LogsConnection(EngineLink):
         machine = machine_to(target, within, name=name, heartbeat=settings.heartbeat_secs)
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
+        self._direct = names_of(settings.namespace, settings.topic_exchange).direct
         self._declaring = 0
         self._undeclared: deque[SharedLog] = deque()
         self._publishing: dict[int, SharedLog] = {}  # by channel
         self._following: dict[int, SharedLog] = {}
+        self._unbegun: list[int] = []  # channels of logs that are not consumed yet
         self._read: dict[int, int] = {}  # the last delivery tags, by channel
 
     # What the stream asks.
@@ -420,6 +436,8 @@ class LogsConnection(EngineLink):
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
         if self._in_time(now):
+            if not self.machine.ending:
+                self._follow()
             self._stream.mark()
 
     def shut_down(self) -> None:
@@ -436,21 +454,34 @@ class LogsConnection(EngineLink):
 
     def _channel_opened(self, number: int) -> None:
         if number == self._declaring:
+            direct = self._direct
+            self.machine.send_method(number, m.ExchangeDeclare(direct, "direct", durable=True))
             for one in self._session.logs:
                 self._undeclared.append(one)
                 asked = m.QueueDeclare(one.stream, durable=True, arguments=one.arguments)
                 self.machine.send_method(number, asked)
+                self.machine.send_method(number, m.QueueBind(one.stream, direct, one.stream))
         elif number in self._following:
-            one = self._following[number]
-            begin: Headers = (("x-stream-offset", one.begin()),)
-            self.machine.send_method(number, m.BasicQos(prefetch_count=PREFETCH))
-            self.machine.send_method(number, m.BasicConsume(one.stream, arguments=begin))
+            self._unbegun.append(number)
+            self._follow()
         elif number in self._publishing:
             self._begin(number, self._publishing[number])
 
+    def _follow(self) -> None:
+        """Consume the logs that can be."""
+        unbegun, self._unbegun = self._unbegun, []
+        for number in unbegun:
+            one = self._following[number]
+            if not one.may_begin:
+                self._unbegun.append(number)
+                continue
+            begin: Headers = (("x-stream-offset", one.begin()),)
+            self.machine.send_method(number, m.BasicQos(prefetch_count=PREFETCH))
+            self.machine.send_method(number, m.BasicConsume(one.stream, arguments=begin))
+
     def _begin(self, number: int, one: SharedLog) -> None:
         publisher = Publisher(self.machine, number)
-        wire = amqp_address("", one.stream).wire
+        wire = amqp_address(self._direct, one.stream).wire
 
         def write(octets: bytes) -> None:
             if not self._stream.ending:
@@ -461,7 +492,7 @@ class LogsConnection(EngineLink):
 
     def _method(self, event: MethodReceived) -> None:
         method, channel = event.method, event.channel
-        if isinstance(method, m.QueueDeclareOk) and channel == self._declaring:
+        if isinstance(method, m.QueueBindOk) and channel == self._declaring:
             one = self._undeclared.popleft()
             self._following[self.machine.open_channel()] = one
         elif isinstance(method, m.BasicConsumeOk):

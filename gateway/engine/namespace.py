@@ -406,7 +406,7 @@ class EngineNamespace(MqttNamespace):
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
         else:
-            self._delays[client_id] = clock.utc() + (at - float(clock.now()))
+            self._delays[client_id] = self._engine.time.utc() + (at - float(clock.now()))
 
     def publish_left(self, state: SessionState) -> None:
         """The will of a session is due."""

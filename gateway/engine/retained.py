@@ -56,14 +56,16 @@ class EngineRetained(Retained):
         messages_max: int,
         octets_max: int,
         store: Store | None,
+        utc: Callable[[], float],
     ) -> None:
-        """`publish` writes a message to the log. What is in `store`, which has not been started, is there at
-        once."""
+        """`utc`: by which records say when they were written. `publish` writes a message to
+        the log. What is in `store`, which has not been started, is there at once."""
         super().__init__(messages_max=messages_max, octets_max=octets_max)
         self.octets_read = 0  # of the log, and
         self.records_read = 0
         self.cursor = LogCursor()
         self._publish = publish
+        self._utc = utc
         self._kind = f"engine retained {namespace}"
         self._placed_kind = f"engine placed {namespace}"
         self._cleared_kind = f"engine cleared {namespace}"
@@ -183,7 +185,7 @@ class EngineRetained(Retained):
 
         `state_octets` are what the log keeps; how many records that are, the records tell that were read.
         """
-        utc = clock.utc()
+        utc, wall = self._utc(), clock.utc()
         share = HALF - SPREAD * random.random()
         limit = (utc - state_secs * share) * 1000
         oldest = self.oldest(state_octets * share)
@@ -192,7 +194,7 @@ class EngineRetained(Retained):
             if placed.written > limit and placed.offset > oldest:
                 continue
             message = self._messages[topic]
-            if message.expires and message.expires <= utc:
+            if message.expires and message.expires <= wall:
                 self.apply(
                     Message(message.address, b""), placed.offset, origin=placed.origin, written=placed.written
                 )

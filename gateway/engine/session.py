@@ -31,6 +31,7 @@ from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
 from gateway.engine.client_session import ClientSession, Told
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
 from gateway.engine.cursor import Placement
@@ -175,11 +176,15 @@ class EngineSession(OneSink):
         status: LinkStatus,
         store: Store | None,
         let_go: Callable[[], None],
+        time: ClusterClock,
     ) -> None:
-        """`let_go` ends the connections of all clients, for the cluster was away for too long."""
+        """`time` is asked for over this connection. `let_go` ends the connections of all clients, for the
+        cluster was away for too long."""
+        self.time = time
         self.publisher = EnginePublisher(
             status.stats,
             names_of(settings.namespace, settings.topic_exchange),
+            self.time,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
@@ -199,9 +204,10 @@ class EngineSession(OneSink):
             messages_max=limits.retained_messages_max,
             octets_max=limits.retained_bytes_max,
             store=store,
+            utc=self.time.utc,
         )
         recent = recent_chunks(settings.in_flight_max, limits.inflight_max)
-        self.table = SessionTable(settings.namespace, self, store, clock.now, recent)
+        self.table = SessionTable(settings.namespace, self, store, clock.now, self.time.utc, recent)
         self.recorder = Recorder(self._wake)
         self.clients: Clients  # from `serve` on
         self.life = ""
@@ -234,8 +240,7 @@ class EngineSession(OneSink):
         self._mark: int | None = None  # its number, while one is on its way
         self._mark_since = 0.0
         self._mark_written = False
-        self._look_at = 0.0
-        self._look_behind = 0  # octets of the log
+        self._look_at, self._look_behind = 0.0, 0  # octets of the log
         self._freshness = Freshness()
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
@@ -256,6 +261,7 @@ class EngineSession(OneSink):
         """Its share of the broker's gauges."""
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
+            "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
             "gateway_engine_log_position": lambda: self.kept.position,
             "gateway_engine_sessions": lambda: len(self.table),
             "gateway_engine_unconfirmed_clients": lambda: (
@@ -275,7 +281,7 @@ class EngineSession(OneSink):
             return STOPPING
         if not self._up:
             return self.status.why or AWAY
-        return BEHIND if self.recorder.full else ""
+        return BEHIND if self.recorder.full else self.time.why_not
 
     # What the link asks.
 
@@ -335,8 +341,8 @@ class EngineSession(OneSink):
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._freshness.want()
             self._send_mark(alive=True)
-        if self._up and not self.stopped:
-            self._keep_house(now, clock.utc())
+        if self._up and not self.stopped and self.time.is_known:
+            self._keep_house(now, self.time.utc())
             self.clients.sweep(self._connection.consumers, now)
 
     def _is_silent(self, connection: EngineConnection, now: float) -> bool:
@@ -407,11 +413,11 @@ class EngineSession(OneSink):
 
     def _write_again(self) -> None:
         assert self._connection is not None
-        utc = clock.utc()
+        utc, written = clock.utc(), int(self.time.utc() * 1000)
         rows = []
         for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
             wire = amqp_address(self.names.kept, (key_of(message.address.name) or b"").decode()).wire
-            raw = encode(message, utc, written=int(utc * 1000), origin=origin)
+            raw = encode(message, utc, written=written, origin=origin, correction=self.time.correction)
             rows.append((wire, raw, bytes(message.body)))
         if rows:
             self.records["written_again"] += len(rows)
@@ -471,7 +477,7 @@ class EngineSession(OneSink):
             self.stats.duplicates += 1
             return
         if recipients:
-            message = _message(address, arrived, body)
+            message = _message(address, arrived, body, self.time.correction)
             if len(recipients) == 1:
                 self._batch.add_only(None, recipients[0], message)
             else:
@@ -503,7 +509,7 @@ class EngineSession(OneSink):
             return
         self.kept.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         self.kept.records_read += 1
-        if exchange:
+        if exchange in (self.names.retained, self.names.kept):
             self._retain(key, arrived, body)
             return
         record = decode_record(bytes(body))
@@ -564,8 +570,9 @@ class EngineSession(OneSink):
             wire = amqp_address(self.names.retained, key).wire
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
             return
-        message = _message(address, arrived, bytes(body))
-        written = arrived.written or int(clock.utc() * 1000)
+        message = _message(address, arrived, bytes(body), self.time.correction)
+        now = int(self.time.utc() * 1000)
+        written = min(arrived.written or now, now)  # a replica whose clock is wrong may have written it
         taken = self.kept.apply(message, arrived.offset, origin=arrived.origin, written=written)
         self.records["taken" if taken else "late"] += 1
 
@@ -704,7 +711,7 @@ class EngineSession(OneSink):
                 number,
                 coming.clean,
                 coming.expiry_secs,
-                clock.utc(),
+                self.time.utc(),
                 coming.user,
                 coming.place,
                 coming.will,
@@ -722,7 +729,7 @@ class EngineSession(OneSink):
             self.records["moved"] += self.clients.opened_elsewhere(
                 record.client,
                 record.owner,
-                late=not self._up or clock.utc() - record.utc > LATE_SECS,
+                late=not self._up or self.time.utc() - record.utc > LATE_SECS,
                 at_once=ours or arrival.ended is not None,
             )
             if arrival.ended is not None:
@@ -776,7 +783,7 @@ class EngineSession(OneSink):
         """The connection is ended in order: if the process ends, others keep what it has kept."""
         if self.stopped:
             self.recorder.flush()
-            write(Gone(self.life, self.recorder.next_number(), clock.utc()))
+            write(Gone(self.life, self.recorder.next_number(), self.time.utc()))
 
     def acquire(self, session: ClientSession, before: Owner | None) -> None:
         """Consume the queue of a session, when the owner before has let go of it."""
@@ -824,7 +831,8 @@ class EngineSession(OneSink):
         self._expecting.pop(session, None)
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
-        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), session.expiry_secs, will_at))
+        utc = self.time.utc()
+        self.recorder.put(Left(client, self.life, number, owner, utc, session.expiry_secs, will_at))
         if session.lasting and not self.stopped and self._connection is not None:
             self._connection.consumers.end(session, partial(self._freed_by, session))
 
@@ -838,7 +846,7 @@ class EngineSession(OneSink):
         """A client has come, and has gone before it was let in."""
         number = self.recorder.next_number()
         client, owner = opening.coming.client, opening.owner
-        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), state.expiry_secs, 0.0))
+        self.recorder.put(Left(client, self.life, number, owner, self.time.utc(), state.expiry_secs, 0.0))
         self._freed(client, owner)
 
     def willed(self, client: str, owner: Owner) -> None:
@@ -870,7 +878,10 @@ class EngineSession(OneSink):
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """The message of a delivery; None: there is none that could be delivered."""
         found = self._read_content(*content)
-        return None if found is None else (_message(found[0][0], found[1], found[2]), found[1].number)
+        if found is None:
+            return None
+        (address, _), arrived, body = found
+        return _message(address, arrived, body, self.time.correction), arrived.number
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
@@ -885,8 +896,8 @@ class EngineSession(OneSink):
         batch.send()
 
 
-def _message(address: Address, arrived: Arrived, body: Body) -> Message:
-    expires = arrived.expires
+def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:
+    expires = arrived.expires + correction if arrived.expires else arrived.expires
     if arrived.lifetime:
         expires = clock.utc() + arrived.lifetime
     return Message(

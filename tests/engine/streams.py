@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.logs import LIFE_CHARS, SharedLog
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.protocols.amqp091.translate import encode_properties
@@ -24,7 +25,7 @@ class Stream:
     def log(self) -> SharedLog:
         """One of another replica, which is not connected yet."""
         self._lives += 1
-        made = SharedLog("gateway.log", (), f"{self._lives:0{LIFE_CHARS}d}")
+        made = SharedLog("gateway.log", (), f"{self._lives:0{LIFE_CHARS}d}", ClusterClock())
         self.read[made] = 0
         return made
 

@@ -20,7 +20,9 @@ def made(
     store: Store | None = None, published: list[Message] | None = None, most: int = 100
 ) -> EngineRetained:
     there: list[Message] = [] if published is None else published
-    return EngineRetained("ns", there.append, messages_max=most, octets_max=1 << 20, store=store)
+    return EngineRetained(
+        "ns", there.append, messages_max=most, octets_max=1 << 20, store=store, utc=time.time
+    )
 
 
 def bodies(retained: EngineRetained) -> dict[str, bytes]:
@@ -114,7 +116,7 @@ def test_a_replica_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.position == 22
     assert bodies(again) == {"two": b"2"}
     assert not say(again, b"old", 23, origin=20, topic="two")  # it knows since when it has the other
-    other = EngineRetained("other", [].append, messages_max=9, octets_max=999, store=store)
+    other = EngineRetained("other", [].append, messages_max=9, octets_max=999, store=store, utc=time.time)
     assert (other.position, len(other)) == (-1, 0)
     store.close()
 
