@@ -237,6 +237,9 @@ class Consumers:
             self._over(consumer)
             target.unreachable()
             return
+        if consumer.ending:  # nobody wants it any more, and its session may be over
+            self._over(consumer)
+            return
         log.info("a queue is not there, it is declared", queue=target.queue)
         self._declare(consumer)
 

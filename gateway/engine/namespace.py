@@ -28,7 +28,7 @@ from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.records import Owner, WillSaid
-from gateway.engine.session import EngineSession
+from gateway.engine.session import TAKEN_OVER, EngineSession
 from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
 from gateway.engine.table import Arrival, SessionState
 from gateway.ingress.mqtt.admission import AdmittedGuest
@@ -371,7 +371,7 @@ class EngineNamespace(MqttNamespace):
         waiting = self._arrived.get(client)
         if waiting is not None and waiting[0].owner != owner:
             del self._arrived[client]
-            waiting[0].lose("taken over")
+            waiting[0].lose(TAKEN_OVER)
         session = self.sessions.get(client)
         if not isinstance(session, ClientSession) or session.owner == owner:
             return False

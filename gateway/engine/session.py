@@ -88,9 +88,13 @@ ONCE_MIN: Final = (
 EXPIRED: Final = "expired"  # as RabbitMQ says it
 AWAY: Final = "the cluster is away"
 BEHIND: Final = "too much waits for the log"
+TAKEN_OVER: Final = "a later connection has the same client identifier"
 STOPPING: Final = "this replica stops"
 ALIVE_SECS: Final = 5.0  # between signs of life, at most
 SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
+LEFTOVER_SECS: Final = 30.0  # after the end of a session until its queue is deleted by other replicas, too
+LEFTOVERS_MAX: Final = 10_000  # such queues that are remembered, and
+LEFTOVERS_AT_ONCE: Final = 100  # that are deleted in a second
 FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
 GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
 LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
@@ -227,13 +231,13 @@ class EngineSession(OneSink):
             ClientSession, tuple[Owner, float]
         ] = {}  # who has to let go first, until when
         self._freed_lately: dict[Owner, None] = {}
+        self._leftovers: dict[str, float] = {}  # queues of ended sessions, and when they go
         # By client: what its queue was given back when it was freed, and since when.
         self._given_back: dict[str, tuple[Sequence[int], Monotonic]] = {}
         self._expecting: dict[ClientSession, float] = {}  # that, and until when
         self._pumping: dict[ClientSession, None] = {}
         self._alive_secs = min(ALIVE_SECS, settings.engine_timeout_secs / 4)
-        self._alive_at = 0.0
-        self._up_since = 0.0
+        self._alive_at = self._up_since = 0.0
         self._said: dict[str, float] = {}  # records of our keeping, that are not written each second
         self._waiting: list[Done] = []
         self._marked: list[Done] = []
@@ -396,6 +400,7 @@ class EngineSession(OneSink):
             elif state.queue and state.ends_at <= utc and self._once(f"end {state.owner}", now):
                 number = self.recorder.next_number()
                 self.recorder.put(Ended(state.client, self.life, number, state.owner))
+        self._delete_leftovers(now)
         if now - self._alive_at >= self._alive_secs:
             self._send_mark(alive=True)
             limit = self.settings.engine_timeout_secs + SILENT_SIGNS * self._alive_secs
@@ -701,7 +706,7 @@ class EngineSession(OneSink):
         number = self.recorder.next_number()
         before = self._openings.get(client)
         if before is not None:
-            before.lose("taken over")
+            before.lose(TAKEN_OVER)
         opening = self._openings[client] = Opening(coming, (self.life, number))
         self._connection.write(
             Opened(
@@ -761,12 +766,26 @@ class EngineSession(OneSink):
     def is_over(self, state: SessionState, record: Record) -> None:
         """A session has ended by that record; its writer cleans up."""
         if record.life != self.life:
+            if state.queue:  # its writer may be lost before it deletes that
+                make_room(self._leftovers, LEFTOVERS_MAX)
+                self._leftovers[state.queue] = clock.now() + LEFTOVER_SECS
             return
         self.clients.ended(state)
-        if state.queue and self._connection is not None:
-            self._connection.delete_queue(f"{self.names.sessions}.{state.queue}")
+        if state.queue:
+            self._delete_queue(state.queue)
         if state.will is not None and state.will_at and self._once(f"will {state.owner}", clock.now()):
             self.clients.publish_left(state)
+
+    def _delete_queue(self, queue: str) -> None:
+        if self._connection is not None:
+            self._connection.delete_queue(f"{self.names.sessions}.{queue}")
+
+    def _delete_leftovers(self, now: float) -> None:
+        """Delete the queues of sessions that others have ended some time ago, should they still be there."""
+        due = [queue for queue, at in self._leftovers.items() if at <= now]
+        for queue in due[:LEFTOVERS_AT_ONCE]:
+            del self._leftovers[queue]
+            self._delete_queue(queue)
 
     def buried(self, life: str) -> None:
         """A life is over, and others have what it had. If it is ours, we have been away for too long."""
@@ -838,6 +857,11 @@ class EngineSession(OneSink):
 
     def _freed_by(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         self._freed(session.client_id, session.owner, session.prints(given_back))
+        state = self.table.states.get(session.client_id)
+        if self._connection is None:
+            return
+        if state is None or session.queue != f"{self.names.sessions}.{state.queue}":
+            self._connection.delete_queue(session.queue)  # its session has ended while it was consumed here
 
     def _freed(self, client: str, owner: Owner, prints: tuple[int, ...] = ()) -> None:
         self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner, prints))
