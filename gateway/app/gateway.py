@@ -52,6 +52,7 @@ from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import (
     LOGS,
     common_of,
+    discarded_of,
     election_link,
     engine_link,
     logs_link,
@@ -72,6 +73,7 @@ from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.pressure import FullQueues
 from gateway.containment import contained
 from gateway.egress.link import Link
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
@@ -130,7 +132,8 @@ class Gateway:
                 latency_of_endpoint=lambda name: self.metrics.latency_of(name),
             )
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
-            self.common = common_of(settings)
+            cluster_clock = ClusterClock()
+            self.common = common_of(settings, cluster_clock)
             self.core = BrokerCore(
                 self.store,
                 router,
@@ -155,13 +158,13 @@ class Gateway:
                 self._let_clients_go,
                 self._may_hold,
                 self.definition_shares,
+                cluster_clock,
             )
             self.nodes = nodes_of(settings, self.engine)
-            changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
-                changed,
+                self.dispatcher.changed,
                 limits,
                 self.store,
                 self._dead_letter,
@@ -460,6 +463,7 @@ class Gateway:
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
             engine_records=dict if engine is None else partial(records_of, engine, self.common),
+            engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
             relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             dead_lettered=lambda: self.dead_letters.counted,

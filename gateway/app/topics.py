@@ -20,6 +20,7 @@ from gateway.broker.pressure import MayHold
 from gateway.broker.shares import DefinitionShares
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import IdsReader, SharedIds
 from gateway.engine.letters import SharedLetters
@@ -49,11 +50,13 @@ def topics_of(
     let_go: Callable[[], None],
     may_hold: MayHold,
     definition_shares: DefinitionShares,
+    time: ClusterClock,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
     `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers, `definition_shares` counts the bytes of sessions and subscriptions.
+    publishers, `definition_shares` counts the bytes of sessions and subscriptions, `time` is the
+    cluster's clock, if there is one.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -78,7 +81,7 @@ def topics_of(
         dialect = DIALECTS[given.protocol]
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
-        engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go)
+        engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go, time)
         topics = EngineNamespace(
             engine,
             of_sessions,
@@ -115,13 +118,14 @@ class Common(NamedTuple):
     session: Logs
 
 
-def common_of(settings: Settings) -> Common | None:
+def common_of(settings: Settings, time: ClusterClock) -> Common | None:
     """None: there is no cluster."""
     given, limits = settings.broker, settings.limits
     if not isinstance(given, RabbitEngine):
         return None
     names, life = names_of(given.namespace, given.topic_exchange), secrets.token_hex(LIFE_CHARS // 2)
-    of_letters = SharedLog(names.letters, stream_arguments(given, octets_max=given.letters_bytes_max), life)
+    bounds = stream_arguments(given, octets_max=given.letters_bytes_max)
+    of_letters = SharedLog(names.letters, bounds, life, time)
     letters = SharedLetters(
         of_letters,
         messages_max=limits.dead_letters_max,
@@ -130,8 +134,8 @@ def common_of(settings: Settings) -> Common | None:
     )
     of_letters.use(letters)
     kept = stream_arguments(given, octets_max=given.ids_bytes_max, secs=given.ids_secs)
-    of_ids = SharedLog(names.ids, kept, life, readable_secs=lambda: ids.readable_secs)
-    ids = SharedIds(of_ids, given.engine_timeout_secs)
+    of_ids = SharedLog(names.ids, kept, life, time, readable_secs=lambda: ids.readable_secs)
+    ids = SharedIds(of_ids, given.engine_timeout_secs, time.utc)
     of_ids.use(IdsReader(ids))
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(LOGS, dialect.name, dialect.frame_names, given.addresses)
@@ -155,6 +159,12 @@ def records_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
     if common is not None:
         found["passed_over"] += sum(one.passed_over for one in common.session.logs)
     return found
+
+
+def discarded_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
+    """Times that a log was cut and read again, by its stream."""
+    logs = () if common is None else common.session.logs
+    return {engine.names.state: engine.discarded} | {one.stream: one.discarded for one in logs}
 
 
 def logs_link(common: Common, writes: WriteSet, metrics: Metrics) -> Link:

@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from gateway import clock
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, PUBLISH_METHOD, VERSION
@@ -167,13 +168,17 @@ class ClusterConnection(EngineLink):
         exchange: str,
         stream: Stream,
         deadline: float,
+        *,
+        direct: str = "",
     ) -> None:
-        """`exchange` is what queues are bound to; the handshake must be over at `deadline`."""
+        """`exchange` is what queues are bound to, and `direct` by which they are reached by their names; the
+        handshake must be over at `deadline`."""
         super().__init__(machine, stats, stream, deadline)
-        self.consumers = Consumers(self, exchange)
+        self.consumers = Consumers(self, exchange, direct)
         self._publisher = publisher
         self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
         self._declaring = self._publishing = 0
+        self.answered_at = clock.now()  # the last declaration
 
     # What the stream asks.
 
@@ -212,6 +217,7 @@ class ClusterConnection(EngineLink):
         if self.consumers.answered(number, method):
             return True
         elif number == self._declaring:
+            self.answered_at = clock.now()
             done = self._asked.popleft() if self._asked else None
             if done is not None:
                 done()

@@ -1,24 +1,28 @@
 """One connection to the cluster, and what is said over it.
 
-It has six channels: to declare and bind; to publish with confirms; to write records into the log; to
-consume this replica's queue; to follow the log; to count what queues had no room for. Those for the queues of
-sessions come on top (consumers.py). All that must exist is declared in one go, answers come in the order of
-the questions, and what the broker does not grant ends the connection, which says why. When everything is
-there, and the log has been read up to a mark of our own, the engine is up.
+It has seven channels: to declare and bind; to publish with confirms; to write records into the log; to
+consume this replica's queue; to follow the log; to count what queues had no room for; to ask for the time.
+Those for the queues of sessions come on top (consumers.py). All that must exist is declared in one go,
+answers come in the order of the questions, and what the broker does not grant ends the connection, which
+says why.
+When everything is there, and the log has been read up to a mark of our own, the engine is up.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
+from gateway import clock
 from gateway.egress.amqp091.session import machine_to
 from gateway.engine.arguments import type_arguments
 from gateway.engine.bindings import Bindings
 from gateway.engine.cluster import ClusterConnection
+from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
 from gateway.engine.consumers import Done
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
@@ -26,6 +30,7 @@ from gateway.engine.records import Record, encode_record
 from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.spooled import Body, Piece
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import Delivery
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -43,6 +48,8 @@ log = structlog.get_logger(limited=True)
 
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 RECORD_OCTETS: Final = 4_194_304  # that a record may have besides a will: a session with its subscriptions
+TRANSIENT: Final = b"\x10\x00\x01"  # one that says delivery-mode 1
+TIME_SECS: Final = 10.0  # between two questions for the cluster's time
 LOG_PREFETCH: Final = 1_000
 DROPPED_PREFETCH: Final = 1_000
 DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
@@ -58,6 +65,7 @@ class Speaker(Protocol):
     names: Names
     bindings: Bindings
     kept: EngineRetained
+    time: ClusterClock
     publisher: EnginePublisher
 
     @property
@@ -102,7 +110,10 @@ class EngineConnection(ClusterConnection):
         super().__init__(machine, session.stats, session.publisher, session.names.topics, stream, deadline)
         self.ready = False  # all that is needed is there; records can be written
         self._session = session
-        self._recording = self._consuming = self._following = self._dropping = 0
+        self._recording = self._consuming = self._following = self._dropping = self._timing = 0
+        self._time_queue = f"{session.names.clock}.{secrets.token_hex(6)}"  # of this connection
+        self._asked_time: Monotonic | None = None  # when the time was asked for, while no answer has come
+        self._ask_time_at = 0.0
         self._records: Publisher | None = None
         self._begun: set[int] = set()  # channels of which more than that they are open has been asked
         self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
@@ -136,6 +147,9 @@ class EngineConnection(ClusterConnection):
         if fresh := self._publisher.renew(now):
             self._publishing = fresh
             self._begun.discard(fresh)
+        self._session.time.check()
+        if now >= self._ask_time_at and self._timing in self._begun:
+            self._ask_time()
         self._stream.mark()
 
     # What the session asks.
@@ -176,7 +190,7 @@ class EngineConnection(ClusterConnection):
         """Append a record to the log."""
         if self._records is None:
             return
-        wire = amqp_address("", self._session.names.state).wire
+        wire = amqp_address(self._session.names.direct, self._session.names.state).wire
         self._records.publish_many([(wire, PERSISTENT, encode_record(record))])
         self._stream.mark()
 
@@ -203,6 +217,7 @@ class EngineConnection(ClusterConnection):
         self._consuming = self.machine.open_channel()
         self._following = self.machine.open_channel()
         self._dropping = self.machine.open_channel()
+        self._timing = self.machine.open_channel()
         self.consumers.open()
 
     def _channel_opened(self, number: int) -> None:
@@ -229,9 +244,18 @@ class EngineConnection(ClusterConnection):
         yield m.ExchangeBind(names.topics, names.retained)
         yield m.QueueBind(names.state, names.retained)
         yield m.QueueBind(names.state, names.kept)
+        yield m.ExchangeDeclare(names.direct, "direct", durable=True)
+        yield m.QueueBind(names.state, names.direct, names.state)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
         yield m.QueueBind(names.dropped, names.dropped)
+        # A message expires at once in one queue, and so goes to the other one, with the broker's time.
+        answers = f"{self._time_queue}.answers"
+        arguments = _time_arguments(names, answers)
+        yield m.QueueDeclare(self._time_queue, exclusive=True, arguments=arguments)
+        yield m.QueueBind(self._time_queue, names.direct, self._time_queue)
+        yield m.QueueDeclare(answers, exclusive=True)
+        yield m.QueueBind(answers, names.direct, answers)
 
     def _found(self, there: bool) -> None:
         """The queue of this life is there, with the bindings that it had, or has to be declared."""
@@ -262,11 +286,26 @@ class EngineConnection(ClusterConnection):
             self._consume(self._consuming, session.queue, session.settings.prefetch, ())
         if self._dropping in open_now:
             self._consume(self._dropping, session.names.dropped, DROPPED_PREFETCH, ())
+        if self._timing in open_now:
+            self.machine.send_method(self._timing, m.BasicConsume(f"{self._time_queue}.answers", no_ack=True))
+            self._ask_time()
         if self._following in open_now:
-            at = session.kept.position
-            begin = string("first") if at < 0 else Value(ValueType.INT64, at + 1)
+            begin = session.kept.cursor.begin(clock.now()) or string("first")
             self._consume(self._following, session.names.state, LOG_PREFETCH, (("x-stream-offset", begin),))
             session.follows()
+
+    def _ask_time(self) -> None:
+        """Publish the message whose history says the time; one that has no answer yet is given up."""
+        self._asked_time = clock.now()
+        self._ask_time_at = self._asked_time + TIME_SECS
+        wire = amqp_address(self._session.names.direct, self._time_queue).wire
+        Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
+
+    def _take_time(self, raw: bytes, body: bytes) -> None:
+        seconds, asked = dead_lettered_at(raw), self._asked_time
+        if seconds is not None and asked is not None and body == b"%f" % asked:
+            self._asked_time = None
+            self._session.time.answer(seconds, asked, clock.now())
 
     def _consume(self, channel: int, queue: str, prefetch: int, arguments: Headers) -> None:
         self.machine.send_method(channel, m.BasicQos(prefetch_count=prefetch))
@@ -286,6 +325,8 @@ class EngineConnection(ClusterConnection):
             elif number == following:
                 self._arrived[number] = tag
                 session.record(wire, raw, body)
+            elif number == self._timing:
+                self._take_time(raw, bytes(body))
             elif number == dropping:
                 self._arrived[number] = tag
                 session.dropped(raw, body)
@@ -309,6 +350,14 @@ _DROPPED_ARGUMENTS: Final[Headers] = (
     ("x-max-length", Value(ValueType.INT64, DROPPED_MAX)),
     ("x-overflow", string("drop-head")),
 )
+
+
+def _time_arguments(names: Names, answers: str) -> Headers:
+    return (
+        ("x-message-ttl", Value(ValueType.INT64, 0)),
+        ("x-dead-letter-exchange", string(names.direct)),
+        ("x-dead-letter-routing-key", string(answers)),
+    )
 
 
 def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:

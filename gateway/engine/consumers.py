@@ -175,10 +175,12 @@ class Returning:
 class Consumers:
     """All of one connection."""
 
-    def __init__(self, broker: Broker, exchange: str) -> None:
-        """`exchange`: what queues are bound to."""
+    def __init__(self, broker: Broker, exchange: str, direct: str = "") -> None:
+        """`exchange`: what queues are bound to. `direct`: by which they are reached by their names, too; "":
+        they are not."""
         self._broker = broker
         self._exchange = exchange
+        self._direct = direct
         self._channels: list[int] = []
         # What is not known to be consumed yet, by channel and name, and whether it is to be cancelled then:
         # RabbitMQ (3.10) ends the connection over a cancel that overtakes its own consume-ok.
@@ -234,6 +236,9 @@ class Consumers:
             consumer.ending = True
             self._over(consumer)
             target.unreachable()
+            return
+        if consumer.ending:  # nobody wants it any more, and its session may be over
+            self._over(consumer)
             return
         log.info("a queue is not there, it is declared", queue=target.queue)
         self._declare(consumer)
@@ -378,9 +383,12 @@ class Consumers:
 
         keys = dict.fromkeys([*target.keys, *target.unbound])
         declare = m.QueueDeclare(target.queue, durable=True, arguments=target.arguments)
-        self._broker.ask(declare, None if keys else partial(self._consume, consumer))
+        bound = bool(keys or self._direct)
+        self._broker.ask(declare, None if bound else partial(self._consume, consumer))
+        if self._direct:
+            self._broker.ask(m.QueueBind(target.queue, self._direct, target.queue))
         self._bind(consumer, keys)
-        if keys:
+        if bound:
             self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
 
     def bind(self, target: Target, key: str) -> None:

@@ -27,6 +27,7 @@ from gateway import clock
 from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
 from gateway.engine.cluster import EngineLink
+from gateway.engine.names import names_of
 from gateway.engine.unrouted import Unrouted
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
@@ -103,6 +104,7 @@ class Elections(Unrouted):
         self.limits = limits
         self.status = status
         self.stats = status.stats
+        self.direct = names_of(settings.namespace, settings.topic_exchange).direct
         self.candidates: list[Candidate] = []
 
     def queue(self, candidate: Candidate) -> str:
@@ -150,6 +152,7 @@ class ElectionConnection(EngineLink):
         super().__init__(machine, session.stats, stream, now + session.settings.connect_timeout_secs)
         self._session = session
         self._candidates: dict[int, Candidate] = {}  # by channel
+        self._empty: set[int] = set()  # channels whose queues have no token
         self._tokens: dict[int, tuple[int, float]] = {}  # by channel: the delivery tag, and since when
 
     # What the stream asks.
@@ -205,7 +208,10 @@ class ElectionConnection(EngineLink):
             ("x-max-length", Value(ValueType.INT64, TOKENS_MAX)),
         )
         queue = self._session.queue(self._candidates[channel])
+        direct = self._session.direct
+        self.machine.send_method(channel, m.ExchangeDeclare(direct, "direct", durable=True))
         self.machine.send_method(channel, m.QueueDeclare(queue, durable=True, arguments=arguments))
+        self.machine.send_method(channel, m.QueueBind(queue, direct, queue))
 
     def _method(self, event: MethodReceived) -> None:
         method, channel = event.method, event.channel
@@ -213,9 +219,13 @@ class ElectionConnection(EngineLink):
         if candidate is None:
             return
         if isinstance(method, m.QueueDeclareOk):
+            if not method.message_count:
+                self._empty.add(channel)
+        elif isinstance(method, m.QueueBindOk):
             if channel not in self.machine.channels:
                 return
-            if not method.message_count:
+            if channel in self._empty:
+                self._empty.remove(channel)
                 self._add_token(channel)
             self.machine.send_method(channel, m.BasicQos(prefetch_count=1))
             self.machine.send_method(channel, m.BasicConsume(self._session.queue(candidate)))
@@ -237,7 +247,7 @@ class ElectionConnection(EngineLink):
             candidate.decide(elected=True, why="")
 
     def _add_token(self, channel: int) -> None:
-        wire = amqp_address("", self._session.queue(self._candidates[channel])).wire
+        wire = amqp_address(self._session.direct, self._session.queue(self._candidates[channel])).wire
         token = self._session.replica.encode()  # for people's eyes
         Publisher(self.machine, channel).publish_many([(wire, PERSISTENT, token)])
 

@@ -89,9 +89,16 @@ class Arrived(NamedTuple):
 
 
 def encode(
-    message: Message, utc: float, *, written: int = 0, origin: int = -1, number: Number | None = None
+    message: Message,
+    utc: float,
+    *,
+    written: int = 0,
+    origin: int = -1,
+    number: Number | None = None,
+    correction: float = 0.0,
 ) -> bytes:
-    """The octets of a content header, from the flags on, for a message of any protocol. `utc` is in seconds.
+    """The octets of a content header, from the flags on, for a message of any protocol. `utc` is in seconds,
+    and `correction` what is subtracted from times of this process to have those of the cluster.
 
     Raises RemoteProtocolError for property octets that its sender malformed.
     """
@@ -104,7 +111,7 @@ def encode(
         flags |= RETAIN
     if message.expires:
         flags |= EXPIRES
-        tail += U64.pack(int(message.expires * 1000))
+        tail += U64.pack(max(0, int((message.expires - correction) * 1000)))
     if written:
         flags |= WRITTEN
         tail += U64.pack(written)

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import orjson
 
-from gateway import clock
 from gateway.broker.dead_letters import Letter
 from gateway.engine.logs import LIFE_CHARS, Record, SharedLog
 from gateway.errors import StoreError
@@ -153,10 +152,13 @@ class SharedLetters:
                 self._say(CLAIMED, mine[start : start + IDS_MAX])
         if now >= self._look_at:
             self._look_at = now + LOOK_SECS
-            far = self._log.octets_read - self._stream_octets_max // 2
-            for letter, behind in list(self._letters.values()):
-                if behind < far:
-                    self._log.put(_encode(letter))
+            self._log.read_up(self._write_again)
+
+    def _write_again(self) -> None:
+        far = self._log.octets_read - self._stream_octets_max // 2
+        for letter, behind in list(self._letters.values()):
+            if behind < far:
+                self._log.put(_encode(letter))
 
     def apply(self, record: Record) -> None:
         """Raises what a record that is none leads to; it costs that record alone."""
@@ -188,7 +190,8 @@ class SharedLetters:
         then = self._asked.pop(record.number, None) if record.life == self._log.life else None
         if then is None:
             return
-        if record.utc + CLAIM_SECS / 2 < clock.utc():  # the cluster was away: another replica may come next
+        # The cluster was away: another replica may come next.
+        if record.utc + CLAIM_SECS / 2 < self._log.time.utc():
             if got:
                 self._say(FREED, got)
             got = []

@@ -24,7 +24,10 @@ from gateway.containment import contained
 from gateway.egress.amqp091.session import machine_to
 from gateway.egress.link import LinkStatus
 from gateway.engine.cluster import EngineLink
+from gateway.engine.cluster_clock import ClusterClock
+from gateway.engine.cursor import LogCursor, Placement
 from gateway.engine.envelope import OFFSET_HEADER
+from gateway.engine.names import names_of
 from gateway.engine.unrouted import Unrouted
 from gateway.errors import RemoteProtocolError
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -50,7 +53,7 @@ LIFE_CHARS: Final = 12
 PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
 PREFETCH: Final = 1_000
 BESIDE_OCTETS: Final = 4_194_304  # that a record may have besides the body of a message
-RETURN_SECS: Final = 15.0  # a record that has not come back by then says that the connection is no use
+RETURN_SECS: Final = 15.0  # without a record, after which a connection whose records are not back is given up
 RECORD_OVERHEAD: Final = 64  # octets of a record on the cluster's disks besides its body, about
 
 
@@ -105,21 +108,31 @@ class SharedLog:
     """One log, `stream` on the cluster. `readable_secs`: how far back it is read; None: to its beginning."""
 
     def __init__(
-        self, stream: str, arguments: Headers, life: str, readable_secs: Callable[[], float] | None = None
+        self,
+        stream: str,
+        arguments: Headers,
+        life: str,
+        time: ClusterClock,
+        readable_secs: Callable[[], float] | None = None,
     ) -> None:
-        """`arguments` are those that all replicas declare it with."""
+        """`arguments` are those that all replicas declare it with; by `time` records say when they were
+        written."""
         self.stream = stream
         self.arguments = arguments
         self.life = life
+        self.time = time
         self.reader: Reader  # from `use` on
         self.up = False
         self.octets_read = 0
         self.passed_over = 0  # records that nobody here knows
         self.unlogged_octets = 0
+        self.discarded = 0  # times that all was forgotten and read again
         self._readable_secs = readable_secs
-        self._position = -1
+        self._cursor = LogCursor()
         self._numbers = 0
-        self._mark: tuple[int, Monotonic] | None = None
+        self._marks: deque[int] = deque()  # written over this connection, and not back yet
+        self._marked_at = Monotonic(0.0)
+        self._reading_up: dict[int, Callable[[], None]] = {}  # by the number of a mark
         self._unlogged: dict[int, _Unlogged] = {}
         self._write: Callable[[bytes], None] | None = None
         self._came_up: Callable[[], None] = lambda: None
@@ -154,6 +167,13 @@ class SharedLog:
                 return True
         return False
 
+    def read_up(self, done: Callable[[], None]) -> None:
+        """Call `done` when all has been read that is on the log now; never if the connection is lost before,
+        or if that takes so long that others may have written much behind it."""
+        if self.up and not self._reading_up:
+            self._write_mark()
+            self._reading_up[self._numbers] = done
+
     def withdraw(self, number: int) -> None:
         """A record that nobody wants any more is not written again."""
         gone = self._unlogged.pop(number, None)
@@ -161,60 +181,84 @@ class SharedLog:
             self.unlogged_octets -= len(gone.octets)
 
     def _encoded(self, number: int, body: bytes) -> bytes:
-        return HEAD.pack(VERSION, self.life.encode(), number, clock.utc()) + body
+        return HEAD.pack(VERSION, self.life.encode(), number, self.time.utc()) + body
 
     # What the connection asks.
 
     @property
-    def begins(self) -> Value:
-        """Where reading begins."""
-        if self._position >= 0:
-            return Value(ValueType.INT64, self._position + 1)
+    def may_begin(self) -> bool:
+        """Return True if it is known where a new consumer has to begin."""
+        return self._readable_secs is None or self._cursor.position >= 0 or self.time.is_known
+
+    def begin(self) -> Value:
+        """Return where a new consumer has to begin."""
+        found = self._cursor.begin(clock.now())
+        if found is not None:
+            return found
         if self._readable_secs is None:
             return string("first")
-        return Value(ValueType.TIMESTAMP, max(0, int(clock.utc() + -self._readable_secs())))
+        return Value(ValueType.TIMESTAMP, max(0, int(self.time.utc() + -self._readable_secs())))
 
     def connected(self, write: Callable[[bytes], None], came_up: Callable[[], None]) -> None:
         """It is followed, and can be written: by a mark it is known when it has been read to its end."""
         self._write = write
         self._came_up = came_up
+        self._write_mark()
+
+    def _write_mark(self) -> None:
+        assert self._write is not None
         self._numbers += 1
-        self._mark = self._numbers, clock.now()
-        write(self._encoded(self._numbers, b""))
+        self._marks.append(self._numbers)
+        self._marked_at = clock.now()
+        self._write(self._encoded(self._numbers, b""))
 
     def disconnected(self) -> None:
         """The connection is gone."""
         self._write = None
-        self._mark = None
+        self._marks.clear()
+        self._reading_up.clear()
         if self.up:
             self.up = False
             self.reader.lost()
 
     def tick(self, now: Monotonic, *, blocked: bool) -> str:
-        """Once a second; returns why the connection is no use, "" if it is."""
+        """Once a second; returns why the connection is no use, "" if it is.
+
+        While records arrive, reading takes its time. Another mark is written then: one that comes back before
+        what was written earlier says that this is lost.
+        """
         if self.up:
             self.reader.tick(now)
-        oldest = self._mark[1] if self._mark is not None else None
-        if self.up and self._unlogged:
-            oldest = next(iter(self._unlogged.values())).since
-        if oldest is None or blocked or self._write is None or now - oldest < RETURN_SECS:
+        waits = bool(self._marks) or (self.up and bool(self._unlogged))
+        if not waits or blocked or self._write is None:
             return ""
-        if not self.up:  # what is written is not what is read: the stream may be another one
-            self._anew()
-        return f"what was written to {self.stream} did not come back"
+        since = self._marked_at if self._marks else next(iter(self._unlogged.values())).since
+        if now - since < RETURN_SECS:
+            return ""
+        if now - self._cursor.received_at >= RETURN_SECS:
+            self._cursor.stall()
+            return f"what was written to {self.stream} did not come back"
+        self._write_mark()
+        return ""
 
-    def _anew(self) -> None:
-        log.warning("a log is read from its beginning", log=self.stream, position=self._position)
-        self._position = -1
+    def _discard(self) -> None:
+        log.error("log cut, reading it again", log=self.stream, position=self._cursor.position)
+        self.discarded += 1
+        self._cursor.begin_anew()
         self.octets_read = 0
         self.reader.begin_anew()
 
-    def receive(self, raw: bytes, body: bytes) -> None:
-        """A record has come."""
-        offset = _offset_of(raw)
-        if 0 <= self._position < offset - 1:
-            self._anew()
-        self._position = max(offset, self._position)
+    def receive(self, raw: bytes, body: bytes) -> str:
+        """Apply a record. Return why the connection is no use, "" if it is."""
+        placement = self._cursor.receive(_offset_of(raw), clock.now())
+        if placement is Placement.CUT:
+            self._discard()
+            return f"{self.stream} was cut, it is read from its beginning"
+        if placement is Placement.SAME:
+            return f"{self.stream} goes on, it is read from where it stopped"
+        return "" if placement is Placement.KNOWN else self._read(raw, body)
+
+    def _read(self, raw: bytes, body: bytes) -> str:
         behind = self.octets_read
         self.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         try:
@@ -224,35 +268,47 @@ class SharedLog:
             version = 0
         if version != VERSION:
             self.passed_over += 1
-            return
+            return ""
         said = body[HEAD.size :]
+        lost = False
         try:
             if said:
                 self.reader.apply(Record(name, number, WallTime(utc), said, behind))
         finally:  # whatever its reader makes of it, it is on the log
             if name == self.life:
-                self._came(number)
+                lost = not self._came(number)
+        return f"{self.stream} has lost a record" if lost else ""
 
-    def _came(self, number: int) -> None:
-        if self._mark is not None and self._mark[0] == number:
-            self._mark = None
-            self.up = True
-            assert self._write is not None
-            now = clock.now()
-            for at, one in list(self._unlogged.items()):
-                self._unlogged[at] = one._replace(since=now)
-                self._write(one.octets)
-            self._came_up()
-            return
+    def _came(self, number: int) -> bool:
+        """Note that a record of this life has come back. Return False if one written before it is lost."""
+        if number in self._marks:
+            return self._mark_came(number)
         found = self._unlogged.pop(number, None)
         if found is None:
-            return
+            return True
         self.unlogged_octets -= len(found.octets)
         if found.done is not None:
             try:
                 found.done()
             except Exception as error:  # of one record: whoever waits for others is told all the same
                 contained("batch", error)
+        return True
+
+    def _mark_came(self, number: int) -> bool:
+        lost = self._marks.popleft() != number
+        done = self._reading_up.pop(number, None)
+        if done is not None and clock.now() - self._marked_at < RETURN_SECS:
+            done()
+        if self.up:
+            return not lost and next(iter(self._unlogged), number) >= number
+        self.up = True
+        assert self._write is not None
+        now = clock.now()
+        for at, one in list(self._unlogged.items()):
+            self._unlogged[at] = one._replace(since=now)
+            self._write(one.octets)
+        self._came_up()
+        return not lost
 
 
 def _offset_of(raw: bytes) -> int:
@@ -330,10 +386,15 @@ class Logs(Unrouted):
         """Once a second, connected or not."""
         for one in self.logs:
             why = one.tick(Monotonic(now), blocked=self.stats.blocked)
-            if why and self._connection is not None:
-                log.warning("a log is connected anew", why=why)
-                self._connection.give_up(why)
+            if why:
+                self.reconnect(why)
                 return
+
+    def reconnect(self, why: str) -> None:
+        """Give the connection up: the next one goes on where this one stopped reading."""
+        if self._connection is not None:
+            log.warning("log connection given up", why=why)
+            self._connection.give_up(why)
 
 
 class LogsConnection(EngineLink):
@@ -346,10 +407,12 @@ class LogsConnection(EngineLink):
         machine = machine_to(target, within, name=name, heartbeat=settings.heartbeat_secs)
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
+        self._direct = names_of(settings.namespace, settings.topic_exchange).direct
         self._declaring = 0
         self._undeclared: deque[SharedLog] = deque()
         self._publishing: dict[int, SharedLog] = {}  # by channel
         self._following: dict[int, SharedLog] = {}
+        self._unbegun: list[int] = []  # channels of logs that are not consumed yet
         self._read: dict[int, int] = {}  # the last delivery tags, by channel
 
     # What the stream asks.
@@ -373,6 +436,8 @@ class LogsConnection(EngineLink):
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
         if self._in_time(now):
+            if not self.machine.ending:
+                self._follow()
             self._stream.mark()
 
     def shut_down(self) -> None:
@@ -389,21 +454,34 @@ class LogsConnection(EngineLink):
 
     def _channel_opened(self, number: int) -> None:
         if number == self._declaring:
+            direct = self._direct
+            self.machine.send_method(number, m.ExchangeDeclare(direct, "direct", durable=True))
             for one in self._session.logs:
                 self._undeclared.append(one)
                 asked = m.QueueDeclare(one.stream, durable=True, arguments=one.arguments)
                 self.machine.send_method(number, asked)
+                self.machine.send_method(number, m.QueueBind(one.stream, direct, one.stream))
         elif number in self._following:
-            one = self._following[number]
-            begin: Headers = (("x-stream-offset", one.begins),)
-            self.machine.send_method(number, m.BasicQos(prefetch_count=PREFETCH))
-            self.machine.send_method(number, m.BasicConsume(one.stream, arguments=begin))
+            self._unbegun.append(number)
+            self._follow()
         elif number in self._publishing:
             self._begin(number, self._publishing[number])
 
+    def _follow(self) -> None:
+        """Consume the logs that can be."""
+        unbegun, self._unbegun = self._unbegun, []
+        for number in unbegun:
+            one = self._following[number]
+            if not one.may_begin:
+                self._unbegun.append(number)
+                continue
+            begin: Headers = (("x-stream-offset", one.begin()),)
+            self.machine.send_method(number, m.BasicQos(prefetch_count=PREFETCH))
+            self.machine.send_method(number, m.BasicConsume(one.stream, arguments=begin))
+
     def _begin(self, number: int, one: SharedLog) -> None:
         publisher = Publisher(self.machine, number)
-        wire = amqp_address("", one.stream).wire
+        wire = amqp_address(self._direct, one.stream).wire
 
         def write(octets: bytes) -> None:
             if not self._stream.ending:
@@ -414,7 +492,7 @@ class LogsConnection(EngineLink):
 
     def _method(self, event: MethodReceived) -> None:
         method, channel = event.method, event.channel
-        if isinstance(method, m.QueueDeclareOk) and channel == self._declaring:
+        if isinstance(method, m.QueueBindOk) and channel == self._declaring:
             one = self._undeclared.popleft()
             self._following[self.machine.open_channel()] = one
         elif isinstance(method, m.BasicConsumeOk):
@@ -427,8 +505,11 @@ class LogsConnection(EngineLink):
             one = self._following[number]
             self._read[number] = tag
             try:
-                one.receive(raw, bytes(body))
+                why = one.receive(raw, bytes(body))
             except Exception as error:  # of one record: those behind it are read
                 one.passed_over += 1
                 contained("message", error, log=one.stream)
+            else:
+                if why:
+                    self._session.reconnect(why)
         self._session.stats.messages_in += len(contents)

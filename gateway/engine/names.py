@@ -26,7 +26,8 @@ WILD: Final = {"+": "*", "#": "#"}
 class Names(NamedTuple):
     """The exchanges and the log of one namespace.
 
-    What is published to `retained` goes to `topics` and to the log, `state`; to `kept`, to the log alone.
+    What is published to `retained` goes to `topics` and to the log, `state`; to `kept`, to the log alone. The
+    broker's default exchange is not used: whoever may publish to it reaches every queue of the virtual host.
     """
 
     topics: str
@@ -39,6 +40,8 @@ class Names(NamedTuple):
     letters: str  # the log of dead letters
     ids: str  # and that of the ids of deduplicating routes
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
+    clock: str  # with what the names of queues begin by which a replica learns the time
+    direct: str  # the exchange that leads to queues and logs by their names
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
@@ -54,6 +57,8 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.letters",
         f"{namespace}.ids",
         f"{namespace}.dropped",
+        f"{namespace}.clock",
+        f"{namespace}.direct",
     )
 
 

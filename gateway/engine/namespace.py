@@ -29,7 +29,7 @@ from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.records import Owner, WillSaid
-from gateway.engine.session import EngineSession
+from gateway.engine.session import TAKEN_OVER, EngineSession
 from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
 from gateway.engine.table import Arrival, SessionState
 from gateway.ingress.mqtt.admission import AdmittedGuest
@@ -374,7 +374,7 @@ class EngineNamespace(MqttNamespace):
         waiting = self._arrived.get(client)
         if waiting is not None and waiting[0].owner != owner:
             del self._arrived[client]
-            waiting[0].lose("taken over")
+            waiting[0].lose(TAKEN_OVER)
         session = self.sessions.get(client)
         if not isinstance(session, ClientSession) or session.owner == owner:
             return False
@@ -409,7 +409,7 @@ class EngineNamespace(MqttNamespace):
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
         else:
-            self._delays[client_id] = clock.utc() + (at - float(clock.now()))
+            self._delays[client_id] = self._engine.time.utc() + (at - float(clock.now()))
 
     def publish_left(self, state: SessionState) -> None:
         """The will of a session is due."""

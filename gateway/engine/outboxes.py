@@ -54,6 +54,7 @@ from gateway.engine.names import names_of
 from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.mapping.routes import Route
+from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
@@ -134,7 +135,9 @@ class SharedOutboxes(AmqpLinkSession):
         self._given_up = f"{engine.namespace}.given-up.{link}."
         self._limits = given.outbox
         self._type = type_arguments(engine)
-        self._dropped = names_of(engine.namespace, engine.topic_exchange).dropped
+        names = names_of(engine.namespace, engine.topic_exchange)
+        self._dropped, self._direct = names.dropped, names.direct
+        self.topology.reached_by = names.direct
         self.up = up
         self._delivers = delivers
         self._paused = paused
@@ -166,7 +169,7 @@ class SharedOutboxes(AmqpLinkSession):
             own += counted
         elif limits.policy == "dead_letter":
             own += (
-                ("x-dead-letter-exchange", string("")),
+                ("x-dead-letter-exchange", string(self._direct)),
                 ("x-dead-letter-routing-key", string(self._given_up + queue.removeprefix(self._prefix))),
             )
         return (*bounds, *own)
@@ -214,7 +217,8 @@ class SharedOutboxes(AmqpLinkSession):
         """The outbox of a route in force."""
         found = self._boxes.get(route.name)
         if found is None:
-            found = self._boxes[route.name] = SharedOutbox(self, self._prefix + route.name)
+            address = amqp_address(self._direct, self._prefix + route.name)
+            found = self._boxes[route.name] = SharedOutbox(self, address)
         return found
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
@@ -470,9 +474,10 @@ class OutboxConnection(AmqpLinkConnection):
 class SharedOutbox(OneSink):
     """The outbox of one route: its namespace, and the only sink of that."""
 
-    def __init__(self, outboxes: SharedOutboxes, queue: str) -> None:
+    def __init__(self, outboxes: SharedOutboxes, address: Address) -> None:
+        """`address`: of its queue on the cluster."""
         super().__init__(self)
-        self._address = amqp_address("", queue)
+        self._address = address
         self._recipient = Recipient(outboxes.publisher)
 
     def publish(self, part: SubBatch) -> None:

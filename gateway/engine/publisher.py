@@ -15,6 +15,7 @@ from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
 from gateway.egress.confirming import Positions
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_OCTETS, Number, encode
 from gateway.engine.names import Names, key_of
 from gateway.model.batch import SubBatch
@@ -48,6 +49,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self,
         stats: LinkStats,
         names: Names,
+        time: ClusterClock,
         *,
         in_flight_max: int,
         messages_max: int,
@@ -63,6 +65,7 @@ class EnginePublisher(AmqpLinkPublisher):
             octets_max=octets_max,
         )
         self._topics_max = topics_max
+        self._time = time
         self._live = encode_short_string(names.topics)
         self._retained = encode_short_string(names.retained)
         self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
@@ -125,10 +128,12 @@ class EnginePublisher(AmqpLinkPublisher):
         return self._life, self._next_number - 1
 
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
+        correction = self._time.correction if message.expires else 0.0
         if message.retain:
-            return encode(message, utc, written=int(utc * 1000), number=number)
+            written = int(self._time.utc() * 1000)
+            return encode(message, utc, written=written, number=number, correction=correction)
         if message.property_set is not NO_PROPERTIES or message.expires or number is not None:
-            return encode(message, utc, number=number)
+            return encode(message, utc, number=number, correction=correction)
         key = (message.sender.client, message.assurance, message.durable, message.hops)
         raw = self._raws.get(key)
         if raw is None:

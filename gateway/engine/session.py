@@ -31,8 +31,10 @@ from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
 from gateway.engine.client_session import ClientSession, Told
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
+from gateway.engine.cursor import Placement
 from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
 from gateway.engine.names import Names, key_of, names_of, topic_of
 from gateway.engine.once import Once, recent_chunks
@@ -75,7 +77,7 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-MARK_SECS: Final = 15.0  # a mark that has not come back says that we follow another log than we write
+MARK_SECS: Final = 15.0  # without a record, after which a connection whose mark is not back is given up
 ARRIVED_MAX: Final = 4_096  # content headers that are remembered, and
 ARRIVED_OCTETS_MAX: Final = 1_024  # the largest that is worth it
 AGAIN_SECS: Final = 60.0  # how often the log is looked through for what has to be written again, at most
@@ -86,9 +88,13 @@ ONCE_MIN: Final = (
 EXPIRED: Final = "expired"  # as RabbitMQ says it
 AWAY: Final = "the cluster is away"
 BEHIND: Final = "too much waits for the log"
+TAKEN_OVER: Final = "a later connection has the same client identifier"
 STOPPING: Final = "this replica stops"
 ALIVE_SECS: Final = 5.0  # between signs of life, at most
 SILENT_SIGNS: Final = 4  # of them that may be missing, besides the time that clients stay
+LEFTOVER_SECS: Final = 30.0  # after the end of a session until its queue is deleted by other replicas, too
+LEFTOVERS_MAX: Final = 10_000  # such queues that are remembered, and
+LEFTOVERS_AT_ONCE: Final = 100  # that are deleted in a second
 FREED_MAX: Final = 1_024  # owners that are remembered, for those who are just about to wait for them
 GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
 LATE_SECS: Final = 5.0  # after which it is no news that a client has come elsewhere
@@ -133,6 +139,35 @@ class Clients(Protocol):
         """Once a second."""
 
 
+class Freshness:
+    """The proof that the log has been read up to now, which is needed before anything is written again.
+
+    A replica that was frozen, or reads slowly, does not know what others have published meanwhile. So a mark
+    has to come back that was written when the proof was already wanted, and in time.
+    """
+
+    def __init__(self) -> None:
+        self._is_wanted = False
+        self._mark: tuple[int, Monotonic] | None = None  # its number, and when it was written
+
+    def want(self) -> None:
+        """Wait for the next mark that is written."""
+        self._is_wanted, self._mark = True, None
+
+    def wrote(self, number: int, now: Monotonic) -> None:
+        """Note that a mark was written."""
+        if self._is_wanted and self._mark is None:
+            self._mark = number, now
+
+    def is_proved(self, number: int, now: Monotonic) -> bool:
+        """Return True if the mark that has come back is the one that was waited for."""
+        if self._mark is None or number < self._mark[0]:
+            return False
+        in_time = now - self._mark[1] < MARK_SECS
+        self._is_wanted, self._mark = False, None
+        return in_time
+
+
 class EngineSession(OneSink):
     """The link session of the engine. `life` names this life of the replica."""
 
@@ -145,11 +180,15 @@ class EngineSession(OneSink):
         status: LinkStatus,
         store: Store | None,
         let_go: Callable[[], None],
+        time: ClusterClock,
     ) -> None:
-        """`let_go` ends the connections of all clients, for the cluster was away for too long."""
+        """`time` is asked for over this connection. `let_go` ends the connections of all clients, for the
+        cluster was away for too long."""
+        self.time = time
         self.publisher = EnginePublisher(
             status.stats,
             names_of(settings.namespace, settings.topic_exchange),
+            self.time,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
@@ -169,9 +208,10 @@ class EngineSession(OneSink):
             messages_max=limits.retained_messages_max,
             octets_max=limits.retained_bytes_max,
             store=store,
+            utc=self.time.utc,
         )
         recent = recent_chunks(settings.in_flight_max, limits.inflight_max)
-        self.table = SessionTable(settings.namespace, self, store, clock.now, recent)
+        self.table = SessionTable(settings.namespace, self, store, clock.now, self.time.utc, recent)
         self.recorder = Recorder(self._wake)
         self.clients: Clients  # from `serve` on
         self.life = ""
@@ -179,6 +219,7 @@ class EngineSession(OneSink):
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
         outcomes = ("taken", "late", "passed_over", "written_again", "moved", "lost")
         self.records = dict.fromkeys(outcomes, 0)
+        self.discarded = 0  # times that the state was forgotten and read again
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._let_go = let_go
@@ -190,20 +231,21 @@ class EngineSession(OneSink):
             ClientSession, tuple[Owner, float]
         ] = {}  # who has to let go first, until when
         self._freed_lately: dict[Owner, None] = {}
+        self._leftovers: dict[str, float] = {}  # queues of ended sessions, and when they go
         # By client: what its queue was given back when it was freed, and since when.
         self._given_back: dict[str, tuple[Sequence[int], Monotonic]] = {}
         self._expecting: dict[ClientSession, float] = {}  # that, and until when
         self._pumping: dict[ClientSession, None] = {}
         self._alive_secs = min(ALIVE_SECS, settings.engine_timeout_secs / 4)
-        self._alive_at = 0.0
-        self._up_since = 0.0
+        self._alive_at = self._up_since = 0.0
         self._said: dict[str, float] = {}  # records of our keeping, that are not written each second
         self._waiting: list[Done] = []
         self._marked: list[Done] = []
         self._mark: int | None = None  # its number, while one is on its way
         self._mark_since = 0.0
-        self._look_at = 0.0
-        self._look_behind = 0  # octets of the log
+        self._mark_written = False
+        self._look_at, self._look_behind = 0.0, 0  # octets of the log
+        self._freshness = Freshness()
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
@@ -223,6 +265,7 @@ class EngineSession(OneSink):
         """Its share of the broker's gauges."""
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
+            "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
             "gateway_engine_log_position": lambda: self.kept.position,
             "gateway_engine_sessions": lambda: len(self.table),
             "gateway_engine_unconfirmed_clients": lambda: (
@@ -242,7 +285,7 @@ class EngineSession(OneSink):
             return STOPPING
         if not self._up:
             return self.status.why or AWAY
-        return BEHIND if self.recorder.full else ""
+        return BEHIND if self.recorder.full else self.time.why_not
 
     # What the link asks.
 
@@ -293,19 +336,39 @@ class EngineSession(OneSink):
                 self._give_clients_up(now)
         if self._connection is None:
             return
-        if self._mark is not None and now - self._mark_since >= MARK_SECS:
-            log.warning("the log is read from its beginning", position=self.kept.position)
-            self._begin_anew()
+        if self._mark is not None and self._is_silent(self._connection, now):
+            self.kept.cursor.stall()
+            log.warning("state log silent, reconnecting", position=self.kept.position)
             self._connection.give_up("a mark did not come back on the log")
         elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
             self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
-            self._write_again()
-        if self._up and not self.stopped:
-            self._keep_house(now, clock.utc())
+            self._freshness.want()
+            self._send_mark(alive=True)
+        if self._up and not self.stopped and self.time.is_known:
+            self._keep_house(now, self.time.utc())
             self.clients.sweep(self._connection.consumers, now)
 
-    def _begin_anew(self) -> None:
+    def _is_silent(self, connection: EngineConnection, now: float) -> bool:
+        """Return True if a mark is late and nothing has arrived meanwhile.
+
+        While records arrive, or declarations are answered, reading takes its time. Another mark is written
+        then: other replicas see that this one lives, and a mark that comes back before an earlier one says
+        that the log has lost that one.
+        """
+        if now - self._mark_since < MARK_SECS:
+            return False
+        if now - max(self.kept.cursor.received_at, connection.answered_at) >= MARK_SECS:
+            return True
+        self._mark_since = self._alive_at = now
+        if self._mark_written:
+            self._write_mark(connection, self.recorder.next_number())
+        return False
+
+    def _discard(self) -> None:
+        """Forget what was read: the log lacks records that were not, and is read from its beginning."""
+        log.error("log cut, reading it again", log=self.names.state, position=self.kept.position)
+        self.discarded += 1
         self.kept.begin_anew()
         self.table.begin_anew()
 
@@ -337,6 +400,7 @@ class EngineSession(OneSink):
             elif state.queue and state.ends_at <= utc and self._once(f"end {state.owner}", now):
                 number = self.recorder.next_number()
                 self.recorder.put(Ended(state.client, self.life, number, state.owner))
+        self._delete_leftovers(now)
         if now - self._alive_at >= self._alive_secs:
             self._send_mark(alive=True)
             limit = self.settings.engine_timeout_secs + SILENT_SIGNS * self._alive_secs
@@ -354,11 +418,11 @@ class EngineSession(OneSink):
 
     def _write_again(self) -> None:
         assert self._connection is not None
-        utc = clock.utc()
+        utc, written = clock.utc(), int(self.time.utc() * 1000)
         rows = []
         for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
             wire = amqp_address(self.names.kept, (key_of(message.address.name) or b"").decode()).wire
-            raw = encode(message, utc, written=int(utc * 1000), origin=origin)
+            raw = encode(message, utc, written=written, origin=origin, correction=self.time.correction)
             rows.append((wire, raw, bytes(message.body)))
         if rows:
             self.records["written_again"] += len(rows)
@@ -400,6 +464,7 @@ class EngineSession(OneSink):
         self._waiting = self._marked + self._waiting
         self._marked = []
         self._mark = None
+        self._freshness = Freshness()
         self.recorder.down()
         openings, self._openings = self._openings, {}
         for opening in openings.values():
@@ -417,7 +482,7 @@ class EngineSession(OneSink):
             self.stats.duplicates += 1
             return
         if recipients:
-            message = _message(address, arrived, body)
+            message = _message(address, arrived, body, self.time.correction)
             if len(recipients) == 1:
                 self._batch.add_only(None, recipients[0], message)
             else:
@@ -445,15 +510,11 @@ class EngineSession(OneSink):
         except RemoteProtocolError as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return
+        if arrived.offset >= 0 and not self._is_new(arrived.offset):
+            return
         self.kept.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         self.kept.records_read += 1
-        position = self.kept.position
-        if arrived.offset >= 0:
-            if 0 <= position < arrived.offset - 1:
-                log.warning("the log has forgotten records that were not read", position=position)
-                self._begin_anew()
-            self.kept.position = arrived.offset
-        if exchange:
+        if exchange in (self.names.retained, self.names.kept):
             self._retain(key, arrived, body)
             return
         record = decode_record(bytes(body))
@@ -468,6 +529,17 @@ class EngineSession(OneSink):
             self._lost_records()
         elif isinstance(record, Mark):
             self._mark_came(record)
+
+    def _is_new(self, offset: int) -> bool:
+        """Move to the record at `offset`. Return False if it was read before, or the log has been cut."""
+        placement = self.kept.cursor.receive(offset, clock.now())
+        if placement is Placement.CUT:
+            self._discard()
+            if self._connection is not None:
+                self._connection.give_up("the log was cut, it is read from its beginning")
+        elif placement is Placement.SAME and self._connection is not None:
+            self._connection.give_up("the log goes on, it is read from where it stopped")
+        return placement is Placement.NEW
 
     def _lost_records(self) -> None:
         """Clients wait for a record that will not come: all that has not come is written again over another
@@ -503,8 +575,9 @@ class EngineSession(OneSink):
             wire = amqp_address(self.names.retained, key).wire
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
             return
-        message = _message(address, arrived, bytes(body))
-        written = arrived.written or int(clock.utc() * 1000)
+        message = _message(address, arrived, bytes(body), self.time.correction)
+        now = int(self.time.utc() * 1000)
+        written = min(arrived.written or now, now)  # a replica whose clock is wrong may have written it
         taken = self.kept.apply(message, arrived.offset, origin=arrived.origin, written=written)
         self.records["taken" if taken else "late"] += 1
 
@@ -569,6 +642,7 @@ class EngineSession(OneSink):
             self._marked, self._waiting = self._waiting, []
         number = self._mark = self.recorder.next_number()
         self._mark_since = self._alive_at = clock.now()
+        self._mark_written = False
         connection.after_bound(partial(self._write_mark, connection, number))
 
     def decided(self) -> None:
@@ -579,8 +653,12 @@ class EngineSession(OneSink):
         self.recorder.flush()
         connection.write(Mark(self.replica, self.life, number))
         self.recorder.wrote(number)
+        self._mark_written = True
+        self._freshness.wrote(number, clock.now())
 
     def _mark_came(self, mark: Mark) -> None:
+        if self._freshness.is_proved(mark.number, clock.now()):
+            self._write_again()
         if mark.number != self._mark:
             return
         self._mark = None
@@ -628,7 +706,7 @@ class EngineSession(OneSink):
         number = self.recorder.next_number()
         before = self._openings.get(client)
         if before is not None:
-            before.lose("taken over")
+            before.lose(TAKEN_OVER)
         opening = self._openings[client] = Opening(coming, (self.life, number))
         self._connection.write(
             Opened(
@@ -638,7 +716,7 @@ class EngineSession(OneSink):
                 number,
                 coming.clean,
                 coming.expiry_secs,
-                clock.utc(),
+                self.time.utc(),
                 coming.user,
                 coming.place,
                 coming.will,
@@ -656,7 +734,7 @@ class EngineSession(OneSink):
             self.records["moved"] += self.clients.opened_elsewhere(
                 record.client,
                 record.owner,
-                late=not self._up or clock.utc() - record.utc > LATE_SECS,
+                late=not self._up or self.time.utc() - record.utc > LATE_SECS,
                 at_once=ours or arrival.ended is not None,
             )
             if arrival.ended is not None:
@@ -688,12 +766,26 @@ class EngineSession(OneSink):
     def is_over(self, state: SessionState, record: Record) -> None:
         """A session has ended by that record; its writer cleans up."""
         if record.life != self.life:
+            if state.queue:  # its writer may be lost before it deletes that
+                make_room(self._leftovers, LEFTOVERS_MAX)
+                self._leftovers[state.queue] = clock.now() + LEFTOVER_SECS
             return
         self.clients.ended(state)
-        if state.queue and self._connection is not None:
-            self._connection.delete_queue(f"{self.names.sessions}.{state.queue}")
+        if state.queue:
+            self._delete_queue(state.queue)
         if state.will is not None and state.will_at and self._once(f"will {state.owner}", clock.now()):
             self.clients.publish_left(state)
+
+    def _delete_queue(self, queue: str) -> None:
+        if self._connection is not None:
+            self._connection.delete_queue(f"{self.names.sessions}.{queue}")
+
+    def _delete_leftovers(self, now: float) -> None:
+        """Delete the queues of sessions that others have ended some time ago, should they still be there."""
+        due = [queue for queue, at in self._leftovers.items() if at <= now]
+        for queue in due[:LEFTOVERS_AT_ONCE]:
+            del self._leftovers[queue]
+            self._delete_queue(queue)
 
     def buried(self, life: str) -> None:
         """A life is over, and others have what it had. If it is ours, we have been away for too long."""
@@ -710,7 +802,7 @@ class EngineSession(OneSink):
         """The connection is ended in order: if the process ends, others keep what it has kept."""
         if self.stopped:
             self.recorder.flush()
-            write(Gone(self.life, self.recorder.next_number(), clock.utc()))
+            write(Gone(self.life, self.recorder.next_number(), self.time.utc()))
 
     def acquire(self, session: ClientSession, before: Owner | None) -> None:
         """Consume the queue of a session, when the owner before has let go of it."""
@@ -758,12 +850,18 @@ class EngineSession(OneSink):
         self._expecting.pop(session, None)
         self._pumping.pop(session, None)
         client, owner, number = session.client_id, session.owner, self.recorder.next_number()
-        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), session.expiry_secs, will_at))
+        utc = self.time.utc()
+        self.recorder.put(Left(client, self.life, number, owner, utc, session.expiry_secs, will_at))
         if session.lasting and not self.stopped and self._connection is not None:
             self._connection.consumers.end(session, partial(self._freed_by, session))
 
     def _freed_by(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         self._freed(session.client_id, session.owner, session.prints(given_back))
+        state = self.table.states.get(session.client_id)
+        if self._connection is None:
+            return
+        if state is None or session.queue != f"{self.names.sessions}.{state.queue}":
+            self._connection.delete_queue(session.queue)  # its session has ended while it was consumed here
 
     def _freed(self, client: str, owner: Owner, prints: tuple[int, ...] = ()) -> None:
         self.recorder.put(Freed(client, self.life, self.recorder.next_number(), owner, prints))
@@ -772,7 +870,7 @@ class EngineSession(OneSink):
         """A client has come, and has gone before it was let in."""
         number = self.recorder.next_number()
         client, owner = opening.coming.client, opening.owner
-        self.recorder.put(Left(client, self.life, number, owner, clock.utc(), state.expiry_secs, 0.0))
+        self.recorder.put(Left(client, self.life, number, owner, self.time.utc(), state.expiry_secs, 0.0))
         self._freed(client, owner)
 
     def willed(self, client: str, owner: Owner) -> None:
@@ -804,7 +902,10 @@ class EngineSession(OneSink):
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
         """The message of a delivery; None: there is none that could be delivered."""
         found = self._read_content(*content)
-        return None if found is None else (_message(found[0][0], found[1], found[2]), found[1].number)
+        if found is None:
+            return None
+        (address, _), arrived, body = found
+        return _message(address, arrived, body, self.time.correction), arrived.number
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
@@ -819,8 +920,8 @@ class EngineSession(OneSink):
         batch.send()
 
 
-def _message(address: Address, arrived: Arrived, body: Body) -> Message:
-    expires = arrived.expires
+def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:
+    expires = arrived.expires + correction if arrived.expires else arrived.expires
     if arrived.lifetime:
         expires = clock.utc() + arrived.lifetime
     return Message(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Final, NamedTuple, Protocol
 
-from gateway import clock
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine.envelope import Number
 from gateway.engine.names import readable
@@ -95,7 +94,7 @@ class SessionState:
         self.recent = recent
         self.changed_at = offset
         self.placed = offset
-        self.written: float = clock.utc()
+        self.written = 0.0
 
     @property
     def ends_at(self) -> float:
@@ -220,13 +219,15 @@ class SessionTable:
         heard: Heard,
         store: Store | None,
         clock: Callable[[], float],
+        utc: Callable[[], float],
         recent_chunks: int,
     ) -> None:
-        """What is in `store`, which has not been started, is there at once. `clock`: monotonic;
-        `recent_chunks`: see `Recent`."""
+        """What is in `store`, which has not been started, is there at once. `clock`: monotonic; `utc`: the
+        cluster's;        `recent_chunks`: see `Recent`."""
         self.states: dict[str, SessionState] = {}
         self._heard = heard
         self._clock = clock
+        self._utc = utc
         self._recent_chunks = recent_chunks
         self._keepers: dict[str, dict[str, None]] = {}  # clients, by life
         self._ended: dict[str, int] = {}  # offsets
@@ -248,7 +249,9 @@ class SessionTable:
         return len(self.states)
 
     def _state_of(self, record: Snapshot, offset: int) -> SessionState:
-        return state_of(record, offset, Recent(self._recent_chunks, record.had))
+        state = state_of(record, offset, Recent(self._recent_chunks, record.had))
+        state.written = self._utc()
+        return state
 
     def _put(self, state: SessionState) -> None:
         self._drop(state.client)
@@ -333,6 +336,7 @@ class SessionTable:
             recent = Recent(self._recent_chunks)
             found = SessionState(client, record.owner, offset, recent) if record.lasting else None
             if found is not None:
+                found.written = self._utc()
                 if record.expiry_secs > 0:
                     found.queue = f"{readable(client)}.{record.life}.{record.number}"
                 self._put(found)
@@ -410,7 +414,7 @@ class SessionTable:
         if before is None:
             self._put(self._state_of(record, offset))
         else:
-            before.placed, before.written = offset, clock.utc()
+            before.placed, before.written = offset, self._utc()
         self._unsaved[record.client] = None
         return True
 
@@ -435,7 +439,7 @@ class SessionTable:
     def due(self, state_secs: float, oldest_offset: Callable[[float], float]) -> list[SessionState]:
         """Sessions that have to be written again; see `EngineRetained.due`."""
         share = HALF - SPREAD * random.random()
-        limit = clock.utc() - state_secs * share
+        limit = self._utc() - state_secs * share
         oldest = oldest_offset(share)
         found = [one for one in self.states.values() if one.written <= limit or one.placed <= oldest]
         return found[:AGAIN_MAX]

@@ -87,6 +87,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         ("reason",),
     ),
     "gateway_engine_records": ("Records of the cluster's log, by what came of them.", ("outcome",)),
+    "gateway_engine_state_discarded": (
+        "Times that this replica forgot what it had read of a log that was cut, and read it again.",
+        ("log",),
+    ),
     "gateway_sessions_evicted": (
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
         (),
@@ -144,6 +148,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters_unwanted": "Of them those that no route and no subscriber wanted: no fault.",
     "gateway_deduplication_ids": "Message ids that routes remember; those of all replicas over a cluster.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
+    "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
     "gateway_engine_destinations": "Queues and subscriptions of AMQP/Fast on the cluster that are used here.",
     "gateway_engine_held_messages": "Messages of them that are here: with clients, or about to be.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
@@ -242,15 +247,17 @@ class Sources:
     """What is asked at every scrape.
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
-    `forwarded` (copies of dead letters), `engine_records`, `traces` and `spans` by outcome, `forgotten_ids`
-    by route, `authentications` by back end and outcome; `paused_routes` with how many messages each holds.
-    `store`, `journal` and `redaction` have the attributes that their tables name. `turns`: of the loop.
+    `forwarded` (copies of dead letters), `engine_records`, `traces` and `spans` by outcome,
+    `engine_discarded` by log, `forgotten_ids` by route, `authentications` by back end and outcome;
+    `paused_routes` with how many messages each holds. `store`, `journal` and `redaction` have the attributes
+    that their tables name. `turns`: of the loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
     dropped: Callable[[], Mapping[str, int]] = dict
     evicted_sessions: Callable[[], int] = int
     engine_records: Callable[[], Mapping[str, int]] = dict
+    engine_discarded: Callable[[], Mapping[str, int]] = dict
     relay_failures: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -400,6 +407,7 @@ class Metrics(Collector):
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
             ("gateway_engine_records", sources.engine_records()),
+            ("gateway_engine_state_discarded", sources.engine_discarded()),
             ("gateway_engine_relay_failures", sources.relay_failures()),
             ("gateway_dead_letters_forwarded", sources.forwarded()),
             ("gateway_deduplication_forgotten", sources.forgotten_ids()),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -125,20 +128,28 @@ def test_a_service_leads_to_the_ports_of_the_pod(name: str) -> None:
     assert service["spec"]["selector"].items() <= labels.items()
 
 
-def test_replicas_log_in_as_whom_the_operator_has_made(tmp_path: Path) -> None:
-    """It says who in a Secret that is called after its cluster."""
+def test_replicas_log_in_as_a_user_that_may_do_what_they_need(tmp_path: Path) -> None:
+    """The one of the guide, which is tested with it, and not the operator's administrator."""
     path = FOLDER / "replicas.yaml"
-    (cluster,) = documents(path, "RabbitmqCluster")
-    secret = f"{cluster['metadata']['name']}-default-user"
+    (cluster,), (user,), (permission,) = (
+        documents(path, kind) for kind in ("RabbitmqCluster", "User", "Permission")
+    )
+    secret = user["spec"]["importCredentialsSecret"]["name"]
     pod = workload(path)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    given = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
-    assert given == {"GATEWAY_BROKER__USERNAME": {"name": secret, "key": "username"}}
     (volume,) = [one["name"] for one in pod["volumes"] if one.get("secret", {}).get("secretName") == secret]
     (mounted,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == volume]
-    configured(path, tmp_path)
-    settings = load_settings(tmp_path / "gateway.yaml", {"GATEWAY_BROKER__USERNAME": "default_user_x"})
+    settings = configured(path, tmp_path)
     assert isinstance(settings.broker, RabbitEngine)
-    assert settings.broker.username == "default_user_x"
+    username = urlsplit(settings.broker.urls[0]).username
+    assert username == user["metadata"]["name"]
     assert str(settings.broker.password_file) == f"{mounted}/password"
     assert [address.split(":")[0] for address in settings.broker.addresses] == [cluster["metadata"]["name"]]
+    assert permission["spec"]["userReference"]["name"] == user["metadata"]["name"]
+    page = (DEPLOY.parent / "docs" / "guides" / "replicas.md").read_text()
+    (command,) = re.findall(r"^\$ rabbitmqctl (set_permissions .*)$", page, re.MULTILINE)
+    given = permission["spec"]["permissions"]
+    words = ["set_permissions", "-p", permission["spec"]["vhost"], username]
+    assert shlex.split(command) == [*words, given["configure"], given["write"], given["read"]]
+    assert command in (DEPLOY / "helm" / "replicas.yaml").read_text()
+    assert settings.broker.namespace == "plant"

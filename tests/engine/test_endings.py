@@ -18,6 +18,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.amqpfast.session import FastEngineSession
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import Candidate, Elections
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
@@ -80,13 +81,13 @@ def status() -> LinkStatus:
 
 def topics() -> Any:
     settings = settings_of(broker=ENGINE, replica="one")
-    _, engine = topics_of(settings, dispatcher(), None, lambda: None)
+    _, engine = topics_of(settings, dispatcher(), None, lambda: None, ClusterClock())
     assert engine is not None
     return engine
 
 
 def logs() -> Any:
-    common = common_of(settings_of(broker=ENGINE, replica="one"))
+    common = common_of(settings_of(broker=ENGINE, replica="one"), ClusterClock())
     assert common is not None
     return common.session
 

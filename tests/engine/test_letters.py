@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from gateway import containment
 from gateway.broker.dead_letters import DeadLetters, Letter
@@ -223,8 +224,9 @@ async def test_what_is_far_behind_is_written_again() -> None:
         stream.settle()
         one.letters.delete([id for id in one.ids() if id not in kept])
         stream.settle()
-    count = len(stream.rows)
+    count = len(stream.rows) + 1
     one.common.tick(Monotonic(trio.current_time() + 1_000))
+    assert len(stream.rows) == count  # a mark: first it reads what others have done to letters
     stream.settle()
     assert len(stream.rows) == count + 1
     other = Replica(stream, connect=False)
@@ -295,22 +297,26 @@ async def test_records_that_do_not_come_back_have_the_connection_given_up() -> N
     assert "did not come back" in one.log.tick(now + RETURN_SECS + 1, blocked=False)
 
 
-async def test_a_stream_that_was_made_anew_is_read_from_its_beginning() -> None:
-    stream = Stream()
-    one = Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    stream.settle()
-    one.log.disconnected()
-    rows: list[bytes] = []
-    one.log.connected(rows.append, lambda: None)
-    assert one.log.begins.value > 0
-    assert one.log.tick(Monotonic(trio.current_time() + RETURN_SECS + 1), blocked=False)
-    one.log.disconnected()
-    assert one.log.begins.value == "first"
-    assert one.bodies() == []
-
-
 def test_ids_are_told_from_others() -> None:
     letters = SharedLetters.__new__(SharedLetters)
     assert letters.is_one("0123456789ab-7")
     assert not any(letters.is_one(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
+
+
+async def test_who_has_not_read_that_a_letter_is_purged_does_not_write_it_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """As one that was frozen: it reads first."""
+    stream = Stream()
+    one, other = Replica(stream, stream_octets_max=10), Replica(stream)
+    one.letters.add([amqp(b"gone")], "up", REFUSED)
+    stream.settle()
+    other.letters.delete(other.ids())
+    one.common.tick(Monotonic(trio.current_time() + 1_000))
+    count = len(stream.rows)
+    await trio.sleep(RETURN_SECS + 1)  # and what it reads is old by then
+    stream.settle()
+    one.common.tick(Monotonic(trio.current_time() + 2_000))
+    stream.settle()
+    assert len(stream.rows) == count + 1
+    assert not one.bodies()

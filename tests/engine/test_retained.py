@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ def made(
     store: Store | None = None, published: list[Message] | None = None, most: int = 100
 ) -> EngineRetained:
     there: list[Message] = [] if published is None else published
-    return EngineRetained("ns", there.append, messages_max=most, octets_max=1 << 20, store=store)
+    return EngineRetained(
+        "ns", there.append, messages_max=most, octets_max=1 << 20, store=store, utc=time.time
+    )
 
 
 def bodies(retained: EngineRetained) -> dict[str, bytes]:
@@ -27,7 +30,7 @@ def bodies(retained: EngineRetained) -> dict[str, bytes]:
 
 
 def say(retained: EngineRetained, body: bytes, offset: int, *, origin: int = -1, topic: str = "a/b") -> bool:
-    retained.position = offset
+    retained.cursor.position = offset
     return retained.apply(message_of(body, topic, retain=True), offset, origin=origin, written=NOW_MS)
 
 
@@ -113,7 +116,7 @@ def test_a_replica_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.position == 22
     assert bodies(again) == {"two": b"2"}
     assert not say(again, b"old", 23, origin=20, topic="two")  # it knows since when it has the other
-    other = EngineRetained("other", [].append, messages_max=9, octets_max=999, store=store)
+    other = EngineRetained("other", [].append, messages_max=9, octets_max=999, store=store, utc=time.time)
     assert (other.position, len(other)) == (-1, 0)
     store.close()
 
@@ -134,3 +137,64 @@ def test_another_log_begins_with_nothing(tmp_path: Path, stored: bool) -> None:
         store = Store(tmp_path)
         assert (made(store).position, bodies(made(store))) == (3, {"a/b": b"new"})
         store.close()
+
+
+def due(retained: EngineRetained) -> list[tuple[bytes, int]]:
+    return [(bytes(message.body), origin) for message, origin in retained.due(1e6, 1 << 30)]
+
+
+def test_an_older_message_that_is_written_again_behind_a_clear_loses() -> None:
+    """As that of a replica that was frozen. The clear is written again behind it, once."""
+    retained = made()
+    say(retained, b"old", 10)
+    say(retained, b"", 20)
+    assert not due(retained)
+    assert not say(retained, b"old", 30, origin=10)
+    assert not bodies(retained)
+    assert due(retained) == [(b"", 20)]
+    assert say(retained, b"", 31, origin=20)
+    assert not due(retained)
+    assert say(retained, b"new", 40)
+    assert bodies(retained) == {"a/b": b"new"}
+    assert not say(retained, b"", 41, origin=20)
+    assert bodies(retained) == {"a/b": b"new"}
+
+
+def test_one_that_begins_behind_a_clear_reads_it_again() -> None:
+    """The log has forgotten the clear, and not yet what lost against it."""
+    retained = made()
+    say(retained, b"old", 30, origin=10)
+    say(retained, b"", 31, origin=20)
+    assert not bodies(retained)
+    assert not say(retained, b"old", 32, origin=10)
+
+
+def test_a_clear_of_what_is_not_known_counts() -> None:
+    retained = made()
+    say(retained, b"", 20)
+    assert not say(retained, b"old", 30, origin=10)
+
+
+def test_clears_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        retained = made(store)
+        say(retained, b"old", 10)
+        say(retained, b"", 20)
+        retained.note()
+    with closing(Store(tmp_path)) as store:
+        again = made(store)
+        assert not say(again, b"old", 30, origin=10)
+        assert not bodies(again)
+        again.begin_anew()
+        assert say(again, b"old", 30, origin=10)
+
+
+def test_clears_are_forgotten_with_the_log_and_when_there_are_too_many() -> None:
+    retained = made(most=2)
+    retained.apply(message_of(b"", "old", retain=True), 5, origin=-1, written=NOW_MS - 80_000_000)
+    say(retained, b"", 6, topic="young")
+    retained.due(50_000.0, 1 << 30)
+    assert list(retained._cleared) == ["young"]
+    say(retained, b"", 7, topic="younger")
+    say(retained, b"", 8, topic="youngest")
+    assert list(retained._cleared) == ["younger", "youngest"]

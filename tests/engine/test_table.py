@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Log:
     def __init__(self, store: Store | None = None) -> None:
         self.heard = Heard()
         self.now = 0.0
-        self.table = SessionTable("ns", self.heard, store, lambda: self.now, RECENT_CHUNKS)
+        self.table = SessionTable("ns", self.heard, store, lambda: self.now, time.time, RECENT_CHUNKS)
         self.offset = 0
 
     def say(self, *records: Record) -> list[bool]:

@@ -359,6 +359,12 @@ class RabbitMQ(_Broker):
     def url(self) -> str:
         return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
 
+    def segments(self, stream: str) -> list[str]:
+        """The names of the segment files of a stream, the oldest first."""
+        escaped = stream.replace(".", "_").replace("-", "_")
+        found = self._folder.glob(f"mnesia/*/stream/*_{escaped}_*/*.segment")
+        return sorted(file.name for file in found)
+
     @property
     def running(self) -> bool:
         return self._processes.running

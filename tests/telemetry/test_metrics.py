@@ -24,6 +24,7 @@ LABELS = {
     "address",
     "where",
     "event",
+    "log",
     "action",
     "backend",
 }

@@ -55,6 +55,7 @@ class Declaration:
         "keys",
         "kind",
         "name",
+        "reached_by",
         "retry_at",
         "state",
         "undeclared",
@@ -72,6 +73,7 @@ class Declaration:
         keys: frozenset[str] = frozenset(),
         drop: frozenset[str] = frozenset(),
         undeclared: bool = False,
+        reached_by: str = "",
     ) -> None:
         self.kind = kind
         self.name = name
@@ -79,6 +81,9 @@ class Declaration:
         self.exchange = exchange
         self.keys = keys
         self.drop = drop  # bindings that an earlier mapping wanted
+        self.reached_by = (
+            reached_by  # a direct exchange that leads to the queue by its name; "": the default one
+        )
         self.undeclared = undeclared  # only messages name it: it is looked for, and never made
         self.state = DeclarationState.NEW
         self.why = ""
@@ -108,6 +113,14 @@ class Declaration:
         why = yield from _queue(self.name, create, arguments)
         if why or not create:
             return why
+        if self.reached_by:
+            for asked in (
+                m.ExchangeDeclare(self.reached_by, "direct", durable=True),
+                m.QueueBind(self.name, self.reached_by, self.name),
+            ):
+                answer = yield asked
+                if isinstance(answer, ChannelClosed):
+                    return answer.text
         for key in sorted(self.drop):
             answer = yield m.QueueUnbind(self.name, self.exchange, key)
             if isinstance(answer, ChannelClosed):
@@ -152,6 +165,7 @@ class Topology:
 
     def __init__(self, client_id: str, declare: Declare, wait_max: float) -> None:
         self.declare: Declare = declare
+        self.reached_by = ""  # see Declaration; of queues that routes name
         self.declarations: dict[tuple[Kind, str], Declaration] = {}
         self._client_id = client_id
         self._wait_max = wait_max
@@ -209,9 +223,9 @@ class Topology:
                     yield Declaration("exchange", name)
             for name in targets.queues:
                 if name not in subscriptions.queues:
-                    yield Declaration("queue", name)
+                    yield Declaration("queue", name, reached_by=self.reached_by)
         for name in subscriptions.queues:
-            yield Declaration("queue", name, consume=True)
+            yield Declaration("queue", name, consume=True, reached_by=self.reached_by)
         keys: dict[str, set[str]] = {}
         for exchange, key in subscriptions.bindings:
             keys.setdefault(exchange, set()).add(key)

@@ -55,6 +55,7 @@ class Speaker(Protocol):
     stats: LinkStats
     publisher: FastEnginePublisher
     exchange: str
+    direct: str
     questions: deque[Question]
     name: str
 
@@ -74,7 +75,15 @@ class FastEngineConnection(ClusterConnection):
         limits = session.limits.model_copy(update={"message_bytes_max": octets_max})
         machine = machine_to(target, limits, name=session.name, heartbeat=settings.heartbeat_secs)
         deadline = now + settings.connect_timeout_secs
-        super().__init__(machine, session.stats, session.publisher, session.exchange, stream, deadline)
+        super().__init__(
+            machine,
+            session.stats,
+            session.publisher,
+            session.exchange,
+            stream,
+            deadline,
+            direct=session.direct,
+        )
         self._session = session
         self._questions: dict[int, Question] = {}  # by channel
         self._looks: dict[int, Look] = {}  # likewise
@@ -168,6 +177,7 @@ class FastEngineConnection(ClusterConnection):
         if self.consumers.opened(number):
             return
         if number == self._declaring:
+            self.ask(m.ExchangeDeclare(self._session.direct, "direct", durable=True))
             self.ask(m.ExchangeDeclare(self._session.exchange, "topic", durable=True), self._declared)
         elif number == self._publishing and self._up:  # in place of one that refused
             self.machine.send_method(number, m.ConfirmSelect())

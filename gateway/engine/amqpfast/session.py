@@ -81,6 +81,7 @@ class FastEngineSession(Unrouted):
         shared = names_of(settings.namespace, settings.topic_exchange)
         self.names = FastNames(settings.namespace, shared.dropped)
         self.exchange = self.names.exchange
+        self.direct = shared.direct
         self.publisher = FastEnginePublisher(
             self.stats,
             None,

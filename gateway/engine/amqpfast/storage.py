@@ -42,6 +42,7 @@ class Cluster(Protocol):
     """What is said to the cluster."""
 
     exchange: str
+    direct: str  # the exchange that leads to queues by their names
     reader: MessageReader
 
     def question(self, method: m.Method, answered: Callable[[int, str], None]) -> None:
@@ -158,7 +159,14 @@ class ClusterStorage:
 
     def declare(self, heard: Callable[[int, str], None]) -> None:
         """Ask the cluster for it; `heard` is told the answer, and says `found` or `fail`."""
-        self._session.question(m.QueueDeclare(self.queue, durable=True, arguments=self.arguments), heard)
+
+        def declared(code: int, text: str) -> None:
+            if code:
+                heard(code, text)
+            else:
+                self._session.question(m.QueueBind(self.queue, self._session.direct, self.queue), heard)
+
+        self._session.question(m.QueueDeclare(self.queue, durable=True, arguments=self.arguments), declared)
 
     def bind(self, heard: Callable[[int, str], None]) -> None:
         """It gets what it is for."""

@@ -202,7 +202,7 @@ class EngineFastHost(FastHost):
                 queue,
                 _anything,
                 cluster,
-                amqp_address("", cluster),
+                amqp_address(self.engine.direct, cluster),
                 self.engine.arguments(
                     mark,
                     messages_max=self._queue_limits["messages_max"],
@@ -383,7 +383,7 @@ class EngineFastHost(FastHost):
                 subscription,
                 subscription.wants,
                 cluster,
-                amqp_address("", cluster),
+                amqp_address(self.engine.direct, cluster),
                 self.engine.arguments(
                     subscription_mark(maker or "", interest.said),
                     messages_max=self._queue_limits["messages_max"],

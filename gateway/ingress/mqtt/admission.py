@@ -363,6 +363,8 @@ class AdmittedGuest(MqttGuest):
         client_id: str,
     ) -> None:
         """What it had to wait for is known; go on with what came behind CONNECT."""
+        if self.gone:
+            return
         self._admit(packet, principal, otherwise, proof, client_id)
         if not self.gone and self.session is not None:
             self.receive(b"", self._ingress.now())
@@ -456,6 +458,11 @@ class AdmittedGuest(MqttGuest):
             self.stream, packet.user_name or "", reason.name.lower(), packet.client_id
         )
         self._turn_away(reason, text)
+
+    def not_served(self, why: str) -> None:
+        """As above."""
+        if not self.gone:
+            self._refuse(ReasonCode.SERVER_UNAVAILABLE, why)
 
     def _turn_away(self, reason: ReasonCode, text: str) -> None:
         """Say no in a CONNACK, and close."""

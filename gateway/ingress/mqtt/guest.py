@@ -38,6 +38,10 @@ class MqttGuest(Guest):
         """A target did not take the message."""
 
     @abstractmethod
+    def not_served(self, why: str) -> None:
+        """Turn away a client whose CONNECT has not been answered yet, for now (0x88; 3: code 3)."""
+
+    @abstractmethod
     def taken_over(self, *, patient: bool = False) -> None:
         """Another connection has come with the same client identifier (3.1.4). `patient`: a goodbye that is
         on its way may come first."""

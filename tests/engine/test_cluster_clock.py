@@ -1,0 +1,108 @@
+"""The cluster's time: how exact it is, what a wall clock that is set does to it, and who is not ready."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from gateway import clock
+from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
+from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.translate import encode_properties
+from tests.broker.parts import mqtt
+
+BASE = 1_800_000_000.0
+
+
+async def ask(cluster: ClusterClock, true: float, *, there: float = 0.05, back: float = 0.05) -> float:
+    """The cluster says its time, which is `true` when it is asked. Returns what it is in the end."""
+    asked = clock.now()
+    await trio.sleep(there)
+    said = int(true + there)
+    await trio.sleep(back)
+    cluster.answer(said, asked, clock.now())
+    return true + there + back
+
+
+async def test_several_answers_are_more_exact_than_one(autojump_clock: trio.testing.MockClock) -> None:
+    cluster = ClusterClock()
+    assert not cluster.is_known
+    assert cluster.why_not
+    true = BASE + 0.3
+    for _ in range(20):
+        true = await ask(cluster, true)
+        assert abs(cluster.utc() - true) <= 0.6
+        await trio.sleep(10.17)
+        true += 10.17
+    assert abs(cluster.utc() - true) < 0.15
+
+
+async def test_a_slow_answer_spoils_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    cluster = ClusterClock()
+    true = await ask(cluster, BASE)
+    before = cluster.utc() - true
+    true = await ask(cluster, true, there=20.0, back=30.0)
+    assert abs(cluster.utc() - true) <= abs(before) + 0.01
+
+
+async def test_another_clock_replaces_the_first(autojump_clock: trio.testing.MockClock) -> None:
+    """As that of another node."""
+    cluster = ClusterClock()
+    await ask(cluster, BASE)
+    true = await ask(cluster, BASE + 1_000)
+    assert abs(cluster.utc() - true) <= 0.6
+
+
+@pytest.mark.parametrize("off", [7_200.0, -7_200.0, 6.1, -6.1])
+async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
+    off: float, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = [BASE]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    cluster = ClusterClock()
+    assert cluster.utc() == BASE  # nothing better is known
+    await ask(cluster, BASE, there=0.0, back=0.0)
+    assert not cluster.why_not
+    assert cluster.correction == 0.0
+    before = cluster.utc()
+    wall[0] += off
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(5):
+            cluster.check()
+    assert [line["event"] for line in lines] == ["clock wrong, replica not ready"]
+    assert cluster.utc() == before
+    assert cluster.skew == pytest.approx(off, abs=0.6)
+    assert cluster.correction == cluster.skew
+    assert f"{cluster.skew:.1f} seconds" in cluster.why_not
+    wall[0] = BASE
+    with structlog.testing.capture_logs() as lines:
+        cluster.check()
+    assert [line["event"] for line in lines] == ["clock right again"]
+    assert not cluster.why_not
+
+
+async def test_an_answer_that_is_not_exact_blames_nobody(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the cluster takes half a minute to answer."""
+    monkeypatch.setattr(time, "time", lambda: BASE + 30)
+    cluster = ClusterClock()
+    await ask(cluster, BASE, there=0.0, back=30.0)
+    assert not cluster.why_not
+
+
+def test_what_the_broker_says() -> None:
+    death = (("count", Value(ValueType.INT64, 1)), ("time", Value(ValueType.TIMESTAMP, 17)))
+    history = Value(ValueType.ARRAY, (Value(ValueType.TABLE, death),))
+    for given, seconds in (
+        ((("x-death", history),), 17),
+        ((("x-death", Value(ValueType.ARRAY, ())),), None),
+        ((("x-death", string("17")),), None),
+        ((), None),
+    ):
+        raw = encode_properties(mqtt(properties=property_set(Properties(headers=given))), 0.0)
+        assert dead_lettered_at(raw) == seconds

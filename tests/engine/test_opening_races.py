@@ -1,0 +1,90 @@
+"""A client that loses the race for its identifier, or the cluster, before it is let in: it is told why."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.chaos.proxy import Proxy
+from tests.engine.replicas import PATIENCE_SECS, Replica, replicas
+from tests.interop.servers import LOOPBACK, RabbitMQ
+
+CONNECTS = {4: b"\x00\x04MQTT\x04\x02\x00\x3c", 5: b"\x00\x04MQTT\x05\x02\x00\x3c\x00"}
+UNAVAILABLE = {4: 3, 5: 0x88}
+
+
+class Raw:
+    """A client that has sent CONNECT."""
+
+    def __init__(self, port: int, name: str, version: int) -> None:
+        self.version = version
+        body = CONNECTS[version] + len(name).to_bytes(2, "big") + name.encode()
+        self.socket = socket.create_connection((LOOPBACK, port), timeout=PATIENCE_SECS)
+        self.socket.sendall(bytes((0x10, len(body))) + body)
+
+    def answer(self) -> int:
+        """The reason of its CONNACK."""
+        head = self.socket.recv(4)
+        assert head[0] == 0x20, head
+        return head[3]
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def over(self) -> bool:
+        """Nothing comes but the end of the connection."""
+        while octets := self.socket.recv(1_000):
+            assert self.version == 5, octets
+        return True
+
+
+@pytest.fixture
+def held(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Proxy]]:
+    """A replica that hears nothing of the cluster when its proxy stalls."""
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("held", url, "races", reconnect_min_secs=0.1, reconnect_max_secs=0.3)
+        with replicas(one):
+            yield one, way
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_first_of_two_at_one_replica_is_told(held: tuple[Replica, Proxy], version: int) -> None:
+    one, way = held
+    way.stall("down")
+    with Raw(one.mqtt, "same", version) as first:
+        one.until(lambda: "same" in one.engine._openings)
+        with Raw(one.mqtt, "same", version) as second:
+            assert first.answer() == UNAVAILABLE[version]
+            assert first.over()
+            way.resume()
+            assert second.answer() == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_who_waits_when_the_cluster_is_lost_is_told(held: tuple[Replica, Proxy], version: int) -> None:
+    one, way = held
+    way.stall("down")
+    with Raw(one.mqtt, "waits", version) as client:
+        one.until(lambda: "waits" in one.engine._openings)
+        way.cut()
+        assert client.answer() == UNAVAILABLE[version]
+        assert client.over()
+    way.resume()
+    one.until_ready()
+    with Raw(one.mqtt, "waits", version) as client:
+        assert client.answer() == 0
+
+
+def test_of_many_at_two_replicas_each_is_answered(rabbitmq: RabbitMQ) -> None:
+    """Let in, and disconnected when another one is; or not let in."""
+    two = [Replica(name, rabbitmq.url, "races") for name in ("left", "right")]
+    with replicas(*two), ExitStack() as stack:
+        clients = [stack.enter_context(Raw(two[at % 2].mqtt, "many", 5)) for at in range(40)]
+        assert {client.answer() for client in clients} <= {0, UNAVAILABLE[5]}
