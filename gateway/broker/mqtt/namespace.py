@@ -5,6 +5,7 @@ With a store, sessions with an expiry, their subscriptions, and wills are there 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
@@ -88,12 +89,13 @@ class Newcomer(NamedTuple):
 
 class LeftWill(NamedTuple):
     """A will of a client that was lost with an earlier process, and the seconds until it is to be
-    published.
+    published. `key`: of its record, if that is not the client's.
     """
 
     will: Will
     sender: Sender
     left_secs: float
+    key: str = ""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -135,6 +137,8 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
         self._left_wills: list[LeftWill] = []
+        self._sent_wills = 0  # since this process began
+        self._born = time.time_ns()  # so that keys of an earlier process are others
         self._set_aside: set[str] = set()  # clients whose sessions could not be made again
         self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
         if self.records is not None:
@@ -172,11 +176,11 @@ class MqttNamespace:
                 self.discard(session)
             else:
                 self._left_sessions.append(session)
-        for will, sender in records.wills():
+        for key, will, sender in records.wills():
             left = 0.0
-            if sender.client in self.sessions:
+            if key == sender.client and key in self.sessions:
                 left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
-            self._left_wills.append(LeftWill(will, sender, left))
+            self._left_wills.append(LeftWill(will, sender, left, key))
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
         """Its client begins anew, and may not meet what nobody could read."""
@@ -489,13 +493,21 @@ class MqttNamespace:
         else:
             self.records.put_will(client_id, will, sender)
 
-    def forget_will(self, client_id: str) -> None:
-        """The will is published, or will not be."""
+    def forget_will(self, key: str) -> None:
+        """Delete the record of a client's will, or of a will that is being published: it is published, or
+        will not be.
+        """
         if self.records is not None:
-            self.records.delete_will(client_id)
+            self.records.delete_will(key)
+
+    def new_will_key(self, client_id: str) -> str:
+        """Return the key for the record of a will of this client that is being published."""
+        self._sent_wills += 1
+        return f"{client_id}\0{self._born:x} {self._sent_wills}"
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Have `publish` called at `at` (monotonic seconds), or when the session ends before.
+        """Have `publish` called at `at` (monotonic seconds), or when the session ends before. In place of a
+        client id, `new_will_key` is for a will that does not depend on the session.
 
         OVERDUE: when the clock next ticks, or the client returns before.
         """
