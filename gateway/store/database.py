@@ -231,7 +231,8 @@ class Database:
 
     def _write_logs(self, group: Group) -> None:
         delete(self.connection, "logs", "id", group.dropped)
-        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in group.created.values()])
+        named = (*group.created.values(), *group.renamed.values())
+        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in named])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, Run]]) -> None:
         known = self.index.settled

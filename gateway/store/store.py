@@ -219,6 +219,15 @@ class Store:
             del self._logs[log.kind, log.name]
             self._calls.append((Group.drop, log))
 
+    def rename(self, log: Log, kind: str, name: str) -> None:
+        """Give the log, with its messages, a kind and name that no other log has."""
+        _sound(name)
+        assert (kind, name) not in self._logs
+        del self._logs[log.kind, log.name]
+        log.kind, log.name = kind, name
+        self._logs[kind, name] = log
+        self._calls.append((Group.rename, log))
+
     def extent(self, log: Log) -> Extent:
         """What is stored of a log, in sum. Before `start`, or of a log that is new since."""
         return self._database.index.extent(log.id)
@@ -253,6 +262,13 @@ class Store:
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
         """The messages at these positions need not survive any more. Unknown ones are passed over."""
         self._calls.append((Group.settle, log, positions))
+
+    def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
+        """Settle messages if what is appended in this wake-up is written: they have moved to other logs. When
+        the messages are refused, these stay.
+        """
+        if not self._failure:
+            self._calls.append((Group.settle_beside, log, positions))
 
     def read_from(
         self,

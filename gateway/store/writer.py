@@ -212,6 +212,9 @@ class Writer:
         group = self.group
         changes = group.changes
         deferred = {}
+        if group.moved:
+            group.changes = dict(changes)
+            group.settle_moved()
         if changes_max is not None:
             group.changes = dict(islice(changes.items(), changes_max))
             deferred = dict(islice(changes.items(), changes_max, None))

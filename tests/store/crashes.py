@@ -39,11 +39,11 @@ class Crashes:
         self.states: list[State] = []
         self.settled: set[bytes] = set()
 
-    def factory(self) -> type[sqlite3.Connection]:
+    def factory(self, base: type[sqlite3.Connection] = sqlite3.Connection) -> type[sqlite3.Connection]:
         """Return the class of connections for a store (`factory=`)."""
         crashes = self
 
-        class Connection(sqlite3.Connection):
+        class Connection(base):  # type: ignore[misc,valid-type]
             """One that is looked into after each commit."""
 
             def commit(self) -> None:
@@ -56,7 +56,7 @@ class Crashes:
 
         return Connection
 
-    def check(self, body_of: Callable[[str], bytes]) -> None:
+    def check(self, body_of: Callable[[str], bytes] = str.encode) -> None:
         """Assert the order of durability in every state. `body_of` returns the body of an id's message."""
         before: State | None = None
         for number, state in enumerate(self.states):

@@ -28,6 +28,7 @@ from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
+from tests.store.crashes import Crashes
 from tests.store.parts import Disk, Opened
 
 MEMORY_MAX = 5
@@ -234,10 +235,14 @@ def test_a_grant_is_stored_and_read(options: list[SubscriptionOptions], retained
 class World:
     """A namespace on a store, and what the disk is told to do."""
 
-    def __init__(self, folder: Path, **limits: int) -> None:
+    def __init__(self, folder: Path, *, crashes: Crashes | None = None, **limits: int) -> None:
+        """Notes in `crashes` what each commit leaves."""
         self.disk = Disk()
         self.limits = SessionLimits(**limits)
-        self.one = Opened(folder, before=self._restore, factory=self.disk.factory())
+        factory = self.disk.factory()
+        if crashes is not None:
+            factory = crashes.factory(factory)
+        self.one = Opened(folder, before=self._restore, factory=factory)
 
     def _restore(self, store: Store) -> None:
         self.space = Space(self.limits, store=store, retained=Retained(store=store))
