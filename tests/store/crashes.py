@@ -14,6 +14,7 @@ consumed and acknowledged, or a remote broker confirmed it, or it may expire.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,8 @@ class State(NamedTuple):
     ids: frozenset[str]
     bodies: frozenset[bytes]
     settled: frozenset[bytes]
+    twice: frozenset[bytes]
+    """Bodies that are there more than once."""
 
 
 class Crashes:
@@ -51,7 +54,9 @@ class Crashes:
                 super().commit()
                 copy = sqlite3.connect(":memory:")
                 self.backup(copy)
-                crashes.states.append(State(_ids(copy), _bodies(copy), settled))
+                bodies = Counter(_bodies(copy))
+                twice = frozenset(body for body, count in bodies.items() if count > 1)
+                crashes.states.append(State(_ids(copy), frozenset(bodies), settled, twice))
                 copy.close()
 
         return Connection
@@ -80,17 +85,13 @@ def _ids(copy: sqlite3.Connection) -> frozenset[str]:
     return frozenset(found)
 
 
-def _bodies(copy: sqlite3.Connection) -> frozenset[bytes]:
+def _bodies(copy: sqlite3.Connection) -> Iterator[bytes]:
     reader = MessageReader()
-    found = {body for _, body in _stored(copy, None)}
-    found.update(
-        reader.decode_one(value).body
-        for (value,) in copy.execute("SELECT value FROM things WHERE message = 1")
-    )
-    found.update(
-        reader.decode_one(value).body for (value,) in copy.execute("SELECT message FROM dead_letters")
-    )
-    return frozenset(found)
+    for _, body in _stored(copy, None):
+        yield body
+    for query in ("SELECT value FROM things WHERE message = 1", "SELECT message FROM dead_letters"):
+        for (octets,) in copy.execute(query):
+            yield reader.decode_one(octets).body
 
 
 def _stored(copy: sqlite3.Connection, kind: str | None) -> Iterator[tuple[str, bytes]]:

@@ -426,23 +426,19 @@ class Publisher:
         self._connection.machine.reply(handle.number, tag)
 
     def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
-        """CHANNEL COMMIT: the reply waits until everything that was sent is settled, and what was
-        acknowledged is so on disk."""
+        """CHANNEL COMMIT, all or nothing: the reply waits until everything that was sent is safe, and what
+        was acknowledged is so on disk. When something is refused, nothing is acknowledged.
+        """
         connection = self._connection
         ingress = self._ingress
-        later = connection.host.answers_later
-        pending, lasting, acknowledged = channel.commit(everything=ingress.commits_all, later=later)
+        pending, acknowledged = channel.commit(everything=ingress.commits_all)
         calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
             ingress.partials.hand_over(partial)
 
-        def done(outcome: Outcome) -> None:
+        def answer(outcome: Outcome) -> None:
             self.unsettled -= 1
-            for partial in transferred:
-                ingress.partials.end(partial, taken=outcome is ACCEPTED)
-            if acknowledged:
-                channel.finish(acknowledged, taken=outcome is ACCEPTED)
             if channel.silent:
                 return
             if outcome is ACCEPTED:
@@ -453,8 +449,22 @@ class Publisher:
                 _, code = REFUSALS[outcome.reason]
                 connection.close_channel(channel, code, outcome.text)
 
-        join = Join(len(pending) + 1, done)
+        def done(outcome: Outcome) -> None:
+            for partial in transferred:
+                ingress.partials.end(partial, taken=outcome is ACCEPTED)
+            if channel.finish(acknowledged, taken=outcome is ACCEPTED):
+                # What is settled is so although the disk is full: it is written when that takes it.
+                ingress.after_commit(lambda written: answer(ACCEPTED))
+            else:
+                answer(outcome)
+
         self.unsettled += 1
+        lasting = any(message.durable for _, message in pending)
+        if lasting and not ingress.disk_healthy() and (acknowledged or len(pending) > 1):
+            assert ingress.store is not None
+            done(ingress.store.refusal)
+            return
+        join = Join(len(pending) + 1, done)
         ingress.begun_batch()
         host, endpoint = connection.host, ingress.endpoint_of(connection.host)
         entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
@@ -464,6 +474,9 @@ class Publisher:
                 entries[address] = ingress.dispatcher.entry(endpoint, host, address)
             self._publish(entries[address], message, join)
         ingress.turn_done()
+        if join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
+            for delivery in acknowledged:
+                delivery.forget_beside()
         if lasting:
             ingress.after_commit(join.settled)
         else:

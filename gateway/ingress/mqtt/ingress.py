@@ -134,16 +134,8 @@ class MqttIngress(ListenerSource):
 
     # What connections ask.
 
-    def disk_healthy(self) -> bool:
-        """The store, if any, takes messages."""
-        return self.dispatcher.disk_healthy()
-
     def forget_entries(self) -> None:
         self.entries.forget()
-
-    def ends_here(self, entry: RoutingEntry) -> bool:
-        """Return True if every target of this address has a message in the wake-up that brings it."""
-        return all(self.dispatcher.ends_here(branch.route) for branch in entry.plan.branches)
 
     @property
     def accepted_in_memory(self) -> bool:
