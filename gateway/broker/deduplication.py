@@ -5,9 +5,11 @@ released until the first has been settled, so that nothing is accepted early; fr
 and go no further. Ids that were accepted are in memory, and in the store with the time when they may be
 forgotten.
 
-Where the target is ours (a queue, a session, an outbox) the id is handed to the store in the wake-up in which
-the message is, so that one transaction has both or neither. A remote broker's acceptance comes later: then
-the id is written first, and the source told when it is on disk.
+An id on disk implies that its message is on disk or settled. Where the target is ours (a queue, a session, an
+outbox) and writes the message, the id is handed to the store in the same wake-up, so that one transaction has
+both or neither. What the target accepts at once it has in memory only, and then the id is in memory only,
+too. A remote broker's acceptance comes later, as does that of whatever a paused route leads to: then the id
+is written first, and the source told when it is on disk.
 """
 
 from __future__ import annotations
@@ -76,9 +78,17 @@ class Deduplication:
             found = self._ids[route] = Ids(route)
         return found
 
-    def guard(self, route: Route, recipients_of: RecipientsOf, *, local: bool, unrouted: Outcome) -> Guard:
+    def guard(
+        self,
+        route: Route,
+        recipients_of: RecipientsOf,
+        *,
+        local: bool,
+        unrouted: Outcome,
+        releasing: Callable[[], bool],
+    ) -> Guard:
         """What stands in front of what a route leads to."""
-        return Guard(self, route, recipients_of, local=local, unrouted=unrouted)
+        return Guard(self, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
 
     def use(self, routes: Iterable[Route]) -> None:
         """These are in force. What is known of others is kept, for they may come back."""
@@ -101,7 +111,7 @@ class Deduplication:
             self.of(route).accepted = {id: until for until, id in rows}
 
     def record(self, ids: Ids, id: str, until: float, *, beside: bool = False) -> None:
-        """Have the store remember an id; `beside`: if it takes the messages of this wake-up, too."""
+        """Store an id; with `beside` only if the store takes the messages of this wake-up, too."""
         if self.store is not None:
             put = self.store.put_beside if beside else self.store.put
             put(KIND, _key(ids, id), struct.pack(">d", until))
@@ -129,7 +139,8 @@ class Deduplication:
 class Guard(OneSink):
     """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
 
-    `local`: what it leads to is ours. `unrouted` is what a message without a recipient is answered.
+    `local`: the target has or writes a message in the wake-up that brings it. `unrouted` is what a message
+    without a recipient is answered. `releasing` returns True while a paused route hands on what it held.
     """
 
     def __init__(
@@ -140,6 +151,7 @@ class Guard(OneSink):
         *,
         local: bool,
         unrouted: Outcome,
+        releasing: Callable[[], bool],
     ) -> None:
         rule = route.rule.deduplicate
         assert rule is not None
@@ -150,6 +162,7 @@ class Guard(OneSink):
         self._deduplication = deduplication
         self._recipients_of = recipients_of
         self._unrouted = unrouted
+        self._releasing = releasing
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self._ids_max = rule.ids_max
@@ -162,6 +175,7 @@ class Guard(OneSink):
         store = self._deduplication.store
         batch = part.batch.onward(PassedBatch(self, part))
         repeats: list[int] = []
+        passed: list[str] = []
         for at, message in enumerate(part.messages):
             try:
                 id = message.properties.message_id
@@ -184,8 +198,21 @@ class Guard(OneSink):
                 self._pass_on(batch, part, at, id or "", message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error, route=self.route.name))
+                continue
+            if id:
+                passed.append(id)
         self._repeated(part, repeats)
         batch.send()
+        if self.local:
+            self._record_what_is_written(passed)
+
+    def _record_what_is_written(self, passed: list[str]) -> None:
+        """Store the ids of messages that their targets have handed to the store just now: of those passed on
+        the ones that are not settled yet."""
+        open_, until = self.ids.open, self._deduplication.utc() + self._window
+        for id in passed:
+            if id in open_:
+                self._deduplication.record(self.ids, id, until, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:
         """These have come before, and are accepted."""
@@ -214,9 +241,6 @@ class Guard(OneSink):
         if id:
             self.ids.open.add(id)
             self.ids.accepted.pop(id, None)  # too long ago; what is recorded now must not go with it
-            if self.local:
-                until = self._deduplication.utc() + self._window
-                self._deduplication.record(self.ids, id, until, beside=message.durable)
         batch.add_from(part.slots[at], (at, id), [(recipient, message) for recipient in recipients])
 
     # What the passage tells.
@@ -234,7 +258,7 @@ class Guard(OneSink):
             return
         store = self._deduplication.store
         until = self._deduplication.utc() + self._window
-        if self.local or store is None or not named:
+        if self.local or store is None or not named or self._releasing():
             self._accept(part, positions, named, until, ACCEPTED)
             return
         for id in named:

@@ -406,10 +406,21 @@ class Dispatcher:
             guard = self._guards[route.name] = self.deduplication.guard(
                 route,
                 partial(self._behind, end, route),
-                local=route.settle == "stored" or route.target_endpoint not in self.links,
+                local=self.ends_here(route),
                 unrouted=_when_unrouted(route),
+                releasing=self.pauses.is_releasing,
             )
         return guard
+
+    def ends_here(self, route: Route) -> bool:
+        """Return True if the target has a message in the wake-up that brings it: in memory at once, or in
+        the transaction of that wake-up. False for what a remote broker has to confirm, and for what waits in
+        front of a paused route.
+        """
+        if route.settle == "stored":
+            return True
+        gated = route.name in self.pauses.routes or route.name in self.pauses.gates
+        return not gated and route.target_endpoint not in self.links
 
     def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
         """The recipients of a message at the end of a route, and whether the address alone decides them."""

@@ -142,6 +142,7 @@ class Pauses:
         self.routes: set[str] = set()
         self.links: set[str] = set()
         self.gates: dict[str, Gate] = {}
+        self._releasing = False
         self._changed = changed
         self._store = store
         for key, _ in () if store is None else store.things(KIND):
@@ -185,10 +186,18 @@ class Pauses:
         """Several times a second: let some go of what waited."""
         for name, gate in list(self.gates.items()):
             if gate.open:
-                gate.release(RELEASED_AT_ONCE)
+                self._releasing = True
+                try:
+                    gate.release(RELEASED_AT_ONCE)
+                finally:
+                    self._releasing = False
                 if not gate.messages:
                     del self.gates[name]
                     self._changed()
+
+    def is_releasing(self) -> bool:
+        """Return True while a gate hands on what it held: whoever accepts it now has it in memory only."""
+        return self._releasing
 
     def held_of(self) -> Counter[Sender]:
         """How many messages of each sender wait, each once, whatever routes hold it."""

@@ -87,6 +87,10 @@ class Storage(Protocol):
     def forget(self, positions: Sequence[int]) -> None:
         """These are settled."""
 
+    def forget_beside(self, positions: Sequence[int]) -> None:
+        """Have these settled in the transaction of what is published in this wake-up, and only if that is
+        written. `forget` follows when the publishes are safe."""
+
     def refill(self) -> bool:
         """Have messages in memory again. False: they have to be waited for, or there are none."""
 

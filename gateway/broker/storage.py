@@ -296,6 +296,10 @@ class QueueStorage(PagedLog):
         if positions:
             self._store.settle(self.log, positions)
 
+    def forget_beside(self, positions: Sequence[int]) -> None:
+        """These need not survive any longer than it takes to write what is published in this wake-up."""
+        self._store.settle_beside(self.log, positions)
+
     def refill(self) -> bool:
         """The queue has nothing in memory: give it the next piece. False: there is none, or not yet."""
         piece = self.next_piece()

@@ -87,10 +87,16 @@ class SharedIds(Deduplication):
         self.readable_secs = max(windows) + 2 * AGAIN_SECS if windows else 0.0
 
     def guard(
-        self, route: Route, recipients_of: RecipientsOf, *, local: bool, unrouted: Outcome
+        self,
+        route: Route,
+        recipients_of: RecipientsOf,
+        *,
+        local: bool,
+        unrouted: Outcome,
+        releasing: Callable[[], bool],
     ) -> SharedGuard:
         """In front of what a route leads to."""
-        return SharedGuard(self, route, recipients_of, local=local, unrouted=unrouted)
+        return SharedGuard(self, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
 
     # What guards ask.
 
@@ -254,8 +260,9 @@ class SharedGuard(Guard):
         *,
         local: bool,
         unrouted: Outcome,
+        releasing: Callable[[], bool],
     ) -> None:
-        super().__init__(shared, route, recipients_of, local=local, unrouted=unrouted)
+        super().__init__(shared, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
         self._shared = shared
 
     def publish(self, part: SubBatch) -> None:

@@ -126,6 +126,14 @@ class ListenerSource(ABC):
 
     # What connections ask.
 
+    def disk_healthy(self) -> bool:
+        """The store, if any, takes messages."""
+        return self.dispatcher.disk_healthy()
+
+    def ends_here(self, entry: RoutingEntry) -> bool:
+        """Return True if every target of this address has a message in the wake-up that brings it."""
+        return all(self.dispatcher.ends_here(branch.route) for branch in entry.plan.branches)
+
     def begun_batch(self) -> Batch:
         """The batch, for something to be published: what waited before its first message counts for
         nothing."""

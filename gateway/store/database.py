@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from gateway import clock
 from gateway.errors import StoreError
 from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
 from gateway.store.heap import HEAP, KEPT_OCTETS, OCTETS_MIN, Heap, Place
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
@@ -137,6 +139,8 @@ class Database:
         self.damage = damage
         self.index = Index()
         self.garbage: array[int] = array("q")
+        self._elsewhere: array[int] = array("q")  # rows that have to be in the heap
+        self._unreadable: set[int] = set()  # rows that were reported
         self._last_row = 0
         try:
             self.letters = Letters(connection, letters_max, letters_octets_max)
@@ -147,6 +151,7 @@ class Database:
             self._load_rows()
             places = connection.execute("SELECT row, at, octets FROM places")
             self.heap = Heap(folder, {row: Place(at, octets) for row, at, octets in places})
+            self._check_places()
         except sqlite3.Error as error:
             connection.close()
             raise StoreError(f"the store cannot be read: {_advice(error)}") from error
@@ -158,9 +163,11 @@ class Database:
     def _load_rows(self) -> None:
         of = {log.id: self.index.of(log.id).add for log in self.logs}
         id = 0
-        for id, log, first, count, octets, tag in self.connection.execute(
-            "SELECT id, log, first, count, octets, tag FROM rows ORDER BY id"
+        for id, log, first, count, octets, tag, elsewhere in self.connection.execute(
+            "SELECT id, log, first, count, octets, tag, length(messages) = 0 FROM rows ORDER BY id"
         ):
+            if elsewhere:
+                self._elsewhere.append(id)
             add = of.get(log)
             if add is None:  # its log was dropped
                 self.garbage.append(id)
@@ -174,6 +181,15 @@ class Database:
             self.index.settled[id] = int.from_bytes(bits, "little")
         for id in self.garbage:
             self.index.settled.pop(id, None)
+
+    def _check_places(self) -> None:
+        """Raises StoreError when a large row has no place in the heap."""
+        lacking = [row for row in self._elsewhere if row not in self.heap.places]
+        self._elsewhere = array("q")
+        if lacking:
+            self.heap.close()
+            more = f", nor have {len(lacking) - 1} others" if len(lacking) > 1 else ""
+            raise StoreError(f"row {lacking[0]} has no place in {HEAP}{more}")
 
     def mark(self, clean: bool) -> None:
         """Note whether this gateway has ended in good order. Raises sqlite3.Error."""
@@ -231,7 +247,8 @@ class Database:
 
     def _write_logs(self, group: Group) -> None:
         delete(self.connection, "logs", "id", group.dropped)
-        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in group.created.values()])
+        named = (*group.created.values(), *group.renamed.values())
+        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in named])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, Run]]) -> None:
         known = self.index.settled
@@ -327,10 +344,14 @@ class Database:
     def messages(self, ids: Sequence[int], bits: Callable[[int], int]) -> list[Stored]:
         """The messages of these rows, less those that `bits` says are settled.
 
-        A row that cannot be read is reported as damage and left out; it stays where it is.
+        A row that cannot be read is reported as damage and left out; it stays where it is, for `gateway store
+        repair`. Of what can still be told of its messages there are dead letters.
         """
         found: list[Stored] = []
         for id in ids:
+            if id in self._unreadable:
+                continue
+            octets = b""
             try:
                 line = self.connection.execute(
                     "SELECT first, tag, messages FROM rows WHERE id = ?", (id,)
@@ -338,9 +359,11 @@ class Database:
                 if line is None:
                     continue
                 first, tag, octets = line
-                offsets, messages = self.reader.decode(octets or self.heap.read(id))
+                octets = octets or self.heap.read(id)
+                offsets, messages = self.reader.decode(octets)
             except (sqlite3.Error, StoreError) as error:
-                self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
+                self._unreadable.add(id)
+                self._lose(id, octets, bits(id), error)
                 continue
             settled = bits(id)
             found += [
@@ -349,6 +372,17 @@ class Database:
                 if not settled or not settled >> offset & 1
             ]
         return found
+
+    def _lose(self, id: int, octets: bytes, settled: int, error: Exception) -> None:
+        """The messages of a row are lost: say so, and keep what can be told of them as dead letters, once."""
+        self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
+        text = f"row {id} of the store is damaged, the body is lost: {error}"
+        heads = [head for at, head in self.reader.heads(octets) if not settled >> at & 1]
+        try:
+            if heads and not self.letters.says(text):
+                self.letters.add(heads, "", Outcome(Verdict.REJECTED, Reason.STORE, text), clock.utc())
+        except sqlite3.Error as another:
+            self.damage(f"the dead letters of row {id} cannot be kept: {another}")
 
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Log, position and message of what will be there after a restart with its body in a file.
@@ -378,13 +412,19 @@ class Database:
             else:
                 yield key, found
 
-    def dead_letters(self, query: Callable[[], Iterable[Line]]) -> list[DeadLetter]:
-        """The letters that `query` finds, less those that cannot be read, which are reported as damage."""
-        found = []
+    def dead_letters(self, query: Callable[[], Iterable[Line]], count: int | None = None) -> list[DeadLetter]:
+        """The first `count` letters that `query` finds, less those that cannot be read, which are reported as
+        damage."""
+        found: list[DeadLetter] = []
         try:
             for line in query():
-                found.append(letter(self.reader, line))
-        except (sqlite3.Error, StoreError) as error:
+                if len(found) == count:
+                    break
+                try:
+                    found.append(letter(self.reader, line))
+                except StoreError as error:
+                    self.damage(f"dead letter {line[0]} of the store cannot be read: {error}")
+        except sqlite3.Error as error:
             self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {error}")
         return found
 

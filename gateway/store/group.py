@@ -66,10 +66,12 @@ class Group:
         self.letters = letters
         self.changes: dict[int, Change] = {}  # by row
         self.created: dict[int, Log] = {}
+        self.renamed: dict[int, Log] = {}
         self.dropped: list[int] = []
         self.emptied: list[tuple[str, Key]] = []  # kinds and prefixes, before `things`
         self.things: dict[tuple[str, Key], bytes | Message | None] = {}  # None: deleted
         self.beside: list[tuple[str, Key]] = []  # of them those that stand and fall with the messages
+        self.moved: list[tuple[Log, Sequence[int] | range]] = []  # settled if the messages are written
         self.told: list[Done] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
@@ -83,6 +85,7 @@ class Group:
             self.changes
             or self.things
             or self.created
+            or self.renamed
             or self.dropped
             or self.emptied
             or self.letters.changed
@@ -129,6 +132,16 @@ class Group:
                     bits = merged(self.bits(id), stretch(first, count, start, stop), count)
                     self.changes[id] = Change(log.id, first, count, bits)
 
+    def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
+        """These messages need not survive if those that come with them are written."""
+        self.moved.append((log, positions))
+
+    def settle_moved(self) -> None:
+        """All that was handed in is about to be written: settle what stands and falls with it."""
+        for log, positions in self.moved:
+            self.settle(log, positions)
+        self.moved.clear()
+
     def bits(self, row: int) -> int:
         """What of a stored row is settled."""
         change = self.changes.get(row)
@@ -138,9 +151,14 @@ class Group:
         """A log is new."""
         self.created[log.id] = log
 
+    def rename(self, log: Log) -> None:
+        """A log has another kind and name."""
+        (self.created if log.id in self.created else self.renamed)[log.id] = log
+
     def drop(self, log: Log) -> None:
         """A log goes with its messages."""
         self._pieces.pop(log.id, None)
+        self.renamed.pop(log.id, None)
         rows = self.index.logs.get(log.id)
         if rows is not None:
             for id, _, _, _ in rows.all():
@@ -198,6 +216,7 @@ class Group:
         for one in self.beside:
             self.things[one] = None
         self.beside.clear()
+        self.moved.clear()
 
     def take_told(self) -> tuple[list[Done], int, int]:
         """Who waits, in order, and for how many messages and octets."""

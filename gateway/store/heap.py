@@ -106,7 +106,10 @@ class Heap:
 
     def read(self, row: int) -> bytes:
         """What a row has here. Raises StoreError when it is not there."""
-        return read(self._descriptor, self.places[row])
+        place = self.places.get(row)
+        if place is None:
+            raise StoreError(f"it has no place in {HEAP}")
+        return read(self._descriptor, place)
 
     def free(self, row: int) -> None:
         """Nobody names the row any more."""

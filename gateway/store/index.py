@@ -119,20 +119,26 @@ class LogRows:
         self._counts = array("I", map(self._counts.__getitem__, kept))
         self._holes = 0
 
-    def from_position(self, position: int, count: int, octets: int, bits: Callable[[int], int]) -> list[int]:
-        """The ids of as many rows as have `count` unsettled messages, or `octets`, from `position` on."""
+    def from_position(
+        self, position: int, count: int, octets: int, bits: Callable[[int], int]
+    ) -> tuple[list[int], int]:
+        """The ids of as many rows as have `count` unsettled messages, or `octets`, from `position` on, and
+        where the last of them ends.
+        """
         chosen: list[int] = []
+        end = position
         for id, first, size, more in self.overlapping(position, _BEYOND):
             settled = bits(id)
             if settled == WHOLE:
                 continue
             chosen.append(id)
+            end = first + size
             before = max(position - first, 0)
             count -= size - before - (settled >> before).bit_count()
             octets -= more
             if count <= 0 or octets <= 0:
                 break
-        return chosen
+        return chosen, end
 
     def all(self) -> Iterator[tuple[int, int, int, int]]:
         """(id, first, count, octets) in order of position."""

@@ -91,12 +91,16 @@ class Letters:
         self._added.clear()
         self._removed.clear()
 
-    def newest(self, count: int, before: int | None) -> Iterable[Line]:
-        """At most `count` letters on disk, newest first, older than letter `before`."""
-        condition = "" if before is None else f"WHERE id < {int(before)}"
-        return self._connection.execute(
-            f"SELECT * FROM dead_letters {condition} ORDER BY id DESC LIMIT ?", (count,)
-        ).fetchall()
+    def newest(self, before: int | None) -> Iterable[Line]:
+        """The letters on disk, newest first, older than letter `before`; one after the other, so that one
+        that cannot be read hides none.
+        """
+        return self.find([id for id in reversed(self._sizes) if before is None or id < before])
+
+    def says(self, text: str) -> bool:
+        """Return True if a letter on disk has this text."""
+        query = "SELECT 1 FROM dead_letters WHERE text = ? LIMIT 1"
+        return self._connection.execute(query, (text,)).fetchone() is not None
 
     def find(self, ids: Iterable[int]) -> Iterable[Line]:
         """The letters on disk that have these ids, in this order."""

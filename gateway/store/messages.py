@@ -222,6 +222,18 @@ class MessageReader:
         except Exception as error:  # whatever the octets are: they are not what this gateway writes
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
+    def heads(self, octets: bytes) -> list[tuple[int, Message]]:
+        """Offsets and messages of damaged octets, without bodies, as far as they can be read; nothing of it
+        is certain.
+        """
+        try:
+            if octets[_CRC.size] != VERSION:
+                return []
+            offsets, messages = self._decode(octets)
+            return [(at, message.holding(b"")) for at, message in zip(offsets, messages, strict=True)]
+        except Exception:  # the damage is there
+            return []
+
     def decode_one(self, octets: bytes) -> Message:
         """The message that `encode_message` wrote. Raises StoreError."""
         return self.decode(octets)[1][0]

@@ -219,6 +219,15 @@ class Store:
             del self._logs[log.kind, log.name]
             self._calls.append((Group.drop, log))
 
+    def rename(self, log: Log, kind: str, name: str) -> None:
+        """Give the log, with its messages, a kind and name that no other log has."""
+        _sound(name)
+        assert (kind, name) not in self._logs
+        del self._logs[log.kind, log.name]
+        log.kind, log.name = kind, name
+        self._logs[kind, name] = log
+        self._calls.append((Group.rename, log))
+
     def extent(self, log: Log) -> Extent:
         """What is stored of a log, in sum. Before `start`, or of a log that is new since."""
         return self._database.index.extent(log.id)
@@ -254,6 +263,13 @@ class Store:
         """The messages at these positions need not survive any more. Unknown ones are passed over."""
         self._calls.append((Group.settle, log, positions))
 
+    def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
+        """Settle messages if what is appended in this wake-up is written: they have moved to other logs. When
+        the messages are refused, these stay.
+        """
+        if not self._failure:
+            self._calls.append((Group.settle_beside, log, positions))
+
     def read_from(
         self,
         log: Log,
@@ -273,9 +289,14 @@ class Store:
         def job() -> Callable[[], None]:
             bits = self._writer.group.bits
             rows = self._database.index.of(log.id)
-            ids = [] if log.dropped else rows.from_position(position, messages_max, octets_max, bits)
-            found = self._database.messages(ids, bits)
-            return partial(then, [one for one in found if one[0] >= position])
+            found: list[Stored] = []
+            at = position
+            while not found and not log.dropped:  # what cannot be read hides nothing behind it
+                ids, at = rows.from_position(at, messages_max, octets_max, bits)
+                if not ids:
+                    break
+                found = [one for one in self._database.messages(ids, bits) if one[0] >= position]
+            return partial(then, found)
 
         self._do(job)
 
@@ -353,15 +374,20 @@ class Store:
         Before `start`, `then` is called at once.
         """
         letters = self._database.letters
-        self._letters(lambda: letters.newest(count, before), then)
+        self._letters(lambda: letters.newest(before), then, count)
 
     def find_letters(self, ids: Iterable[int], then: Callable[[list[DeadLetter]], None]) -> None:
         """`then` gets the letters with these ids that there are, in this order; before `start` at once."""
         letters, wanted = self._database.letters, list(ids)
         self._letters(lambda: letters.find(wanted), then)
 
-    def _letters(self, query: Callable[[], Iterable[Line]], then: Callable[[list[DeadLetter]], None]) -> None:
-        self._do(lambda: partial(then, self._database.dead_letters(query)))
+    def _letters(
+        self,
+        query: Callable[[], Iterable[Line]],
+        then: Callable[[list[DeadLetter]], None],
+        count: int | None = None,
+    ) -> None:
+        self._do(lambda: partial(then, self._database.dead_letters(query, count)))
 
     @property
     def letters_count(self) -> int:

@@ -159,6 +159,8 @@ class Writer:
                 self.call_soon(read())
             except Exception as error:
                 contained("store", error)
+        if self.group.letters.changed and not self.failure:  # of rows that could not be read
+            self._commit()
 
     def _next(self) -> Calls | None:
         """What comes next; None when it is time for something else, or to end."""
@@ -212,6 +214,9 @@ class Writer:
         group = self.group
         changes = group.changes
         deferred = {}
+        if group.moved:
+            group.changes = dict(changes)
+            group.settle_moved()
         if changes_max is not None:
             group.changes = dict(islice(changes.items(), changes_max))
             deferred = dict(islice(changes.items(), changes_max, None))

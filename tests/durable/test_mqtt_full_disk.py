@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.protocols.mqtt.packets import Connack, Connect
+from gateway.protocols.mqtt.packets import Connack, Connect, Will
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.durable.test_full_disk import BODY, FILLING_MAX, small
@@ -145,4 +145,17 @@ def test_nothing_accepted_is_lost_when_it_is_killed_then(site: Site) -> None:
     assert connack.session_present
     for _ in range(taken):
         reader.ack(PUBACK, reader.row()[2])
+    assert reader.quiet()
+
+
+def test_a_will_that_the_disk_does_not_take_is_published_when_it_does(site: Site) -> None:
+    client = Mqtt(site.gateway.ports["mqtt"])
+    client.say(Connect("dying", V5, clean_start=True, will=Will("t/a", b"will", 1)))
+    assert client.next(Connack).reason == 0
+    taken = site.fill()
+    client.cut()
+    reader, _ = site.connect("reader")
+    for _ in range(taken):
+        reader.ack(PUBACK, reader.row()[2])
+    assert reader.body() == b"will"
     assert reader.quiet()

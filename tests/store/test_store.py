@@ -457,3 +457,62 @@ def test_space_comes_back(tmp_path: Path) -> None:
         one.commit()
     assert (tmp_path / "gateway.db").stat().st_size < 200_000
     assert not (tmp_path / "gateway.db-wal").exists()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_moves_to_another_log_leaves_its_own_with_that_commit(tmp_path: Path, taken: bool) -> None:
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        source, target = one.store.log("queue", "q"), one.store.log("queue", "other")
+        one.append(source, 0, *numbered(0, 3))
+        disk.fault = "" if taken else "disk is full"
+        told: list[Outcome] = []
+        one.store.append(target, 0, messages(b"1"), told.append)
+        one.store.settle_beside(source, (1,))
+        one.store.flush()
+        one.loop.run_until(lambda: told)
+        assert (told[0] is ACCEPTED) is taken
+        if not taken:
+            one.store.settle_beside(source, (2,))  # while nothing is taken nothing moves
+            disk.fault = ""
+            one.until_healthy(True)
+    store = opened(tmp_path)
+    left = [(0, b"0"), (2, b"2")] if taken else [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert content(store, log_of(store)) == left
+    assert content(store, log_of(store, "other")) == ([(0, b"1")] if taken else [])
+    store.close()
+
+
+def test_a_message_that_moves_and_is_settled_at_once_leaves_its_log(tmp_path: Path) -> None:
+    with Opened(tmp_path) as one:
+        source, target = one.store.log("queue", "q"), one.store.log("queue", "other")
+        one.append(source, 0, *numbered(0, 2))
+        one.store.append(target, 0, messages(b"0"), accepted)
+        one.store.settle_beside(source, (0,))
+        one.store.settle(target, (0,))
+        assert one.commit() is ACCEPTED
+    store = opened(tmp_path)
+    assert content(store, log_of(store)) == [(1, b"1")]
+    store.close()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["written before", "new"])
+def test_a_log_has_another_name(tmp_path: Path, before: bool) -> None:
+    with Opened(tmp_path) as one:
+        log = one.store.log("session", "q")
+        if before:
+            one.append(log, 0, b"old")
+        one.store.rename(log, "ended", "was q")
+        again = one.store.log("session", "q")
+        one.append(again, 0, b"new")
+        one.append(log, 1, b"more")
+    store = opened(tmp_path)
+    assert {(log.kind, log.name) for log in store.logs()} == {("session", "q"), ("ended", "was q")}
+    assert [body for _, body in content(store, log_of(store))] == [b"new"]
+    assert [body for _, body in content(store, log_of(store, "was q"))] == [b"old"] * before + [b"more"]
+    store.rename(log_of(store, "was q"), "ended", "again")
+    store.drop(log_of(store, "again"))
+    store.close()
+    store = opened(tmp_path)
+    assert [log.name for log in store.logs()] == ["q"]
+    store.close()

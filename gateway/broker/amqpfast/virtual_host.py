@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Final, TypedDict
+from typing import Final, TypedDict
 
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
@@ -338,10 +338,6 @@ class FastHost:
         return queue.delete()
 
     # What is otherwise where destinations are on a cluster.
-
-    answers_later: ClassVar[bool] = False
-    """Destinations are somewhere else: what is not known here has to be waited for (NotKnown), and what a
-    transaction acknowledges is said when what it has sent is safe there, not in one step with that."""
 
     def awaited(self, subscription: Subscription) -> Awaited | None:
         """What a subscription has to wait for before it is one; None: nothing."""

@@ -18,7 +18,8 @@ PUBREC the message is forgotten and its id recorded as released, together; PUBRE
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -34,10 +35,13 @@ from gateway.broker.mqtt.session import (
     UNKEPT,
     Grant,
     Outlet,
+    PassOn,
+    QueuedRow,
     Row,
     Session,
     SessionLimits,
     SessionTally,
+    Told,
     decode_grant,
 )
 from gateway.broker.storage import PagedLog
@@ -45,8 +49,6 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.index import Log
-
-Told = Callable[[Outcome], None]
 
 
 class DurableSession(Session):
@@ -57,6 +59,8 @@ class DurableSession(Session):
         "_gone",
         "_grants",
         "_ids",
+        "_left",
+        "_moving",
         "_positions",
         "_records",
         "_safe",
@@ -78,6 +82,8 @@ class DurableSession(Session):
         self._records = records
         self._aside: PagedLog | None = None  # most sessions never need it
         self._positions: dict[int, int] = {}  # of what is in flight, by packet id
+        self._moving: dict[int, QueuedRow] = {}  # on their way to other sessions, by position
+        self._left = False  # its log is somebody else's
         self._gone: list[int] = []  # acknowledged or expired; the store is told once per wake-up
         self._safe = 0  # what is below has been committed, or refused
         self._stuck = False  # a QoS 2 message that is not safe yet is next
@@ -234,6 +240,8 @@ class DurableSession(Session):
             self.pump()
 
     def _withdraw(self, first: int, end: int) -> None:
+        for position in [at for at in self._moving if first <= at < end]:
+            del self._moving[position]
         waiting, self._waiting = self._waiting or (), None
         self._octets -= weight_of(message for message, _, at in waiting if first <= at < end)
         self._wait([row for row in waiting if not first <= row[2] < end])
@@ -336,16 +344,77 @@ class DurableSession(Session):
         if self.persistent:
             self._record(attached=False)
 
-    def _passed(self, position: int) -> None:
-        """As Session; the other one has written it already."""
-        if position != UNKEPT:
-            self._gone.append(position)
+    def hand(self, message: Message, grant: Grant, told: Told) -> None:
+        """As Session; when it is on disk."""
+        if not message.assurance or not grant.qos:
+            super().hand(message, grant, told)
+            return
+        fitting = self._fitting([message])
+        if fitting:
+            self._keep(fitting, grant, told)
+        else:
+            told(ACCEPTED)  # the newest is dropped, and counted
+        if self.outlet is not None:
+            self.pump()
+
+    @property
+    def failing(self) -> bool:
+        """As Session."""
+        return not self._records.store.healthy
+
+    def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
+        """As Session. The message leaves this log in the transaction in which it is in the other one; if the
+        disk does not take it there, it is owed here again.
+        """
+        if position == UNKEPT:
+            return super()._passed(message, grant, position, pass_on)
+        self._moving[position] = (message, grant, position)
+        if not pass_on(message, grant, partial(self._moved, position)):
+            del self._moving[position]
+            return False
+        if position in self._moving:
+            self._records.store.settle_beside(self.log, (position,))
+        return True
+
+    def _moved(self, position: int, outcome: Outcome) -> None:
+        row = self._moving.pop(position, None)
+        if row is None:  # it was refused here, too, and its publisher told so
+            return
+        if outcome is ACCEPTED:
+            self._records.store.settle(self.log, (position,))
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.insert(bisect(self._waiting, position, key=_position), row)
+        self._octets += row[0].octets
+        self.pump()
+
+    def _position_of(self, packet_id: int) -> int:
+        return self._positions[packet_id]
+
+    def _forget_in_flight(self, packet_id: int, row: Row) -> None:
+        """As Session; on disk it moves by itself."""
+        del self.in_flight[packet_id]
+        del self._positions[packet_id]
+        self._let_go(row.message.octets)
+
+    def leave(self) -> Log | None:
+        """The session ends. Return its log if that may have messages of shared subscriptions, which are
+        others' now; what was sent at QoS 2 is not among them.
+        """
+        if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
+            return None
+        sent = [self._positions[packet_id] for packet_id, row in self.in_flight.items() if row.qos == 2]
+        self._records.store.settle(self.log, [*self._gone, *sent])
+        self._left = True
+        return self.log
 
     def discarded(self) -> None:
         """As Session; the disk forgets it, too."""
         super().discarded()
         self._records.forget_session(self.client_id)
-        self._records.store.drop(self.log)
+        if not self._left:
+            self._records.store.drop(self.log)
 
     def received(self, packet_id: int) -> bool:
         """As Session; the message is forgotten at once, and its id is taken until PUBCOMP."""
@@ -384,6 +453,10 @@ def _settle(part: SubBatch, start: int, stop: int, outcome: Outcome) -> None:
         part.settle(outcome)
     else:
         part.settle_at(range(start, stop), outcome)
+
+
+def _position(row: QueuedRow) -> int:
+    return row[2]
 
 
 def _nobody(outcome: Outcome) -> None:

@@ -5,7 +5,10 @@ With a store, sessions with an expiry, their subscriptions, and wills are there 
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
@@ -15,9 +18,18 @@ from mypy_extensions import mypyc_attr
 from gateway.access.questions import Asked
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
+from gateway.broker.mqtt.ended_sessions import EndedSessions
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
 from gateway.broker.mqtt.retained import Retained
-from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions, Walk
+from gateway.broker.mqtt.session import (
+    Grant,
+    Session,
+    SessionLimits,
+    SessionTally,
+    SubscriptionOptions,
+    Told,
+    Walk,
+)
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import DefinitionShares, Shares, filter_octets, share_of, text_octets
@@ -26,7 +38,7 @@ from gateway.containment import contained
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.store.restoring import set_aside
@@ -36,6 +48,7 @@ log = structlog.get_logger(limited=True)
 
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
+LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory, that wait for a full disk
 NEVER: Final = (inf, None)
 
 
@@ -88,12 +101,13 @@ class Newcomer(NamedTuple):
 
 class LeftWill(NamedTuple):
     """A will of a client that was lost with an earlier process, and the seconds until it is to be
-    published.
+    published. `key`: of its record, if that is not the client's.
     """
 
     will: Will
     sender: Sender
     left_secs: float
+    key: str = ""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -137,8 +151,15 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
         self._left_wills: list[LeftWill] = []
+        self._sent_wills = 0  # since this process began
+        self._born = time.time_ns()  # so that keys of an earlier process are others
         self._set_aside: set[str] = set()  # clients whose sessions could not be made again
         self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
+        self._unshared: dict[Session, None] = {}  # they could not hand over all, for the disk was full
+        self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
+        self._ended: EndedSessions | None = None
+        if store is not None:
+            self._ended = EndedSessions(store, self.tally, self._hand)
         if self.records is not None:
             self._restore(self.records)
 
@@ -174,11 +195,11 @@ class MqttNamespace:
                 self.discard(session)
             else:
                 self._left_sessions.append(session)
-        for will, sender in records.wills():
+        for key, will, sender in records.wills():
             left = 0.0
-            if sender.client in self.sessions:
+            if key == sender.client and key in self.sessions:
                 left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
-            self._left_wills.append(LeftWill(will, sender, left))
+            self._left_wills.append(LeftWill(will, sender, left, key))
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
         """Its client begins anew, and may not meet what nobody could read."""
@@ -316,6 +337,7 @@ class MqttNamespace:
             group = self._groups[topic_filter] = SharedGroup(topic_filter)
             self._trie.add(shared, group)
             self._changed(shared)
+        session.shares = True
         self._members += session not in group.members
         group.join(session, options)
 
@@ -348,13 +370,70 @@ class MqttNamespace:
             self._changed(shared)
 
     def hand_over(self, session: Session, *, ended: bool = False) -> None:
-        """The client was lost, or its session has `ended`: groups have others to send to."""
+        """The client was lost, or its session has `ended`: groups have others to send to. What an ended
+        session has on disk is handed over by and by.
+        """
+        log = session.leave() if ended else None
+        if log is not None:
+            assert self._ended is not None
+            self._ended.add(log)
+            return
 
-        def pass_on(message: Message, grant: Grant) -> bool:
+        def pass_on(message: Message, grant: Grant, told: Told) -> bool:
             group = self._groups.get(grant.shared)
-            return group is not None and group.pass_on(message, session, away=ended)
+            if group is None:
+                return False
+            heard = partial(self._handed, session, message, grant.shared, ended, told)
+            if group.pass_on(message, session, heard, away=ended):
+                return True
+            if self.failing and ended:
+                self._leave_over(grant.shared, message)
+            return self.failing and ended
 
-        session.share(pass_on)
+        left = session.share(pass_on)
+        if ended:
+            self.tally.unshared += left
+        elif left and self.failing:
+            self._unshared[session] = None
+
+    def _handed(
+        self, session: Session, message: Message, shared: str, ended: bool, told: Told, outcome: Outcome
+    ) -> None:
+        """Another session owes the message, or the disk does not take it there."""
+        told(outcome)
+        if outcome is not ACCEPTED:
+            if ended:
+                self._leave_over(shared, message)
+            else:
+                self._unshared[session] = None
+
+    def _leave_over(self, shared: str, message: Message) -> None:
+        """Keep a message of a session that has ended until the disk takes it for another."""
+        if len(self._leftovers) < LEFTOVERS_MAX:
+            self._leftovers.append((shared, message))
+        else:
+            self.tally.unshared += 1
+
+    def _hand(self, shared: str, message: Message, told: Told) -> bool | None:
+        """Give a message to a member of a group. None: there is no group; False: no member can have it."""
+        group = self._groups.get(shared)
+        return None if group is None else group.pass_on(message, None, told, away=True)
+
+    def _share_again(self) -> None:
+        """The disk takes messages again: hand over what had to stay."""
+        unshared, self._unshared = self._unshared, {}
+        for session in unshared:
+            if session.outlet is None and self.sessions.get(session.client_id) is session:
+                self.hand_over(session)
+        leftovers, self._leftovers = self._leftovers, deque()
+        for shared, message in leftovers:
+
+            def heard(outcome: Outcome, shared: str = shared, message: Message = message) -> None:
+                if outcome is not ACCEPTED:
+                    self._leave_over(shared, message)
+
+            if not self._hand(shared, message, heard):
+                self.tally.unshared += 1
 
     # Sessions.
 
@@ -502,13 +581,21 @@ class MqttNamespace:
         else:
             self.records.put_will(client_id, will, sender)
 
-    def forget_will(self, client_id: str) -> None:
-        """The will is published, or will not be."""
+    def forget_will(self, key: str) -> None:
+        """Delete the record of a client's will, or of a will that is being published: it is published, or
+        will not be.
+        """
         if self.records is not None:
-            self.records.delete_will(client_id)
+            self.records.delete_will(key)
+
+    def new_will_key(self, client_id: str) -> str:
+        """Return the key for the record of a will of this client that is being published."""
+        self._sent_wills += 1
+        return f"{client_id}\0{self._born:x} {self._sent_wills}"
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Have `publish` called at `at` (monotonic seconds), or when the session ends before.
+        """Have `publish` called at `at` (monotonic seconds), or when the session ends before. In place of a
+        client id, `new_will_key` is for a will that does not depend on the session.
 
         OVERDUE: when the clock next ticks, or the client returns before.
         """
@@ -537,6 +624,10 @@ class MqttNamespace:
         """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`)."""
         for client_id in [client_id for client_id, (at, _) in self._wills.items() if at <= now]:
             self._publish_will(client_id)
+        if (self._unshared or self._leftovers) and not self.failing:
+            self._share_again()
+        if self._ended is not None:
+            self._ended.tick()
         due = [
             session
             for session in self.sessions.values()

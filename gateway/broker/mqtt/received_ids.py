@@ -1,11 +1,15 @@
 """QoS 2 from a client: the packet ids of messages that were taken and not released (5: 4.3.3).
 
-A message whose id is known is not taken again. PUBREC is said when every target has the message; of a
-session that survives a restart only when the id is on disk, too. There the id is a message of its own in a
-log, for the store writes the messages of a wake-up all together or not at all: when everything that the
-message leads to is within this gateway, the id is written in the wake-up in which it came, so that after a
-crash both are there or neither. What leads to a remote broker is not ours to write together: its id is
-written when the broker has confirmed, and the crash in between costs a repeat, never a message.
+A message whose id is known is not taken again. PUBREC is said when every target has the message.
+
+An id on disk implies that its message is on disk or settled. Ids of a session that survives a restart are
+messages of their own in a log, for the store writes the messages of a wake-up all together or not at all:
+- Every target is within this gateway, and one writes the message: the id is written in the same wake-up, so
+  that after a crash both are there or neither. PUBREC waits for that commit.
+- Every target has the message in memory only: so is the id, and a message that is repeated after a crash is
+  published again.
+- A target is a remote broker, or behind a paused route: the id is written when it has accepted, and a crash
+  in between costs a repeat, never a message.
 """
 
 from __future__ import annotations
@@ -37,15 +41,22 @@ class ReceivedIds:
     def __contains__(self, packet_id: int) -> bool:
         return packet_id in self._accepted
 
-    def take(self, packet_id: int, *, here: bool) -> bool:
-        """A message came under this id. `here`: no remote broker is to have it. False: it came before."""
+    def take(self, packet_id: int) -> bool:
+        """Note that a message came under this id. Return False if it came before."""
         if packet_id in self._accepted:
             return False
         self._accepted[packet_id] = False
         return True
 
-    def accept(self, packet_id: int) -> bool:
-        """Every target has the message. True: say PUBREC now; otherwise it is said later, or never."""
+    def handed_on(self, packet_id: int) -> None:
+        """Note that the targets, all within this gateway, were given the message in this wake-up: they have
+        it in memory, and have accepted it, or are writing it.
+        """
+
+    def accept(self, packet_id: int, *, stored: bool = True) -> bool:
+        """Note that every target has the message. Return True if PUBREC is to be sent now; otherwise it is
+        sent later, or never. Not `stored`: the targets have it in memory only.
+        """
         if packet_id not in self._accepted:
             return False
         self._accepted[packet_id] = True
@@ -108,14 +119,18 @@ class DurableReceivedIds(ReceivedIds):
     def __contains__(self, packet_id: int) -> bool:
         return packet_id in self._taken
 
-    def take(self, packet_id: int, *, here: bool) -> bool:
-        """As above; the id is written now if the message stays here."""
+    def take(self, packet_id: int) -> bool:
+        """As above."""
         if packet_id in self._taken:
             return False
-        taken = self._taken[packet_id] = _Taken()
-        if here:
-            self._write(packet_id, taken)
+        self._taken[packet_id] = _Taken()
         return True
+
+    def handed_on(self, packet_id: int) -> None:
+        """As above; the id of a message that is being written is written with it."""
+        taken = self._taken.get(packet_id)
+        if taken is not None and not taken.settled and not taken.accepted and taken.position == NONE:
+            self._write(packet_id, taken)
 
     def _write(self, packet_id: int, taken: _Taken) -> None:
         if self._log is None:
@@ -136,14 +151,17 @@ class DurableReceivedIds(ReceivedIds):
         if taken.accepted:
             self._say(packet_id)
 
-    def accept(self, packet_id: int) -> bool:
+    def accept(self, packet_id: int, *, stored: bool = True) -> bool:
         """As above."""
         taken = self._taken.get(packet_id)
         if taken is None:
             return False
         taken.accepted = True
         if not taken.settled and taken.position == NONE:
-            self._write(packet_id, taken)
+            if stored:
+                self._write(packet_id, taken)
+            else:
+                taken.settled = True
         return taken.settled
 
     def accepted(self, packet_id: int) -> bool:

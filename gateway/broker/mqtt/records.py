@@ -7,6 +7,7 @@
 | owed | client id, U+0000, filter | empty: its retained messages have not all been put into the session |
 | released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
 | will | client id | JSON, see `put_will` |
+| will | client id, U+0000, any text | the same, of a will that is being published and not settled yet |
 
 No client id holds U+0000 (5: 1.5.4.2), so what belongs to a client is found by its prefix; keys are UTF-8.
 Messages stand in two logs of the client's name: `session`, what it is owed, and `incoming`, the packet ids of
@@ -140,8 +141,9 @@ class Records:
 
     # Wills.
 
-    def put_will(self, client: str, will: Will, sender: Sender) -> None:
-        """The client's will, if it is lost with us: a JSON object of the fields of Will and Sender.
+    def put_will(self, key: str, will: Will, sender: Sender) -> None:
+        """Store the will of the client, or one of its that is being published: a JSON object of the fields
+        of Will and Sender.
 
         The body and the property list (in the octets of MQTT 5) are base64.
         """
@@ -153,17 +155,19 @@ class Records:
             "properties": b64encode(encode_list(will.properties, WILL_LIST)).decode(),
             "sender": sender._asdict(),
         }
-        self._wills.add(client)
-        self._put(WILL, client.encode(), json.dumps(given).encode())
+        self._wills.add(key)
+        self._put(WILL, key.encode(), json.dumps(given).encode())
 
-    def delete_will(self, client: str) -> None:
-        """It has been published, or will not be."""
-        if client in self._wills:
-            self._wills.remove(client)
-            self._delete(WILL, client.encode())
+    def delete_will(self, key: str) -> None:
+        """Delete a will: it has been published, or will not be."""
+        if key in self._wills:
+            self._wills.remove(key)
+            self._delete(WILL, key.encode())
 
-    def wills(self) -> Iterator[tuple[Will, Sender]]:
-        """What the clients left that were connected when the gateway ended, or whose wills were delayed."""
+    def wills(self) -> Iterator[tuple[str, Will, Sender]]:
+        """Yield key, will and sender of what clients left that were connected when the gateway ended, whose
+        wills were delayed, or were being published.
+        """
         for key, value in self._things(WILL):
             with set_aside(WILL, key):
                 self._wills.add(key.decode())
@@ -172,7 +176,7 @@ class Records:
                 will = Will(
                     given["topic"], b64decode(given["body"]), given["qos"], given["retain"], properties
                 )
-                yield will, Sender(**given["sender"])
+                yield key.decode(), will, Sender(**given["sender"])
 
     # All of them.
 

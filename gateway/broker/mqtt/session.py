@@ -23,7 +23,9 @@ from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Re
 from gateway.broker.pressure import MayHold, Pace, Pressure, everybody_may_hold, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
+from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.spec import PacketType
+from gateway.store.index import Log
 
 QOS: Final = 0x03
 RETAIN_AS_PUBLISHED: Final = 0x04
@@ -116,13 +118,18 @@ class Grant:
         return bytes((first,)) + b"".join(identifiers)
 
 
+def shared_filter(octets: bytes) -> str:
+    """The filter of the shared subscription in what `Grant.encode` wrote; "": it is of none."""
+    return octets[1 + IDENTIFIER_OCTETS :].decode() if octets[0] & SHARED else ""
+
+
 def decode_grant(session: Session, octets: bytes) -> Grant:
     """The grant that `Grant.encode` wrote; what it passes over was left out before it was stored."""
     first = octets[0]
     as_published = bool(first & RETAIN_AS_PUBLISHED)
     shared = ""
     if first & SHARED:
-        shared = octets[1 + IDENTIFIER_OCTETS :].decode()
+        shared = shared_filter(octets)
         octets = octets[: 1 + IDENTIFIER_OCTETS]
     options = [
         SubscriptionOptions(first & QOS, retain_as_published=as_published, identifier=identifier)
@@ -209,6 +216,7 @@ class SessionTally:
     offline: int = 0
     expired: int = 0
     undeliverable: int = 0  # larger than the client takes, or malformed by their sender
+    unshared: int = 0  # of a shared subscription whose last member that could have them has ended
 
 
 @dataclass
@@ -228,6 +236,10 @@ class SessionLimits:
 
 QueuedRow = tuple[Message, Grant, int]
 """A message that is owed, by what, and its position, or UNKEPT."""
+Told = Callable[[Outcome], None]
+"""Hears ACCEPTED when a session owes a message safely, and otherwise why it does not."""
+PassOn = Callable[[Message, Grant, Told], bool]
+"""Has another session owe a message; False: none can."""
 
 
 class Session:
@@ -257,6 +269,7 @@ class Session:
         "pressure",
         "received_ids",
         "released",
+        "shares",
         "subscriptions",
         "tally",
         "user",
@@ -280,6 +293,7 @@ class Session:
         self.in_flight: dict[int, Row] = {}
         self.owed: dict[str, Walk] = {}  # retained messages still to be sent, by filter
         self.released: dict[int, None] = {}  # in flight, PUBREC came, PUBREL was sent
+        self.shares = False  # it has been a member of a shared subscription
         self.credit = 0
         self.pressure = Pressure()
         self.patient = limits.holds  # its sources are held; after a stall not again before half of it is gone
@@ -562,30 +576,54 @@ class Session:
                 self._waiting = deque()
             self._waiting.extend(rows)
 
-    def share(self, pass_on: Callable[[Message, Grant], bool]) -> None:
-        """The client is gone: others may have what it was owed of shared subscriptions (5: 4.8.2).
+    def hand(self, message: Message, grant: Grant, told: Told) -> None:
+        """Owe a message that another member of a shared subscription owed until now."""
+        self.offer([message], grant)
+        told(ACCEPTED)
 
-        `pass_on` says whether somebody took a message. QoS 2 that was sent stays: the client may have it.
+    @property
+    def failing(self) -> bool:
+        """True: it has to be on disk, and the disk takes nothing now."""
+        return False
+
+    def share(self, pass_on: PassOn) -> int:
+        """Have others owe what this session owed of shared subscriptions, for its client is gone (5: 4.8.2).
+
+        QoS 2 that was sent stays: the client may have it. Returns how many others stay, too.
         """
-        sent = [(packet_id, row) for packet_id, row in self.in_flight.items() if row.grant.shared]
-        for packet_id, row in sent:
-            if row.qos == 1 and pass_on(row.message, row.grant):
-                self.finish(packet_id)
-        if not any(grant.shared for _, grant, _ in self._waiting or ()):
-            self.pump()
-            return
-        waiting, self._waiting = self._waiting, None
-        for message, grant, position in waiting or ():
-            owed = grant.shared and grant.qos and message.assurance
-            if owed and pass_on(message, grant):
-                self._let_go(message.octets)
-                self._passed(position)
-            else:
-                self._wait([(message, grant, position)])
+        left = 0
+        for packet_id, row in list(self.in_flight.items()):
+            if row.grant.shared and row.qos == 1:
+                if self._passed(row.message, row.grant, self._position_of(packet_id), pass_on):
+                    self._forget_in_flight(packet_id, row)
+                else:
+                    left += 1
+        if any(grant.shared for _, grant, _ in self._waiting or ()):
+            waiting, self._waiting = self._waiting, None
+            for message, grant, position in waiting or ():
+                owed = grant.shared and grant.qos and message.assurance
+                if owed and self._passed(message, grant, position, pass_on):
+                    self._let_go(message.octets)
+                else:
+                    left += bool(owed)
+                    self._wait([(message, grant, position)])
         self.pump()
+        return left
 
-    def _passed(self, position: int) -> None:
-        """Another session owes the message at this position now."""
+    def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
+        """Have another session owe the message at this position."""
+        return pass_on(message, grant, _nobody)
+
+    def _position_of(self, packet_id: int) -> int:
+        return UNKEPT
+
+    def _forget_in_flight(self, packet_id: int, row: Row) -> None:
+        """Another session owes it."""
+        self.finish(packet_id)
+
+    def leave(self) -> Log | None:
+        """The session ends. Return the log of what it owes, if that is for others to hand over."""
+        return None
 
     def discarded(self) -> None:
         """The session has ended; nothing of it stays."""
@@ -629,3 +667,7 @@ class Session:
             if candidate not in in_flight:
                 self._last_id = candidate
                 return candidate
+
+
+def _nobody(outcome: Outcome) -> None:
+    """Whoever passes it on has heard it."""

@@ -7,16 +7,18 @@ sink, whoever its members are: that they come and go changes nothing for those w
 When a client is lost, what it has not acknowledged at QoS 1, and what it was not sent yet, goes to another
 member that is connected; when its session ends, also to one that is away. What it was sent at QoS 2 is its
 own: it completes the delivery when it returns, and nobody else may get it ([MQTT-4.8.2-4], [MQTT-4.8.2-5]).
-What waits for it on disk alone stays there until it returns, or its session ends.
+What waits for it on disk alone stays there until it returns, or its session ends (ended_sessions.py). A
+message leaves the disk only when the other member has it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions
+from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions, Told
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
+from gateway.model.outcome import Outcome
 
 PREFIX: Final = "$share/"
 
@@ -84,19 +86,21 @@ class SharedGroup:
 
     def offer(self, message: Message) -> None:
         """Have a member that is connected owe a message for which nobody waits."""
-        self.pass_on(message, None, away=False)
+        self.pass_on(message, None, _nobody, away=False)
 
-    def pass_on(self, message: Message, but: Session | None, *, away: bool) -> bool:
-        """Have another member owe a message. `away`: its client need not be connected. False: none can."""
+    def pass_on(self, message: Message, but: Session | None, told: Told, *, away: bool) -> bool:
+        """Have another member owe a message, and `told` hear when it does. `away`: its client need not be
+        connected. False: none can.
+        """
         chosen = self.choose(but, away=away)
         if chosen is None:
             return False
-        chosen.offer([message], self.members[chosen])
+        chosen.hand(message, self.members[chosen], told)
         return True
 
     def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:
         """Whose turn it is; `away`: its client need not be connected. None: nobody's."""
-        able = [one for one in self.members if one is not but and not one.full]
+        able = [one for one in self.members if one is not but and not one.full and not one.failing]
         here = [one for one in able if one.outlet is not None]
         candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]
         if not candidates:
@@ -106,3 +110,7 @@ class SharedGroup:
             at = self._turn % len(candidates)
             self._turn = at + 1
         return candidates[at]
+
+
+def _nobody(outcome: Outcome) -> None:
+    """Nobody waits for it."""

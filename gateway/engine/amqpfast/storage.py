@@ -262,6 +262,9 @@ class ClusterStorage:
             self.there = True
             self._go_on()
 
+    def forget_beside(self, positions: Sequence[int]) -> None:
+        """The cluster has no transactions: it hears of them afterwards."""
+
     def when_loaded(self, then: Callable[[], None]) -> None:
         """Nothing is waited for."""
         then()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import structlog
 
@@ -127,8 +127,6 @@ class Lookup:
 
 class EngineFastHost(FastHost):
     """The destinations of one name, over the cluster."""
-
-    answers_later: ClassVar[bool] = True
 
     def __init__(
         self, name: str, changed: Callable[[], None], *, engine: FastEngineSession, **options: Any

@@ -33,7 +33,7 @@ from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicPublish, BasicReturn, Method
@@ -443,8 +443,7 @@ class AmqpChannel:
         if self._raise is not None:
             self._raise.cancel()
         if self.transaction is not None:
-            self.transaction.rollback()
-            self.transaction = None
+            self.transaction.close()
         consumers = list(self.consumers.values())
         self.consumers.clear()
         for consumer in consumers:
@@ -511,6 +510,11 @@ class AmqpChannel:
 IN_TRANSACTION = -1  # stands for the confirm number in the receipts of a transaction
 
 
+Settlement = tuple[list[tuple[int, Unacknowledged]], bool | None]
+Waiting = tuple[RoutingEntry, Message, Content | None]  # for the commit
+"""Deliveries with their tags, and whether they are requeued; None: acknowledged."""
+
+
 class Routed:
     """The namespace of one message that was routed some time ago."""
 
@@ -539,16 +543,24 @@ def _says_the_queue(entry: RoutingEntry) -> bool:
 
 
 class Transaction:
-    """What a channel has said since its last commit or rollback."""
+    """What a channel has said since its last commit or rollback.
+
+    A commit is all or nothing. Deliveries are settled when everything that was published is safe: their
+    acknowledgements reach the disk in the transaction of the messages where these are written here, and
+    otherwise behind them. When a publish is refused (the disk is full) nothing is acknowledged, and the
+    deliveries return to their queues with the channel.
+    """
 
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
-        self._publishes: list[tuple[RoutingEntry, Message, Content | None]] = []
+        self._publishes: list[Waiting] = []
         self._generation = 0  # of the dispatcher, when the first of them was routed
         self.octets = 0  # of what is published, less what is on disk
-        self._settlements: list[tuple[list[tuple[int, Unacknowledged]], bool | None]] = []
+        self._settlements: list[Settlement] = []
+        self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
         self._open = 0  # of a commit: what has not been heard of yet
         self._failed = False
+        self._closed = False
         self._then: Callable[[bool], None] | None = None
 
     @property
@@ -583,38 +595,58 @@ class Transaction:
         settlements, self._settlements = self._settlements, []
         self._channel.untake([one for taken, _ in settlements for one in taken])
 
+    def close(self) -> None:
+        """The channel is gone: roll back. A commit that is under way comes to its end unheard."""
+        self.rollback()
+        self._closed = True
+
     def commit(self, then: Callable[[bool], None]) -> None:
-        """Put it all into effect; `then` hears, now or later, whether everything has been."""
+        """Put it all into effect, or nothing; `then` hears, now or later, whether everything has been."""
         ingress = self._channel.connection.ingress
         publishes, self._publishes = self._publishes, []
+        self._committing, self._settlements = self._settlements, []
         self.octets = 0
         self._then = then
         self._failed = False
-        self._open = len(publishes) + 1
-        self._channel.connection.unsettled += len(publishes)
-        changed = self._generation != ingress.dispatcher.generation
+        renewed: list[Waiting] | None = publishes
+        if self._generation != ingress.dispatcher.generation:
+            renewed = self._renew_all(publishes)
+        if renewed is None or (not ingress.disk_healthy() and self._must_be_whole(renewed)):
+            self._failed = True
+            self._finish()
+            return
+        self._open = len(renewed) + 1
+        self._channel.connection.unsettled += len(renewed)
         batch = ingress.begun_batch()
         utc = time.time()
-        for entry, message, content in publishes:
-            if changed:
-                try:
-                    entry = self._renewed(entry)
-                except RouteRefused as error:
-                    self._refuse(message, str(error))
-                    continue
+        here = True
+        for entry, message, content in renewed:
             expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
                 message = living(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
             large = len(message.body) > ingress.limits.message_bytes_max
             publish = ingress.publish_large if large else ingress.dispatcher.publish
+            here = here and ingress.ends_here(entry)
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
-        if self._settle() and ingress.store is not None:
-            ingress.store.after_commit(self._on_disk)
-        else:
-            self.told(True)
+        if here and not self._failed:
+            self._acknowledge_beside()
+        self.told(True)
+
+    def _must_be_whole(self, publishes: list[Waiting]) -> bool:
+        """Return True if some of this cannot be without the disk, and the rest must not be without that."""
+        lasting = any(message.durable for _, message, _ in publishes)
+        return lasting and (len(publishes) > 1 or bool(self._committing))
+
+    def _acknowledge_beside(self) -> None:
+        """Have acknowledgements written in the transaction of what was published just now."""
+        for taken, requeue in self._committing:
+            if requeue is None:
+                for _, (queue, _, position, _) in taken:
+                    if queue.storage is not None and not queue.deleted:
+                        queue.storage.forget_beside((position,))
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
         """The entry of a message that decides where it goes, with its decision."""
@@ -640,34 +672,50 @@ class Transaction:
             found = Routed(connection.host, (recipient.sink for recipient in recipients))
         return fresh.chosen_by(found)
 
-    def _refuse(self, message: Message, rule: str) -> None:
-        """A message of the commit may not be published any more, so that the commit fails."""
-        connection, address = self._channel.connection, message.address
-        what = f"exchange '{address.scope}' with routing key '{address.name}'"
-        connection.ingress.denied(connection.sender, "write", what, rule)
-        connection.answered(1)
-        self.told(False)
-
-    def _settle(self) -> bool:
-        """Settle the deliveries; True: there were some, which may be on disk, or their letters."""
-        settlements, self._settlements = self._settlements, []
-        touched: Touched = {}
-        for taken, requeue in settlements:
-            self._channel.settle([one for _, one in taken], requeue, touched)
-        for one in touched:
-            one.dispatch()
-        return bool(touched)
-
-    def _on_disk(self, outcome: Outcome) -> None:
-        self.told(outcome is ACCEPTED)
+    def _renew_all(self, publishes: list[Waiting]) -> list[Waiting] | None:
+        """Return the messages with their entries as they are now; None if one may not be published any more,
+        which is logged as denied."""
+        found: list[Waiting] = []
+        for entry, message, content in publishes:
+            try:
+                found.append((self._renewed(entry), message, content))
+            except RouteRefused as error:
+                connection, address = self._channel.connection, message.address
+                what = f"exchange '{address.scope}' with routing key '{address.name}'"
+                connection.ingress.denied(connection.sender, "write", what, str(error))
+                return None
+        return found
 
     def told(self, accepted: bool) -> None:
         """One part of the commit is done."""
         self._failed |= not accepted
         self._open -= 1
-        if not self._open and self._then is not None:
-            then, self._then = self._then, None
-            then(not self._failed)
+        if not self._open:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Everything that was published is safe, or something was refused."""
+        settlements, self._committing = self._committing, []
+        if self._failed and not self._closed:
+            self._channel.untake([one for taken, _ in settlements for one in taken])
+            self._answer(False)
+            return
+        touched: Touched = {}
+        for taken, requeue in settlements:
+            self._channel.settle([one for _, one in taken], self._failed or requeue, touched)
+        for one in touched:
+            one.dispatch()
+        store = self._channel.connection.ingress.store
+        if touched and store is not None:
+            # A full disk changes nothing: what is settled makes room, and is written when there is some.
+            store.after_commit(lambda outcome: self._answer(True))
+        else:
+            self._answer(not self._failed)
+
+    def _answer(self, whole: bool) -> None:
+        then, self._then = self._then, None
+        if then is not None and not self._closed:
+            then(whole)
 
 
 Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory

@@ -207,6 +207,11 @@ class Delivery:
         if queue.gone is not None:
             queue.gone.extend(range(self.position, self.position + self.count))
 
+    def forget_beside(self) -> None:
+        """Have them settled on disk in the transaction of what is published in this wake-up."""
+        if self.queue.storage is not None and not self.queue.deleted:
+            self.queue.storage.forget_beside(range(self.position, self.position + self.count))
+
     def give_back(self) -> None:
         """They return to their queue."""
         self._let_go()
@@ -393,34 +398,24 @@ class FastChannel:
 
     # Transactions, 3.3.3.
 
-    def commit(
-        self, *, everything: bool, later: bool = False
-    ) -> tuple[list[tuple[RoutingEntry, Message]], bool, list[Delivery]]:
-        """What was acknowledged is, with `everything` also what was written before.
-
-        Returns what was sent, whether any of it all concerns the disk, and what has still to be settled:
-        with `later`, everything that was acknowledged.
+    def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[Delivery]]:
+        """Return what was sent, and what was acknowledged, with `everything` also what was written before:
+        that is for `finish`.
         """
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
-        if not later:
-            self._final(settled)
         if everything:
             seen = self._written if self.connection.stream.backlogged else self._sent
             confirmed = self._take(seen)
             for delivery in confirmed:
                 delivery.consumer.acknowledged(delivery.count, touched)
-                delivery.consumer.provisional += delivery.count * later
+                delivery.consumer.provisional += delivery.count
             settled += confirmed
-        if not later:
-            self.settle(settled, touched)
         self._begin()
         for queue in touched:
             queue.dispatch()
         pending, self.pending = self.pending, []
-        kept = any(queue.storage is not None for queue in touched)
-        lasting = kept or any(message.durable for _, message in pending)
-        return pending, lasting, settled if later else []
+        return pending, settled
 
     @staticmethod
     def _final(deliveries: Iterable[Delivery]) -> None:
@@ -435,16 +430,19 @@ class FastChannel:
             delivery.settle()
             touched[delivery.queue] = None
 
-    def finish(self, deliveries: list[Delivery], *, taken: bool) -> None:
-        """What was acknowledged within a transaction, whose messages are safe now, or were not taken."""
+    def finish(self, deliveries: list[Delivery], *, taken: bool) -> bool:
+        """What was acknowledged within a transaction, whose messages are safe now, or were not taken. Return
+        True if some of it is on disk.
+        """
         touched: dict[Queue, None] = {}
         self._final(deliveries)
         if not taken:
             self._give_back(deliveries, touched)
-            return
+            return False
         self.settle(deliveries, touched)
         for queue in touched:
             queue.dispatch()
+        return any(queue.storage is not None for queue in touched)
 
     def rollback(self) -> None:
         """What was sent is dropped; what was notified since the last boundary, or acknowledged, comes

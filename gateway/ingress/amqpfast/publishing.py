@@ -438,34 +438,22 @@ class Publisher:
         self._connection.machine.reply(handle.number, tag)
 
     def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
-        """CHANNEL COMMIT: the reply waits until everything that was sent is settled, and what was
-        acknowledged is so on disk."""
+        """CHANNEL COMMIT, all or nothing: the reply waits until everything that was sent is safe, and what
+        was acknowledged is so on disk. When something is refused, nothing is acknowledged.
+        """
         connection = self._connection
         ingress = self._ingress
-        later = connection.host.answers_later
-        entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
-        try:
-            for entry, _ in channel.pending:
-                if entry.address not in entries:
-                    entries[entry.address] = self._route(entry.address)
-        except RouteRefused as error:
-            what = f"{entry.address.scope}:{entry.address.name}"
-            ingress.denied(connection.sender, "write", what, str(error))
-            text = f"sending to {entry.address.name!r} is refused"
-            connection.close_channel(channel, ReplyCode.ACCESS_REFUSED, text)
+        entries = self._entries_of(channel)
+        if entries is None:
             return
-        pending, lasting, acknowledged = channel.commit(everything=ingress.commits_all, later=later)
+        pending, acknowledged = channel.commit(everything=ingress.commits_all)
         calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
             ingress.partials.hand_over(partial)
 
-        def done(outcome: Outcome) -> None:
+        def answer(outcome: Outcome) -> None:
             self.unsettled -= 1
-            for partial in transferred:
-                ingress.partials.end(partial, taken=outcome is ACCEPTED)
-            if acknowledged:
-                channel.finish(acknowledged, taken=outcome is ACCEPTED)
             if channel.silent:
                 return
             if outcome is ACCEPTED:
@@ -476,16 +464,54 @@ class Publisher:
                 _, code = REFUSALS[outcome.reason]
                 connection.close_channel(channel, code, outcome.text)
 
-        join = Join(len(pending) + 1, done)
+        def done(outcome: Outcome) -> None:
+            for partial in transferred:
+                ingress.partials.end(partial, taken=outcome is ACCEPTED)
+            if channel.finish(acknowledged, taken=outcome is ACCEPTED):
+                # What is settled is so although the disk is full: it is written when that takes it.
+                ingress.after_commit(lambda written: answer(ACCEPTED))
+            else:
+                answer(outcome)
+
         self.unsettled += 1
+        lasting = any(message.durable for _, message in pending)
+        if lasting and not ingress.disk_healthy() and (acknowledged or len(pending) > 1):
+            assert ingress.store is not None
+            done(ingress.store.refusal)
+            return
+        join = Join(len(pending) + 1, done)
         ingress.begun_batch()
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
         ingress.turn_done()
+        if join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
+            for delivery in acknowledged:
+                delivery.forget_beside()
         if lasting:
             ingress.after_commit(join.settled)
         else:
             join.settled(ACCEPTED)
+
+    def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
+        """Return where the messages of a transaction go, by the rules and routes as they are now.
+
+        None: one of them may not be sent any more, and the channel is closed.
+        """
+        entries: dict[Address, RoutingEntry] = {}
+        for entry, _ in channel.pending:
+            address = entry.address
+            try:
+                if address not in entries:
+                    entries[address] = self._route(address)
+            except RouteRefused as error:
+                connection = self._connection
+                self._ingress.denied(
+                    connection.sender, "write", f"{address.scope}:{address.name}", str(error)
+                )
+                text = f"sending to {address.name!r} is refused"
+                connection.close_channel(channel, ReplyCode.ACCESS_REFUSED, text)
+                return None
+        return entries
 
     def _make_calls(self, calls: list[Call]) -> None:
         """A transaction is committed: its peers hear what they are to hear. Who has closed the handle since

@@ -26,7 +26,7 @@ from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
-from gateway.ingress.mqtt.guest import Receipt
+from gateway.ingress.mqtt.guest import Receipt, Told
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import (
     NOT_TEXT,
@@ -268,6 +268,8 @@ class MqttConnection(AdmittedGuest):
             return
         if self._retries is not None:
             for receipt in self._retries.due(now):
+                if receipt[2] == 2:
+                    self._note_taken(receipt[1], receipt[4])
                 self._ingress.publish_again(receipt, self.current_rights())
         if self._answers is not None:
             self._answers.tick()
@@ -396,7 +398,8 @@ class MqttConnection(AdmittedGuest):
             if self._unreleased is None:
                 self._unreleased = set()
             self._unreleased.add(packet_id)
-        if not session.received_ids.accept(packet_id) or session.outlet is None:
+        stored = not self._ingress.accepted_in_memory
+        if not session.received_ids.accept(packet_id, stored=stored) or session.outlet is None:
             return
         if reason and session.outlet is self:
             self.machine.send_ack(PacketType.PUBREC, packet_id, reason)
@@ -404,7 +407,7 @@ class MqttConnection(AdmittedGuest):
         else:
             session.outlet.send_received(packet_id)
 
-    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+    def refused(self, receipt: Told, outcome: Outcome) -> None:
         """A target did not take the message: MQTT 5 has words for it, older versions are tried again, or have
         made a dead letter."""
         _, packet_id, qos, _, _ = receipt
@@ -430,14 +433,14 @@ class MqttConnection(AdmittedGuest):
             self._retries.add(receipt, outcome, self._ingress.now())
 
     @staticmethod
-    def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
+    def _given_up(receipt: Told, outcome: Outcome) -> bool:
         """Whether no route that the message took asks for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
             branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
 
-    def _forget_incoming(self, receipt: Receipt) -> None:
+    def _forget_incoming(self, receipt: Told) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
@@ -702,14 +705,21 @@ class MqttConnection(AdmittedGuest):
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
         session = self.session
         assert session is not None
-        held = None if self._retries is None else self._retries.waiting
-        here = session.kept and held is None and self._ingress.ends_here(entry)
-        if session.received_ids.take(packet_id, here=here):
+        if session.received_ids.take(packet_id):
+            held = None if self._retries is None else self._retries.waiting
+            if held is None:
+                self._note_taken(packet_id, entry)
             return True
         self._ingress.stats.duplicates += 1
         if session.received_ids.accepted(packet_id):
             self.send_received(packet_id)
         return False
+
+    def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
+        """Have the session told of a QoS 2 message when its targets have been given it, if all are here."""
+        session = self.session
+        if session is not None and session.kept and self._ingress.ends_here(entry):
+            self._ingress.taken.append((session.received_ids, packet_id))
 
     # Subscriptions, and how a client leaves.
 

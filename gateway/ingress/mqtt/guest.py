@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from mypy_extensions import trait
+
 from gateway.broker.routing import RoutingEntry
 from gateway.ingress.guest import Guest
 from gateway.model.message import Message, Sender
@@ -12,7 +14,22 @@ from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-class MqttGuest(Guest):
+@trait
+class Publisher:
+    """Whoever published a message with a receipt, and hears what became of it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+
+    @abstractmethod
+    def refused(self, receipt: Told, outcome: Outcome) -> None:
+        """A target did not take the message."""
+
+
+class MqttGuest(Guest, Publisher):
     """The owner of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
@@ -27,16 +44,6 @@ class MqttGuest(Guest):
         """The protocol machine counts them."""
         return self.machine
 
-    # What the source tells of published messages.
-
-    @abstractmethod
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
-
-    @abstractmethod
-    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A target did not take the message."""
-
     @abstractmethod
     def not_served(self, why: str) -> None:
         """Turn away a client whose CONNECT has not been answered yet, for now (0x88; 3: code 3)."""
@@ -47,4 +54,7 @@ class MqttGuest(Guest):
         on its way may come first."""
 
 
+Told = tuple[Publisher, int, int, Message, RoutingEntry]
+"""Publisher, packet id, QoS, message, entry: by which a message is answered."""
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
+"""The same, of a client."""

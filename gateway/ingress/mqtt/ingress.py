@@ -20,12 +20,13 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
+from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import Session
 from gateway.broker.routing import AnswerEntry, Branch, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
-from gateway.ingress.mqtt.guest import MqttGuest, Receipt
+from gateway.ingress.mqtt.guest import MqttGuest, Publisher, Receipt, Told
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
@@ -33,7 +34,7 @@ from gateway.ingress.source import ListenerSource, RouteRefused
 from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome, Reason
+from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
@@ -68,6 +69,8 @@ class MqttIngress(ListenerSource):
         self.byte_order = given.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self._owing: dict[Session, None] = {}  # retained messages
+        self.taken: list[tuple[ReceivedIds, int]] = []  # QoS 2 messages of the batch whose targets are here
+        self._handing_on = False
         self._sending = False
         self.namespace.begin(self.now())
         self.namespace.system.add(self.stats)
@@ -88,6 +91,17 @@ class MqttIngress(ListenerSource):
 
     # What the listener asks.
 
+    def turn_done(self) -> None:
+        """Send the batch on its way, then have the ids of QoS 2 messages stored that are being written."""
+        taken, self.taken = self.taken, []
+        before, self._handing_on = self._handing_on, True
+        try:
+            super().turn_done()
+        finally:
+            self._handing_on = before
+        for ids, packet_id in taken:
+            ids.handed_on(packet_id)
+
     def tick(self, now: float) -> None:
         """Sessions that have been away for too long end; wills whose delay is over are published."""
         super().tick(now)
@@ -97,15 +111,16 @@ class MqttIngress(ListenerSource):
 
     def _adopt(self, endpoint: str | None) -> None:
         """Publish in time what clients left that an earlier process has lost."""
-        for will, sender, left_secs in self.namespace.left_wills(endpoint):
+        for will, sender, left_secs, key in self.namespace.left_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
             principal = Principal(sender.user) if sender.user in self.authorization.roles.users else None
-            self.namespace.delay_will(sender.client, at, partial(self.publish_will, will, sender, principal))
+            publish = partial(self.publish_will, will, sender, principal)
+            self.namespace.delay_will(key or sender.client, at, publish)
 
     # What batches ask: this is their source.
 
     def settle(
-        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
+        self, receipts: list[Told | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Each receipt's client hears what became of its message."""
         for at, receipt in enumerate(receipts):
@@ -119,20 +134,13 @@ class MqttIngress(ListenerSource):
 
     # What connections ask.
 
-    def disk_healthy(self) -> bool:
-        """The store, if any, takes messages."""
-        return self.dispatcher.disk_healthy()
-
     def forget_entries(self) -> None:
         self.entries.forget()
 
-    def ends_here(self, entry: RoutingEntry) -> bool:
-        """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
-        links = self.dispatcher.links
-        return all(
-            branch.route.settle == "stored" or branch.route.target_endpoint not in links
-            for branch in entry.plan.branches
-        )
+    @property
+    def accepted_in_memory(self) -> bool:
+        """Whether what a target accepts at this moment is in its memory only: it was given it just now."""
+        return self._handing_on or self.dispatcher.pauses.is_releasing()
 
     @staticmethod
     def new_client_id() -> str:
@@ -363,6 +371,9 @@ class MqttIngress(ListenerSource):
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4). Rules may have changed since it was
         left; of a client that is not known any more (`principal` None) they are not asked again. But no will
         takes a route that asks for a role that its client is not known to have.
+
+        The caller then deletes its record. Where the message is not written in this wake-up, as in front of
+        a paused route, it has a record of its own until it is settled.
         """
         rights = self.rights_of(principal or Principal(sender.user), sender.client)
         if principal is not None:
@@ -395,8 +406,18 @@ class MqttIngress(ListenerSource):
         except RouteRefused as error:
             self.denied(sender, "will", will.topic, str(error))
             return
-        if not self.dispatcher.publish(self.begun_batch(), entry, message, None):
+        sent = SentWill(self, will, sender, principal)
+        if not self.ends_here(entry):
+            sent.keep()
+        try:
+            receipt = (sent, 0, will.qos, message, entry)
+            taken = self.dispatcher.publish(self.begun_batch(), entry, message, receipt)
+        except RemoteProtocolError:  # nobody can publish it, after a restart neither
+            sent.accepted(0, will.qos)
+            raise
+        if not taken:
             self.unclaimed(entry, message, None)
+            sent.accepted(0, will.qos)
         self.turn_done()
 
     async def _publish_will_later(
@@ -409,3 +430,43 @@ class MqttIngress(ListenerSource):
     def report(self, remote: str, error: RemoteProtocolError) -> None:
         """Say what a client did wrong."""
         log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))
+
+
+class SentWill(Publisher):
+    """The publisher of a will whose client is gone: keeps its record until the message is settled.
+
+    A will that is not taken for now is published again when the clock next ticks; one that is refused for
+    good is a dead letter.
+    """
+
+    __slots__ = ("_ingress", "_key", "_principal", "_sender", "_will")
+
+    def __init__(self, ingress: MqttIngress, will: Will, sender: Sender, principal: Principal | None) -> None:
+        self._ingress = ingress
+        self._will = will
+        self._sender = sender
+        self._principal = principal
+        self._key = ""
+
+    def keep(self) -> None:
+        """Record the will, so that it is published again if this process ends before it is settled."""
+        namespace = self._ingress.namespace
+        self._key = namespace.new_will_key(self._sender.client)
+        namespace.keep_will(self._key, self._will, self._sender)
+
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """The message is safe."""
+        if self._key:
+            self._ingress.namespace.forget_will(self._key)
+
+    def refused(self, receipt: Told, outcome: Outcome) -> None:
+        """Publish it again, or make it a dead letter."""
+        ingress, will = self._ingress, self._will
+        ingress.tell_refused(receipt[3], outcome)
+        if outcome.verdict is Verdict.REJECTED:
+            ingress.bury(receipt[3], outcome, partial(self.accepted, 0, will.qos), receipt[4])
+            return
+        if not self._key:
+            self.keep()
+        publish = partial(ingress.publish_will, will, self._sender, self._principal)
+        ingress.namespace.delay_will(self._key, OVERDUE, publish)

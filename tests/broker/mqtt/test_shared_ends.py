@@ -1,0 +1,285 @@
+"""Shared subscriptions whose members end, or are lost while the disk is full: others get what is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.broker.mqtt.ended_sessions import ENDED
+from gateway.broker.mqtt.namespace import SessionShares
+from gateway.broker.mqtt.session import Session
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED
+from gateway.protocols.mqtt.dialect import topic_address
+from tests.broker.mqtt.test_durable_sessions import World
+from tests.broker.parts import Space, connected, mqtt, publish
+from tests.store.crashes import Crashes
+
+SHARED = "$share/g/a/#"
+OLD = 1.0  # a time that is over by the namespace's clock
+
+
+@pytest.fixture
+def crashes() -> Iterator[Crashes]:
+    made = Crashes()
+    yield made
+    made.check()
+
+
+def numbered(count: int, first: int = 0, qos: int = 1) -> list[Message]:
+    return [mqtt("a/b", b"%d" % at, qos) for at in range(first, first + count)]
+
+
+def give(world: World, messages: list[Message]) -> None:
+    """All in one batch, all accepted."""
+    (sink,) = world.space.sinks(topic_address("a/b"))
+    told = publish(sink, messages)
+    assert world.one.commit() is ACCEPTED
+    assert told.outcomes == [ACCEPTED] * len(messages)
+
+
+def away(world: World, *names: str, qos: int = 1) -> list[Session]:
+    found = []
+    for name in names:
+        session = world.session(name, SHARED, qos=qos)
+        connected(session)
+        session.detach()
+        world.space.left(session, 1e9)
+        found.append(session)
+    return found
+
+
+def clean_start(world: World, session: Session) -> None:
+    world.space.open(session.client_id, clean=True, expiry_secs=60.0)
+
+
+def deletion(world: World, session: Session) -> None:
+    world.space.discard(session)
+
+
+def expiry(world: World, session: Session) -> None:
+    session.expires_at = OLD
+    world.space.expire(OLD)
+
+
+def eviction(world: World, session: Session) -> None:
+    world.space._away.remove(session)
+    session.expires_at = OLD
+    world.space._away.add(session)
+    world.space._shares = SessionShares()
+    world.space.sessions_max = len(world.space.sessions)
+    assert world.space.make_room("", "") == ""
+    assert world.space.evicted == 1
+
+
+ENDS = [clean_start, deletion, expiry, eviction]
+End = Callable[[World, Session], None]
+
+
+def settle(world: World) -> None:
+    """The clock ticks until nothing is left of sessions that have ended."""
+    ended = world.space._ended
+    assert ended is not None
+
+    def done() -> bool:
+        world.space.expire(0.0)
+        return not len(ended)
+
+    world.one.until(done)
+    assert world.one.commit() is ACCEPTED
+
+
+def received(world: World, session: Session, count: int, crashes: Crashes | None = None) -> list[int]:
+    """The client returns and acknowledges `count` messages."""
+    outlet = connected(session, receive_maximum=1_000)
+    world.one.until(lambda: len(outlet.rows) >= count)
+    found = [int(row.message.body) for row in outlet.rows]
+    for row in outlet.rows:
+        if crashes is not None:
+            crashes.settled.add(bytes(row.message.body))
+        session.finish(row.packet_id)
+    session.pump()
+    assert world.one.commit() is ACCEPTED
+    return sorted(found)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("restart", [False, True])
+def test_who_is_left_gets_what_an_ended_session_was_owed(
+    tmp_path: Path, crashes: Crashes, end: End, restart: bool
+) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        first, second = away(world, "A", "B")
+        give(world, numbered(10))
+        assert (len(first), len(second)) == (5, 5)
+        settle(world)
+        end(world, first)
+        if restart:
+            assert world.one.commit() is ACCEPTED
+        else:
+            settle(world)
+            assert received(world, second, 10, crashes) == list(range(10))
+        assert world.space.tally.unshared == 0
+    if restart:
+        with World(tmp_path, crashes=crashes) as world:
+            settle(world)
+            assert received(world, world.space.sessions["B"], 10, crashes) == list(range(10))
+            assert [log.name for log in world.one.store.logs() if log.kind == ENDED] == []
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_was_read_from_the_disk_before_goes_to_others_too(
+    tmp_path: Path, crashes: Crashes, end: End
+) -> None:
+    """Half of it is in memory, some of that in flight; QoS 2 that was sent is nobody else's."""
+    with World(tmp_path, crashes=crashes, memory_messages_max=4) as world:
+        first, second = away(world, "A", "B", qos=2)
+        give(world, [*numbered(20), *numbered(20, 20, qos=2)])
+        outlet = connected(first, receive_maximum=12)
+        world.one.until(lambda: len(outlet.rows) == 12)
+        sent = {int(row.message.body) for row in outlet.rows if row.qos == 2}
+        first.detach()
+        world.space.left(first, 1e9)
+        crashes.settled |= {b"%d" % number for number in sent}
+        end(world, first)
+        settle(world)
+        assert received(world, second, 40 - len(sent), crashes) == sorted(set(range(40)) - sent)
+
+
+def test_what_is_not_of_a_group_ends_with_the_session(tmp_path: Path, crashes: Crashes) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        first, second = away(world, "A", "B")
+        world.session("A", "own")
+        (sink,) = world.space.sinks(topic_address("own"))
+        publish(sink, [mqtt("own", b"own")])
+        give(world, numbered(2))
+        crashes.settled.add(b"own")
+        deletion(world, first)
+        settle(world)
+        assert received(world, second, 2, crashes) == [0, 1]
+        assert world.space.tally.unshared == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_with_no_member_left_it_is_counted(tmp_path: Path, stored: bool) -> None:
+    with World(tmp_path) as world:
+        space = world.space if stored else Space()
+        session = space.session("A", SHARED)
+        connected(session, 1)
+        session.detach()
+        (sink,) = space.sinks(topic_address("a/b"))
+        publish(sink, numbered(5))
+        assert world.one.commit() is ACCEPTED
+        space.discard(session)
+        if stored:
+            settle(world)
+        assert space.tally.unshared == 5
+
+
+def test_a_full_member_gets_it_when_it_has_room(tmp_path: Path, crashes: Crashes) -> None:
+    with World(tmp_path, crashes=crashes, messages_max=8) as world:
+        first, second = away(world, "A", "B")
+        give(world, numbered(14))
+        assert (len(first), len(second)) == (7, 7)
+        deletion(world, first)
+        world.space.expire(0.0)
+        world.one.until(lambda: len(second) == 8)
+        assert world.one.commit() is ACCEPTED
+        found: list[int] = []
+        while len(found) < 14:
+            found += received(world, second, 1, crashes)
+            second.detach()
+            world.space.expire(0.0)
+            world.one.until(lambda: len(second)) if len(found) < 14 else None
+        assert sorted(found) == list(range(14))
+        assert world.space.tally.unshared == 0
+
+
+# A full disk.
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known to be full", "full since just now"])
+def test_a_member_is_lost_while_the_disk_is_full(tmp_path: Path, crashes: Crashes, known: bool) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        lost = world.session("a", SHARED)
+        connected(lost, 10)
+        give(world, numbered(20))
+        assert (len(lost.in_flight), len(lost)) == (10, 10)
+        other = world.session("b", SHARED)
+        outlet = connected(other)
+        world.fail()
+        if known:
+            world.one.store.put("x", "y", b"")
+            world.one.store.flush()
+            world.one.until_healthy(False)
+        lost.detach()
+        world.space.hand_over(lost)
+        world.one.store.flush()
+        if not known:
+            world.one.until_healthy(False)
+            world.one.until(lambda: len(lost) + len(lost.in_flight) == 20)
+        assert len(lost) + len(lost.in_flight) == 20
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        world.space.expire(0.0)
+        assert world.one.commit() is ACCEPTED
+        bodies = {int(row.message.body) for row in outlet.rows}
+        assert bodies == set(range(20))
+        assert (len(lost), len(lost.in_flight)) == (0, 0)
+    with World(tmp_path, crashes=crashes) as world:
+        assert received(world, world.space.sessions["b"], 20, crashes) == list(range(20))
+        assert len(world.space.sessions["a"]) == 0
+
+
+def test_a_member_that_returns_before_the_disk_is_well_gets_its_own_again(
+    tmp_path: Path, crashes: Crashes
+) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        lost = world.session("a", SHARED)
+        first = connected(lost, 3)
+        give(world, numbered(6))
+        connected(world.session("b", SHARED))
+        world.fail()
+        lost.detach()
+        world.space.hand_over(lost)
+        world.one.store.flush()
+        world.one.until_healthy(False)
+        world.one.until(lambda: len(lost) + len(lost.in_flight) == 6)
+        again = connected(lost, 10)
+        world.one.until(lambda: len(again.rows) == 6)
+        assert [(int(body), packet_id, dup) for body, _, packet_id, dup in again.said] == [
+            (number, number + 1, number < 3) for number in range(6)
+        ]
+        assert first.said[0][2] == 1
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known to be full", "full since just now"])
+def test_a_session_in_memory_ends_while_the_disk_is_full(tmp_path: Path, known: bool) -> None:
+    with World(tmp_path) as world:
+        lost = world.space.session("a", SHARED, persistent=False)
+        connected(lost, 2)
+        (sink,) = world.space.sinks(topic_address("a/b"))
+        publish(sink, numbered(4))
+        outlet = connected(world.session("b", SHARED))
+        assert world.one.commit() is ACCEPTED
+        world.fail()
+        if known:
+            world.one.store.put("x", "y", b"")
+            world.one.store.flush()
+            world.one.until_healthy(False)
+        lost.detach()
+        world.space.discard(lost)
+        world.one.store.flush()
+        if not known:
+            world.one.until_healthy(False)
+            world.one.until(lambda: len(world.space._leftovers) == 4)
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        world.space.expire(0.0)
+        assert world.one.commit() is ACCEPTED
+        assert {int(row.message.body) for row in outlet.rows} == {0, 1, 2, 3}
+        assert world.space.tally.unshared == 0
