@@ -18,6 +18,7 @@ from gateway.broker.pressure import Held
 from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import LinkStatus
+from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -76,7 +77,7 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
         self.status = status
         self.stats = status.stats
         self.client_id = client_id
-        self.batch = self.dispatcher.batch(self, clock.now())
+        self.batch = self.new_batch()
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
         self._connection: ConnectionT | None = None
         self._caches: dict[str, Entries] = {}
@@ -100,11 +101,15 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
         """Messages for the broker that it has not confirmed, sent or not."""
         return self.publisher.waiting_messages + self.publisher.in_flight
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch of this source."""
+        return self.dispatcher.batch(self, clock.now())
+
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
         batch = self.batch
         if len(batch):
-            self.batch = self.dispatcher.batch(self, clock.now())
+            self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:

@@ -56,7 +56,7 @@ class ListenerSource(ABC):
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.spool = services.bodies.spool
-        self.batch = self.dispatcher.batch(self, self.now())
+        self.batch = self.new_batch()
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
         self._entered: dict[Guest, Entrance] = {}  # clients that were let in
         self._expiring: dict[Guest, float] = {}  # those whose identity ends, and when (seconds of 1970)
@@ -83,11 +83,15 @@ class ListenerSource(ABC):
     def connect(self, stream: Stream, now: float) -> Guest:
         """A client has connected: its owner. `now` is when it was accepted."""
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch of this source."""
+        return self.dispatcher.batch(self, self.now())
+
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if len(batch):
-            self.batch = self.dispatcher.batch(self, self.now())
+            self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:

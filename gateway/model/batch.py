@@ -18,6 +18,9 @@ from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, worse
 from gateway.model.times import Monotonic
 
 Receipt = Any
+Untold = Callable[[Receipt, bool, Outcome], bool]
+"""Return True if a source cannot be told that a route rejects the message of a receipt, so that the route has
+to keep a dead letter. The second argument: the route asks for another attempt (`on_reject: retry`)."""
 _EVERY: set[int] = set()  # by identity: the part was settled whole
 
 
@@ -87,11 +90,23 @@ class Recipient:
 class Batch:
     """One wake-up's messages, joined over all their recipients."""
 
-    __slots__ = ("_open", "_parts", "_watchers", "_worst", "receipts", "received", "source")
+    __slots__ = (
+        "_open",
+        "_parts",
+        "_watchers",
+        "_worst",
+        "keeps_letters",
+        "receipts",
+        "received",
+        "source",
+        "untold",
+    )
 
     def __init__(self, source: Source, received: Monotonic) -> None:
         self.source = source
         self.received = received
+        self.untold: Untold | None = None  # None: the source is told of every rejection
+        self.keeps_letters = False  # what is rejected is a dead letter already, and stays the one that it is
         self.receipts: list[Receipt] = []
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}

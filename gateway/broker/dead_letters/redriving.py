@@ -61,6 +61,7 @@ class Redriving:
         # it.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
+        published.keeps_letters = True
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:

@@ -27,6 +27,7 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.batch import Batch
 from gateway.model.caches import make_room
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -505,6 +506,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             octets_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self._burials: list[tuple[Receipt, Outcome]] = []  # of what no route took, until there is room
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
     # What the link asks.
@@ -526,6 +528,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
         self.publisher.tick(now)
         super().tick(now)
+        burials, self._burials = self._burials, []
+        for receipt, outcome in burials:
+            if receipt[0].live:
+                self._bury(receipt, outcome)
 
     # What batches ask: this is their source.
 
@@ -548,11 +554,29 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep all that they reject: AMQP/Fast has no word for it."""
+        batch = super().new_batch()
+        batch.untold = self._is_untold
+        return batch
+
     def bury(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A message that nobody will ever take is a dead letter, and acknowledged when that is safe: there is
+        """Keep a message that no route took as a dead letter, and acknowledge it when that is safe: there is
         no other way to be rid of it."""
         self.stats.refuse(outcome)
-        self.dispatcher.dead_letters.add([receipt[2]], "", outcome, partial(self.accept, [receipt]))
+        self._bury(receipt, outcome)
+
+    def _is_untold(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
+        """Return True: a route has to keep whatever it rejects; see gateway.model.batch.Untold."""
+        return True
+
+    def _bury(self, receipt: Receipt, outcome: Outcome) -> None:
+        def wait(full: Outcome) -> None:
+            self._burials.append((receipt, outcome))
+
+        self.dispatcher.dead_letters.add(
+            [receipt[2]], "", outcome, partial(self.accept, [receipt]), full=wait
+        )
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
         """A destination is its address."""

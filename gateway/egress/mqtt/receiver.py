@@ -25,6 +25,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
+from gateway.model.batch import Batch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -84,9 +85,9 @@ class MqttLinkReceiver:
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.batch = dispatcher.batch(self, clock.now())
         self._name = name
         self._dispatcher = dispatcher
+        self.batch = self._new_batch()
         self._limits = limits
         self._stats = stats
         self._settled = settled
@@ -95,6 +96,7 @@ class MqttLinkReceiver:
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
+        self._burials: list[tuple[Receipt, Outcome]] = []  # of what cannot be read, until there is room
         self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
@@ -193,11 +195,26 @@ class MqttLinkReceiver:
             (known if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
         return known, strangers
 
+    def _new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep what the broker cannot be told of."""
+        batch = self._dispatcher.batch(self, clock.now())
+        batch.untold = self._is_untold
+        return batch
+
+    def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        return receipt is not None and self._answers(receipt) is None
+
+    def _answers(self, receipt: Receipt) -> Bringer | None:
+        """Return the connection that can tell the broker that a message is rejected: of MQTT 5, and there."""
+        answers = receipt[0] if receipt[2] == 1 else self._connection
+        return None if answers is None or answers.machine.version is not Version.V5 else answers
+
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if batch.receipts:
-            self.batch = self._dispatcher.batch(self, clock.now())
+            self.batch = self._new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
@@ -209,6 +226,9 @@ class MqttLinkReceiver:
             self.batch.received = clock.now()
         for receipt in self._held.due():
             self._retry(receipt)
+        burials, self._burials = self._burials, []
+        for receipt, outcome in burials:
+            self._bury_unread(receipt, outcome)
         due = [receipt for at, receipt in self._retries if at <= now]
         self._retries = [one for one in self._retries if one[0] > now]
         for receipt in due:
@@ -271,9 +291,10 @@ class MqttLinkReceiver:
             retry: Receipt = (connection, packet_id, qos, message, attempts + 1)
             self._retries.append((trio.current_time() + wait, retry))
             return
-        answers = connection if qos == 1 else self._connection
-        if answers is None or answers.machine.version is not Version.V5:
-            self._dispatcher.dead_letters.add([message], "", outcome, partial(self._buried, receipt))
+        answers = self._answers(receipt)
+        if answers is None:
+            then, again = partial(self._buried, receipt), partial(self._refuse, receipt)
+            self._dispatcher.dead_letters.add([message], "", outcome, then, full=again)
             return
         self.unsettled -= 1
         if answers is not self._connection or connection.epoch != self.epoch:
@@ -344,8 +365,18 @@ class MqttLinkReceiver:
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
         self._stats.refuse(outcome)
-        then = None
         if qos and (qos == 1 or self._first_time(connection, packet_id)):
             self.unsettled += 1
-            then = partial(self._buried, (connection, packet_id, qos, message, 0))
-        self._dispatcher.dead_letters.add([message], "", outcome, then)
+            receipt = (connection, packet_id, qos, message, 0)
+            self._bury_unread(receipt, outcome)
+        else:
+            self._dispatcher.dead_letters.add([message], "", outcome)
+
+    def _bury_unread(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Keep a message that no route gets to see as a dead letter, once there is room for it."""
+
+        def wait(full: Outcome) -> None:
+            self._burials.append((receipt, outcome))
+
+        then = partial(self._buried, receipt)
+        self._dispatcher.dead_letters.add([receipt[3]], "", outcome, then, full=wait)

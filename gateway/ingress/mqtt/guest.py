@@ -38,6 +38,10 @@ class MqttGuest(Guest):
         """A target did not take the message."""
 
     @abstractmethod
+    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+        """Return True if the client cannot be told that a route rejects a message."""
+
+    @abstractmethod
     def taken_over(self, *, patient: bool = False) -> None:
         """Another connection has come with the same client identifier (3.1.4). `patient`: a goodbye that is
         on its way may come first."""

@@ -21,7 +21,7 @@ from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
-from gateway.broker.routing import AnswerEntry, Branch, RoutingEntry
+from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
@@ -31,9 +31,10 @@ from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
+from gateway.model.batch import Batch
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome, Reason
+from gateway.model.outcome import FINAL, Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
@@ -304,17 +305,28 @@ class MqttIngress(ListenerSource):
             why=why,
         )
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep what a client cannot be told of."""
+        batch = super().new_batch()
+        batch.untold = self._is_untold
+        return batch
+
+    def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        if receipt is None or not receipt[0].is_untold(retries, outcome):
+            return False
+        self.tell_refused(receipt[3], outcome)
+        return True
+
     def bury(
-        self, message: Message, outcome: Outcome, then: Callable[[], None], entry: RoutingEntry | None = None
+        self,
+        message: Message,
+        outcome: Outcome,
+        then: Callable[[], None],
+        full: Callable[[Outcome], None],
     ) -> None:
-        """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
-        of the route that refused it, or of the first that may have: by that it is sent again."""
-        branches: tuple[Branch, ...] = () if entry is None else entry.plan.branches
-        asking = (
-            [branch for branch in branches if branch.mandatory] if outcome.reason is Reason.NO_ROUTE else ()
-        )
-        first = next(iter(asking or branches), None)
-        self.dead_letters.add([message], "" if first is None else first.route.name, outcome, then)
+        """Keep a message that no route took, of a client that cannot be told so."""
+        self.dead_letters.add([message], "", outcome, then, full=full)
 
     def drop_forbidden(
         self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False

@@ -159,7 +159,10 @@ async def test_what_a_target_refuses_is_a_dead_letter_and_acknowledged(one: Link
     letter = newest(one.dispatcher.dead_letters)[0]
     assert (letter.message.body, letter.outcome) == (b"1", DROPPED)
     assert acks(one, "commands") == [1]
-    assert list(one.stats.settled()) == [("accepted", "none", 0), ("rejected", "name_invalid", 1)]
+    assert (letter.route, letter.crossed) == ("commands", True), (
+        "it is redriven through the route that failed"
+    )
+    assert list(one.stats.settled()) == [("accepted", "none", 1)]
 
 
 async def test_what_is_released_goes_back_to_its_queue(
