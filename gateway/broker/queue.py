@@ -149,6 +149,15 @@ class Queue:
         return len(self) >= self.messages_max or self.octets >= self.octets_max
 
     @property
+    def head(self) -> int | None:
+        """The position of the first message that waits, or one before it; None: nothing waits."""
+        if self._returned:
+            return self._returned[0][0]
+        if self._ready:
+            return self._first
+        return None if self.storage is None else self.storage.first
+
+    @property
     def in_memory(self) -> int:
         """Octets of what waits and is not on disk alone."""
         return self.octets if self.storage is None else self.octets - self.storage.octets
