@@ -153,7 +153,7 @@ class RouteRecipient(Recipient):
                     slots = [slot for slot, kept in zip(slots, untold, strict=True) if not kept]
                 self._bury(letters, batch, messages, buried, outcome)
         if slots:
-            batch.settle(slots, outcome)
+            settle_at_route(batch, slots, self.route, outcome)
 
     def _bury(
         self,
@@ -165,12 +165,12 @@ class RouteRecipient(Recipient):
     ) -> None:
         """Keep dead letters, and tell the batch when they are safe, or that there is no room for them."""
         if messages and letters.has_room_for(messages):
-            settle = partial(batch.settle, slots)
-            letters.add(messages, self.route.name, outcome, settle, crossed=True, full=settle)
+            settle, full = partial(batch.settle, slots), partial(settle_at_route, batch, slots, self.route)
+            letters.add(messages, self.route.name, outcome, settle, crossed=True, full=full)
             return
         for message, slot in zip(messages, slots, strict=True):
-            settle = partial(batch.settle, [slot])
-            letters.add([message], self.route.name, outcome, settle, crossed=True, full=settle)
+            settle, full = partial(batch.settle, [slot]), partial(settle_at_route, batch, [slot], self.route)
+            letters.add([message], self.route.name, outcome, settle, crossed=True, full=full)
 
 
 class StagedRecipient(RouteRecipient):
@@ -627,10 +627,10 @@ class Dispatcher:
                 and not isinstance(message.body, Spooled)
                 and (self._buries(route) or is_untold(batch, receipt, route, outcome))
             ):
-                settle = partial(batch.settle, [slot])
-                self.dead_letters.add([message], route.name, outcome, settle, full=settle)
+                settle, full = partial(batch.settle, [slot]), partial(settle_at_route, batch, [slot], route)
+                self.dead_letters.add([message], route.name, outcome, settle, full=full)
             else:
-                batch.settle([slot], outcome)
+                settle_at_route(batch, [slot], route, outcome)
         return True
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
@@ -724,6 +724,13 @@ def tell_reply_kept(route: Route, message: Message) -> None:
         reason="reply_kept",
         why=route.kept_because,
     )
+
+
+def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
+    """Tell the batch what became of the messages in `slots` on one route."""
+    if outcome.verdict is Verdict.RELEASED:
+        batch.released_by(slots, route.name)
+    batch.settle(slots, outcome)
 
 
 def is_untold(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:

@@ -309,6 +309,15 @@ class SharedOutboxes(AmqpLinkSession):
         source = part.batch.source
         return isinstance(source, DrainSource) and source.outboxes is self
 
+    # What batches ask: this is their source.
+
+    def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
+        """Give a message back to its queue, from which another replica may be the next to deliver it."""
+        if outcome.reason is Reason.STORE and receipt[0].live:
+            self.held.refused(receipt)
+        else:
+            self.give_back_later(receipt)
+
     # What a connection asks.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:

@@ -136,7 +136,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session = self._session
         for consumer in list(self._consumers.values()):
             for receipt in consumer.tick(now):
-                session.retry(receipt)
+                session.retry(receipt, session.batch)
         if self.open:
             if self._reopen_at and now >= self._reopen_at:
                 self._open_sending()
@@ -401,7 +401,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         caches = session.caches()
         publish = session.dispatcher.publish
         batch = session.batch
-        behind = session.held.on
+        others_wait = session.held.on or session.held_back.on
         short = session.dispatcher.memory.short
         sender = self._sender
         last_handle, last_head = -1, b""
@@ -441,9 +441,9 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
             )
             receipt = (consumer, number, message)
-            if behind:
-                session.held.behind(receipt)
-            elif short:
+            if others_wait and session.is_behind(entry, receipt):
+                continue
+            if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
@@ -540,19 +540,21 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     ) -> None:
         """Acknowledge what was accepted; bury, or give back later, what was not."""
         if refused:
-            now = trio.current_time()
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:
                     self.bury(receipts[at], outcome)
+                    self.let_others_follow([receipts[at]])
                 else:
                     self.stats.refuse(outcome)
-                    if outcome.reason is Reason.STORE and receipts[at][0].live:
-                        self.held.refused(receipts[at])
-                    else:
-                        receipts[at][0].released(receipts[at], now)
+                    self.released(receipts[at], outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
+        self.let_others_follow(receipts)
+
+    def give_back_later(self, receipt: Receipt) -> None:
+        """Give a message back to its queue."""
+        receipt[0].give_back_later(receipt, trio.current_time())
 
     def new_batch(self) -> Batch:
         """Return an empty batch, whose routes keep all that they reject: AMQP/Fast has no word for it."""
