@@ -77,6 +77,30 @@ class Nowhere:
         raise self._error.with_traceback(None)
 
 
+def misfit(route: Route, message: Message) -> Outcome | None:
+    """Return the outcome of a message that crossed a route before a reload, if its address is of another
+    protocol than the route's target now; None: it fits."""
+    wanted, given = route.target.dialect.name, message.address.protocol
+    if wanted == given:
+        return None
+    text = f"the route {route.name!r} leads to {wanted} now, and the message has an address of {given}"
+    return Outcome(Verdict.REJECTED, Reason.NAME_INVALID, text)
+
+
+class Misfits:
+    """The sink of messages that do not fit the target of their route any more."""
+
+    def publish(self, part: SubBatch) -> None:
+        """Reject them, each for its reason."""
+        recipient = part.recipient
+        assert isinstance(recipient, RouteRecipient)
+        for at, message in enumerate(part.messages):
+            part.settle_at((at,), misfit(recipient.route, message) or INTERNAL)
+
+
+MISFITS: Final = Misfits()
+
+
 class RouteRecipient(Recipient):
     """A recipient that a route leads to: keeps the route's tally, and a dead letter of each message that its
     target rejects, under the route's name: if the route says so, or if the source cannot be told.
@@ -414,6 +438,8 @@ class Dispatcher:
         return self.namespaces.get(route.target_endpoint)
 
     def _behind_gate(self, route: Route, message: Message) -> tuple[Recipient, ...]:
+        if misfit(route, message) is not None:
+            return (RouteRecipient(MISFITS, route, self.dead_letters),)
         end = self._last(route)
         return () if end is None else self._behind(end, route, message)[0]
 

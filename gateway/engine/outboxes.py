@@ -28,7 +28,7 @@ from hashlib import blake2b
 from typing import ClassVar, Final, Protocol
 
 from gateway import clock
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, misfit
 from gateway.broker.outbox.outbox import (
     CROWDED_OUT,
     EXPIRED,
@@ -577,6 +577,9 @@ class Drain:
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 self.bury(part, at, stored, outcome, crossed=False)
+                continue
+            if (unfit := misfit(self.route, message)) is not None:
+                self.bury(part, at, message, unfit)
                 continue
             if message.expires != NEVER and message.expires <= utc:
                 self.bury(part, at, message, EXPIRED)

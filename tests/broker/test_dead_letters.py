@@ -390,8 +390,8 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
     "message, route, crossed, text",
     [
         (mqtt("in/1"), "gone", False, "in no mapping"),
-        (mqtt("in/1"), "up", True, "speaks amqp091"),
-        (amqp(), "up", False, "speaks mqtt"),
+        (mqtt("in/1"), "up", True, "leads to amqp091 now"),
+        (amqp(), "up", False, "takes mqtt now"),
         (mqtt("elsewhere"), "up", False, "does not take it any more"),
         (mqtt("in/1", sender=Sender("gone")), "", False, "'gone' that it came from is not here"),
         (mqtt("nowhere", sender=Sender("mqtt")), "", False, "no queue or subscription"),
@@ -503,7 +503,7 @@ def test_a_branch_that_refuses_for_now_is_not_buried_with_one_that_rejects() -> 
     "change, why",
     [
         (("name: alarms", "name: renamed"), "'alarms' is in no mapping"),
-        (("endpoint: crm, exchange: a, routing_key", "endpoint: mqtt, topic"), "speaks mqtt there now"),
+        (("endpoint: crm, exchange: a, routing_key", "endpoint: mqtt, topic"), "leads to mqtt now"),
     ],
 )
 def test_a_letter_whose_route_has_changed_stays_with_a_reason(change: tuple[str, str], why: str) -> None:

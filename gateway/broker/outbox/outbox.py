@@ -17,12 +17,12 @@ An outbox whose route has gone from the mappings keeps what it holds, until the 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gateway.broker.backoff import Backoff
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import RouteRecipient
+from gateway.broker.dispatcher import RouteRecipient, misfit
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
 from gateway.broker.routing import Namespace, OneSink
@@ -155,6 +155,8 @@ class Outbox(OneSink):
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
         self._left: Left | None = None
+        self._protocol = ""  # of the link, as the route says
+        self._unsure_before = 0  # messages at positions below it may have addresses of another one
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
@@ -192,6 +194,11 @@ class Outbox(OneSink):
         self._target = target
         self._route = route
         self._recipient = None
+        if route is not None:
+            protocol = route.target.dialect.name
+            if protocol != self._protocol:
+                self._protocol = protocol
+                self._unsure_before = self._queue.next
         if target is not None and route is not None:
             self._limits = target.limits.overridden_by(route.rule.outbox)
             self._attempts_max = route.rule.attempts_max
@@ -337,10 +344,32 @@ class Outbox(OneSink):
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
-        recipient = self._recipient or self._find_recipient(messages[0])
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
-        self._send(recipient, range(position, position + len(messages)), messages)
+        positions: Sequence[int] = range(position, position + len(messages))
+        if position < self._unsure_before:
+            positions = self._fitting(positions)
+            messages = [self._open[one] for one in positions]
+        if messages:
+            recipient = self._recipient or self._find_recipient(messages[0])
+            self._send(recipient, positions, messages)
+
+    def _fitting(self, positions: Iterable[int]) -> list[int]:
+        """Return the positions of messages whose address is of the link's protocol. The others, which crossed
+        the route before a change of the mapping or the links, are dead letters."""
+        route = self._route
+        assert route is not None
+        fitting: list[int] = []
+        unfit: list[tuple[int, Outcome]] = []
+        for position in positions:
+            outcome = misfit(route, self._open[position])
+            if outcome is None:
+                fitting.append(position)
+            else:
+                unfit.append((position, outcome))
+        if unfit:
+            self._refused(unfit)
+        return fitting
 
     def failed(self, error: Exception) -> None:
         """There is no way to the link: try again later."""
@@ -450,6 +479,9 @@ class Outbox(OneSink):
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
+                if due[0] < self._unsure_before:
+                    due = self._fitting(due)
+            if due:
                 recipient = self._recipient or self._find_recipient(self._open[due[0]])
                 self._send(recipient, due, [self._open[position] for position in due])
         self._queue.drop_expired(EXPIRED_AT_ONCE)
