@@ -312,6 +312,15 @@ class ListenerSource(ABC):
             reason=entry.lost,
         )
 
+    def passed_over(self, sender: Sender, queue: str) -> None:
+        """Log that a client cannot be given a message, which waits for others."""
+        log.warning(
+            "a message does not fit a consumer's frames",
+            listener=self.name,
+            client=sender.client,
+            queue=queue,
+        )
+
     def undeliverable(self, message: Message, outcome: Outcome) -> None:
         """A delivery that the protocol cannot say is a dead letter."""
         self.dead_letters.add([message], "", outcome)
