@@ -466,6 +466,7 @@ class Gateway:
             engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
             relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
+            refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,
             forwarded=core.forwarded,
             forgotten_ids=core.forgotten_ids,

@@ -77,12 +77,36 @@ class Nowhere:
         raise self._error.with_traceback(None)
 
 
+def misfit(route: Route, message: Message) -> Outcome | None:
+    """Return the outcome of a message that crossed a route before a reload, if its address is of another
+    protocol than the route's target now; None: it fits."""
+    wanted, given = route.target.dialect.name, message.address.protocol
+    if wanted == given:
+        return None
+    text = f"the route {route.name!r} leads to {wanted} now, and the message has an address of {given}"
+    return Outcome(Verdict.REJECTED, Reason.NAME_INVALID, text)
+
+
+class Misfits:
+    """The sink of messages that do not fit the target of their route any more."""
+
+    def publish(self, part: SubBatch) -> None:
+        """Reject them, each for its reason."""
+        recipient = part.recipient
+        assert isinstance(recipient, RouteRecipient)
+        for at, message in enumerate(part.messages):
+            part.settle_at((at,), misfit(recipient.route, message) or INTERNAL)
+
+
+MISFITS: Final = Misfits()
+
+
 class RouteRecipient(Recipient):
-    """A recipient that a route leads to: keeps the route's tally, and dead letters (None: its source is
-    told).
+    """A recipient that a route leads to: keeps the route's tally, and a dead letter of each message that its
+    target rejects, under the route's name: if the route says so, or if the source cannot be told.
     """
 
-    __slots__ = ("_dead_letters", "_latency", "route")
+    __slots__ = ("_buries", "_dead_letters", "_latency", "route")
 
     def __init__(
         self,
@@ -91,11 +115,16 @@ class RouteRecipient(Recipient):
         dead_letters: DeadLetters | None,
         recorder: Recorder | None = None,
         latency: Latency | None = None,
+        *,
+        buries: bool = True,
     ) -> None:
-        """`latency` hears how long messages have taken since they were read; None: nobody asks."""
+        """`dead_letters` None: there are none, and the source is told of every rejection. `buries`: the route
+        keeps what is rejected, whoever published it. `latency` observes how long messages have taken since
+        they were read; None: it is not measured."""
         super().__init__(sink, recorder)
         self.route = route
         self._dead_letters = dead_letters
+        self._buries = buries
         self._latency = latency
 
     @property
@@ -134,14 +163,38 @@ class RouteRecipient(Recipient):
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Tell the batch, or keep dead letters and tell it then."""
+        batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             tell_rejected(self.route, outcome)
-            letters = self._dead_letters
-            if letters is not None:
-                then = partial(part.batch.settle, slots)
-                letters.add(messages, self.route.name, outcome, then, crossed=True)
-                return
-        part.batch.settle(slots, outcome)
+            if letters is not None and not batch.keeps_letters:
+                receipts, route = batch.receipts, self.route
+                if self._buries:
+                    buried, slots = slots, []
+                else:
+                    untold = [is_untold(batch, receipts[slot], route, outcome) for slot in slots]
+                    messages = [message for message, kept in zip(messages, untold, strict=True) if kept]
+                    buried = [slot for slot, kept in zip(slots, untold, strict=True) if kept]
+                    slots = [slot for slot, kept in zip(slots, untold, strict=True) if not kept]
+                self._bury(letters, batch, messages, buried, outcome)
+        if slots:
+            settle_at_route(batch, slots, self.route, outcome)
+
+    def _bury(
+        self,
+        letters: DeadLetters,
+        batch: Batch,
+        messages: list[Message],
+        slots: list[int],
+        outcome: Outcome,
+    ) -> None:
+        """Keep dead letters, and tell the batch when they are safe, or that there is no room for them."""
+        if messages and letters.has_room_for(messages):
+            settle, full = partial(batch.settle, slots), partial(settle_at_route, batch, slots, self.route)
+            letters.add(messages, self.route.name, outcome, settle, crossed=True, full=full)
+            return
+        for message, slot in zip(messages, slots, strict=True):
+            settle, full = partial(batch.settle, [slot]), partial(settle_at_route, batch, [slot], self.route)
+            letters.add([message], self.route.name, outcome, settle, crossed=True, full=full)
 
 
 class StagedRecipient(RouteRecipient):
@@ -385,6 +438,8 @@ class Dispatcher:
         return self.namespaces.get(route.target_endpoint)
 
     def _behind_gate(self, route: Route, message: Message) -> tuple[Recipient, ...]:
+        if misfit(route, message) is not None:
+            return (RouteRecipient(MISFITS, route, self.dead_letters),)
         end = self._last(route)
         return () if end is None else self._behind(end, route, message)[0]
 
@@ -544,7 +599,7 @@ class Dispatcher:
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
                 told = partial(batch.settle, [batch.open(receipt, 1)])
-                self.dead_letters.add([message], "", INTERNAL, told)
+                self.dead_letters.add([message], "", INTERNAL, told, full=told)
                 return True
         for recipient in recipients:
             placed.append((recipient, message))
@@ -603,10 +658,16 @@ class Dispatcher:
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
             self._tell_once(batch, route, outcome)
-            if self._letters_of(route) is not None and not isinstance(message.body, Spooled):
-                self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
+            if (
+                outcome.verdict is Verdict.REJECTED
+                and not batch.keeps_letters
+                and not isinstance(message.body, Spooled)
+                and (self._buries(route) or is_untold(batch, receipt, route, outcome))
+            ):
+                settle, full = partial(batch.settle, [slot]), partial(settle_at_route, batch, [slot], route)
+                self.dead_letters.add([message], route.name, outcome, settle, full=full)
             else:
-                batch.settle([slot], outcome)
+                settle_at_route(batch, [slot], route, outcome)
         return True
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
@@ -622,15 +683,17 @@ class Dispatcher:
             else:
                 kind = StagedRecipient if self.staged(route, sink) else RouteRecipient
                 latency = self.latencies.setdefault(route.name, Latency())
-                recipient = kind(sink, route, self._letters_of(route), recorder, latency)
+                recipient = kind(
+                    sink, route, self.dead_letters, recorder, latency, buries=self._buries(route)
+                )
             self._recipients[key] = recipient
         return recipient
 
-    def _letters_of(self, route: Route) -> DeadLetters | None:
-        """Where what the route's target rejects is kept; None: its source is told instead, and can be."""
+    def _buries(self, route: Route) -> bool:
+        """Return True if what the route's target rejects is a dead letter, whoever published it."""
         if route.on_reject is None:
-            return self.dead_letters if route.source in self.links else None
-        return self.dead_letters if route.on_reject == "dead_letter" else None
+            return route.source in self.links
+        return route.on_reject == "dead_letter"
 
     def _tell_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
         """`tell_rejected`, for a route and reason."""
@@ -698,6 +761,18 @@ def tell_reply_kept(route: Route, message: Message) -> None:
         reason="reply_kept",
         why=route.kept_because,
     )
+
+
+def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
+    """Tell the batch what became of the messages in `slots` on one route."""
+    if outcome.verdict is Verdict.RELEASED:
+        batch.released_by(slots, route.name)
+    batch.settle(slots, outcome)
+
+
+def is_untold(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
+    """Return True if the source of a batch cannot be told that a route rejects the message of a receipt."""
+    return batch.untold is not None and batch.untold(receipt, route.on_reject == "retry", outcome)
 
 
 def _failed(route: Route, error: Exception) -> Outcome:

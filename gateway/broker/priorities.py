@@ -187,6 +187,10 @@ class PriorityQueue(Queue):
         """Whether the consumer may take a message sooner or later; one that does not is passed over."""
         return consumer in self.consumers
 
+    def _may_have(self, consumer: Consumer, message: Message) -> bool:
+        wish = self._wishes.get(consumer)
+        return wish is None or _wanted(wish[0], message)
+
     # Out.
 
     def dispatch(self) -> None:
@@ -196,6 +200,8 @@ class PriorityQueue(Queue):
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
+        if self._offers:
+            self._offer_aside()
         while self._dispatch_memory():
             if self.storage is None or not self.storage.refill():
                 return
@@ -317,6 +323,8 @@ class PriorityQueue(Queue):
             self._sort()
         if not self._sorted:
             return super().drop_expired(most)
+        if self._aside:
+            self._drop_expired_aside()
         utc = clock.utc()
         soonest = NEVER
         for position, (message, _) in list(self._waiting.items()):
@@ -356,7 +364,7 @@ class PriorityQueue(Queue):
             found = [(position, self._waiting[position][0]) for _, position in sorted(self._fresh_heap(None))]
         else:
             found = [*sorted(self._returned, key=lambda one: one[0]), *enumerate(self._ready, self._first)]
-        for position, message in found:
+        for position, message in (*self._rows_aside(), *found):
             if not message.expires or message.expires > utc:
                 yield position, message
 

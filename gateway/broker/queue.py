@@ -4,6 +4,9 @@ Fresh messages wait in a deque. A message's *position* is its number of arrival;
 is `_first`, so a position costs nothing until a message is taken. Messages that come back keep their position
 and wait in a heap, always ahead of the fresh ones: requeueing is in place.
 
+A message that a consumer cannot be given, for it does not fit its frames, is *set aside*: it waits for
+others, and those behind it pass.
+
 `octets` is what waits here, by the weight of messages or, where a limit in octets of bodies was asked for, by
 `weigh`. What consumers have taken is theirs to count until it is settled.
 """
@@ -104,6 +107,17 @@ class Storage(Protocol):
         """The queue is no more."""
 
 
+class UnfitMessage:
+    """A message that is set aside, and the consumers that cannot be given it."""
+
+    __slots__ = ("message", "redelivered", "unable")
+
+    def __init__(self, message: Message, redelivered: bool) -> None:
+        self.message = message
+        self.redelivered = redelivered
+        self.unable: list[Consumer] = []
+
+
 class Queue:
     """Messages in order for any number of consumers."""
 
@@ -132,6 +146,9 @@ class Queue:
         self.next = 0  # position of the next message to come
         self._ready: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
+        self._aside: dict[int, UnfitMessage] = {}  # by position
+        self._offered: tuple[int, UnfitMessage] | None = None  # to a consumer, just now
+        self._offers = False  # somebody may take something of what is set aside
         self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
@@ -150,12 +167,23 @@ class Queue:
 
     def __len__(self) -> int:
         paged = 0 if self.storage is None else self.storage.count
-        return len(self._ready) + len(self._returned) + paged
+        return len(self._ready) + len(self._returned) + len(self._aside) + paged
 
     @property
     def full(self) -> bool:
         """True: its sources should stop reading until it has drained."""
         return len(self) >= self.messages_max or self.octets >= self.octets_max
+
+    @property
+    def head(self) -> int | None:
+        """The position of the first message that waits, or one before it; None: nothing waits."""
+        if self._aside:
+            return min(self._aside)
+        if self._returned:
+            return self._returned[0][0]
+        if self._ready:
+            return self._first
+        return None if self.storage is None else self.storage.first
 
     @property
     def in_memory(self) -> int:
@@ -272,11 +300,15 @@ class Queue:
     def add(self, consumer: Consumer) -> None:
         """A consumer joins; messages that wait go out at once."""
         self.consumers.append(consumer)
+        self._offers = bool(self._aside)
         self.dispatch()
 
     def remove(self, consumer: Consumer) -> None:
         """A consumer leaves; what it has not acknowledged is its owner's to requeue."""
         self.consumers.remove(consumer)
+        for aside in self._aside.values():
+            if consumer in aside.unable:
+                aside.unable.remove(consumer)
 
     def dispatch(self) -> None:
         """Hand out what is ready to consumers with room, in turn."""
@@ -285,6 +317,8 @@ class Queue:
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
+        if self._offers:
+            self._offer_aside()
         while self._returned and self._hand_out_returned():
             pass
         while not self._returned and (self._ready or (self.storage is not None and self.storage.refill())):
@@ -300,6 +334,68 @@ class Queue:
     def _open(self) -> list[tuple[Consumer, int]]:
         """Who may have the next message, and how many of them."""
         return [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
+
+    # What some consumers cannot be given.
+
+    def set_aside(
+        self, consumer: Consumer | None, position: int, message: Message, redelivered: bool
+    ) -> None:
+        """Keep a message, taken earlier, that this consumer (None: somebody who asked) cannot be given."""
+        offered = self._offered
+        aside = (
+            UnfitMessage(message, redelivered) if offered is None or offered[0] != position else offered[1]
+        )
+        if consumer is not None:
+            aside.unable.append(consumer)
+        self._aside[position] = aside
+        self.unacknowledged -= 1
+        self.octets += self.weigh((message,))
+        self._offers = self._offers or any(one not in aside.unable for one in self.consumers)
+
+    def _offer_aside(self) -> None:
+        """Give others what is set aside. One that has no room now is asked again when this dispatches."""
+        self._drop_expired_aside()
+        self._offers = False
+        for position in sorted(self._aside):
+            aside = self._aside[position]
+            while position in self._aside:
+                able = [
+                    one
+                    for one in self.consumers
+                    if one not in aside.unable and self._may_have(one, aside.message)
+                ]
+                free = next((one for one in able if one.room() > 0), None)
+                if free is None:
+                    self._offers = self._offers or bool(able)
+                    break
+                del self._aside[position]
+                self._taken((aside.message,))
+                self._offered = position, aside
+                self._deliver(free, position, [aside.message], aside.redelivered)
+                self._offered = None
+
+    def _may_have(self, consumer: Consumer, message: Message) -> bool:
+        """Return True if the consumer wants a message; for a queue that can tell."""
+        return True
+
+    def take_aside(self, fits: Callable[[Message], bool]) -> tuple[int, Message, bool] | None:
+        """Return the first of what is set aside that fits, taken: position, message, redelivered."""
+        if self.gate.shut or not self._aside:
+            return None
+        self._drop_expired_aside()
+        for position in sorted(self._aside):
+            aside = self._aside[position]
+            if fits(aside.message):
+                del self._aside[position]
+                self._taken((aside.message,))
+                return position, aside.message, aside.redelivered
+        return None
+
+    def _drop_expired_aside(self) -> None:
+        utc = clock.utc()
+        for position, aside in list(self._aside.items()):
+            if self._drop_expired(position, aside.message, utc):
+                del self._aside[position]
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered."""
@@ -325,15 +421,20 @@ class Queue:
         may change meanwhile."""
         utc = clock.utc()
         returned = sorted(self._returned, key=itemgetter(0))
-        for position, message in chain(returned, enumerate(self._ready, self._first)):
+        for position, message in chain(self._rows_aside(), returned, enumerate(self._ready, self._first)):
             if not message.expires or message.expires > utc:
                 yield position, message
+
+    def _rows_aside(self) -> list[tuple[int, Message]]:
+        return [(position, self._aside[position].message) for position in sorted(self._aside)]
 
     def drop_expired(self, most: int = sys.maxsize) -> float:
         """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.
 
         Stops after `most` messages: what has expired then may still be there.
         """
+        if self._aside:
+            self._drop_expired_aside()
         utc = clock.utc()
         while self._returned:
             if not most:
@@ -376,11 +477,12 @@ class Queue:
         """Drop all that is ready; returns how many."""
         count = len(self)
         if self.storage is not None:
-            self.storage.forget([position for position, _ in self._returned])
+            self.storage.forget([*self._aside, *[position for position, _ in self._returned]])
             self.storage.clear(self._first if self._ready else None)
         self._first += len(self._ready)
         self._ready.clear()
         self._returned.clear()
+        self._aside.clear()
         self.octets = 0
         self._tell_drained()
         return count
@@ -430,6 +532,8 @@ class Queue:
         except Exception as error:
             consumer.failed(error)
             self.requeue(list(enumerate(messages, position)))
+        if self._offers and self._offered is None:
+            self._offer_aside()
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""

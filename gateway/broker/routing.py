@@ -167,6 +167,17 @@ class RoutingEntry:
         plan = RoutingPlan(namespace, None, self.plan.branches, self.resolved_routes)
         return RoutingEntry(self.address, plan, self.resolved_routes)
 
+    def by_routes(self, names: frozenset[str]) -> RoutingEntry:
+        """Return an entry for the routes of these names alone, without recipients in a namespace."""
+        chosen = [
+            (branch, resolved)
+            for branch, resolved in zip(self.plan.branches, self.resolved_routes, strict=True)
+            if branch.route.name in names
+        ]
+        resolved_routes = tuple([resolved for _, resolved in chosen])
+        plan = RoutingPlan(None, (), tuple([branch for branch, _ in chosen]), resolved_routes)
+        return RoutingEntry(self.address, plan, plan.resolved_routes or resolved_routes)
+
     def from_disk(self, octets_max: int, *, retained: bool) -> RoutingEntry:
         """The same for a message that may be on disk: whoever is behind a route gets it from memory, or
         refuses one over `octets_max`."""

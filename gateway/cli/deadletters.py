@@ -83,12 +83,16 @@ def redrive(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters again. Those that are accepted are gone; exit code 1 when some are not."""
+    """Publish dead letters again, each through the route that it failed on, and no other.
+
+    A letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
+    """
     found = ask(url, token_file, "/api/v1/dead-letters/redrive", _choice(ids, route, every=every))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
-        typer.echo(f"{found['redriven']} redriven")
+        others = sum(len(found[word]) for word in ("left", "waiting", "unknown")) + found["untried"]
+        typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
         for one in found["left"]:
             typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
         for id in found["waiting"]:

@@ -63,6 +63,14 @@ class SharedLetters:
         self._renew_at = self._look_at = Monotonic(0.0)
         self._reader = MessageReader()
 
+    def has_room(self, count: int, octets: int) -> bool:
+        """Return True if no letter has to go for so many more, counting those that are not read back yet."""
+        log = self._log
+        return (
+            len(self._letters) + len(log) + count <= self._messages_max
+            and self.octets + log.unlogged_octets + octets <= self._octets_max
+        )
+
     def __len__(self) -> int:
         return len(self._letters)
 

@@ -28,7 +28,7 @@ from hashlib import blake2b
 from typing import ClassVar, Final, Protocol
 
 from gateway import clock
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, misfit
 from gateway.broker.outbox.outbox import (
     CROWDED_OUT,
     EXPIRED,
@@ -313,6 +313,15 @@ class SharedOutboxes(AmqpLinkSession):
         source = part.batch.source
         return isinstance(source, DrainSource) and source.outboxes is self
 
+    # What batches ask: this is their source.
+
+    def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
+        """Give a message back to its queue, from which another replica may be the next to deliver it."""
+        if outcome.reason is Reason.STORE and receipt[0].live:
+            self.held.refused(receipt)
+        else:
+            self.give_back_later(receipt)
+
     # What a connection asks.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
@@ -573,6 +582,9 @@ class Drain:
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 self.bury(part, at, stored, outcome, crossed=False)
+                continue
+            if (unfit := misfit(self.route, message)) is not None:
+                self.bury(part, at, message, unfit)
                 continue
             if message.expires != NEVER and message.expires <= utc:
                 self.bury(part, at, message, EXPIRED)

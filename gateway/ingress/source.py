@@ -59,7 +59,7 @@ class ListenerSource(ABC):
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.spool = services.bodies.spool
-        self.batch = self.dispatcher.batch(self, self.now())
+        self.batch = self.new_batch()
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
         self._entered: dict[Guest, Entrance] = {}  # clients that were let in
         self._expiring: dict[Guest, float] = {}  # those whose identity ends, and when (seconds of 1970)
@@ -86,11 +86,15 @@ class ListenerSource(ABC):
     def connect(self, stream: Stream, now: float) -> Guest:
         """A client has connected: its owner. `now` is when it was accepted."""
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch of this source."""
+        return self.dispatcher.batch(self, self.now())
+
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if len(batch):
-            self.batch = self.dispatcher.batch(self, self.now())
+            self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
@@ -323,6 +327,15 @@ class ListenerSource(ABC):
             requester=None if asked is None else asked.endpoint,
             reply_to=None if asked is None else asked.text,
             reason=entry.lost,
+        )
+
+    def passed_over(self, sender: Sender, queue: str) -> None:
+        """Log that a client cannot be given a message, which waits for others."""
+        log.warning(
+            "a message does not fit a consumer's frames",
+            listener=self.name,
+            client=sender.client,
+            queue=queue,
         )
 
     def undeliverable(self, message: Message, outcome: Outcome) -> None:

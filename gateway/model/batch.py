@@ -14,10 +14,13 @@ from typing import Any, Protocol
 
 from gateway.containment import contained
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, worse
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Verdict, worse
 from gateway.model.times import Monotonic
 
 Receipt = Any
+Untold = Callable[[Receipt, bool, Outcome], bool]
+"""Return True if a source cannot be told that a route rejects the message of a receipt, so that the route has
+to keep a dead letter. The second argument: the route asks for another attempt (`on_reject: retry`)."""
 _EVERY: set[int] = set()  # by identity: the part was settled whole
 
 
@@ -81,17 +84,35 @@ class Recipient:
         """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
+        if outcome.verdict is Verdict.RELEASED:
+            part.batch.released_by(slots, "")
         part.batch.settle(slots, outcome)
 
 
 class Batch:
     """One wake-up's messages, joined over all their recipients."""
 
-    __slots__ = ("_open", "_parts", "_watchers", "_worst", "receipts", "received", "source")
+    __slots__ = (
+        "_open",
+        "_parts",
+        "_released_by",
+        "_watchers",
+        "_worst",
+        "keeps_letters",
+        "receipts",
+        "received",
+        "source",
+        "undone",
+        "untold",
+    )
 
     def __init__(self, source: Source, received: Monotonic) -> None:
         self.source = source
         self.received = received
+        self.undone: Callable[[Receipt, frozenset[str]], None] | None = None
+        self._released_by: dict[int, frozenset[str]] = {}  # names of routes, by slot
+        self.untold: Untold | None = None  # None: the source is told of every rejection
+        self.keeps_letters = False  # what is rejected is a dead letter already, and stays the one that it is
         self.receipts: list[Receipt] = []
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}
@@ -182,9 +203,22 @@ class Batch:
         if done:
             self._tell(done)
 
+    def released_by(self, slots: list[int], route: str) -> None:
+        """Note that a route has released the messages in `slots`, for a source that tries them again: before
+        it is told the outcome, `undone` is called with the receipt and the names of all such routes. "": it
+        was no route, and all of them are tried again."""
+        if self.undone is not None:
+            for slot in slots:
+                self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
+
     def _tell(self, done: list[int]) -> None:
         receipts = self.receipts
         worst = self._worst
+        if self._released_by and self.undone is not None:
+            for slot in done:
+                names = self._released_by.pop(slot, frozenset())
+                if names and "" not in names:
+                    self.undone(receipts[slot], names)
         refused = {at: worst[slot] for at, slot in enumerate(done) if slot in worst} if worst else None
         self.source.settle([receipts[slot] for slot in done], refused or None, self.received)
         if self._watchers is not None:

@@ -199,7 +199,7 @@ class Limits(Section):
     store_pending_bytes_max: int = Field(64 * 1024 * 1024, ge=65_536)
     """Octets that wait for the disk; beyond it publishers are not read until it has caught up."""
     dead_letters_max: int = Field(10_000, ge=0)
-    """Dead letters kept; beyond it the oldest go."""
+    """Dead letters kept; beyond it messages stay with their sources."""
     dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
     """Octets of all of them."""
     cache_entries_max: int = Field(100_000, ge=16)

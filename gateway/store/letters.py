@@ -47,10 +47,19 @@ class Letters:
         self._added: dict[int, Line] = {}
         self._removed: set[int] = set()
         self.crowded_out = 0  # letters that went since newer ones needed their place
+        self.added = self.added_octets = 0  # letters of this process, be they still there or not
         self.octets: int = sum(self._sizes.values())
 
     def __len__(self) -> int:
         return len(self._sizes)
+
+    def has_room(self, added: int, added_octets: int) -> bool:
+        """Return True if no letter has to go when so many, with so many bytes, have been added in all since
+        the start."""
+        return (
+            len(self._sizes) + added - self.added <= self._messages_max
+            and self.octets + added_octets - self.added_octets <= self._octets_max
+        )
 
     @property
     def changed(self) -> bool:
@@ -66,6 +75,8 @@ class Letters:
             octets = message.octets
             self._sizes[self._last] = octets
             self.octets += octets
+            self.added += 1
+            self.added_octets += octets
             given = encode_sound(message)
             line = (self._last, octets, utc, route, int(verdict), reason.value, text, given)
             self._added[self._last] = line

@@ -74,6 +74,7 @@ class Store:
         self._on_damage = on_damage
         self._calls: Calls = []
         self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
+        self._letters_added = self._letters_octets_added = 0  # handed to the thread since the start
         self._fenced = True
         self.gate = Gate()
         self._on_health = on_health
@@ -360,7 +361,10 @@ class Store:
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
         """Keep messages that nothing would take; the oldest make room."""
-        self._calls.append((Group.add_letters, list(messages), route, outcome, clock.utc()))
+        given = list(messages)
+        self._letters_added += len(given)
+        self._letters_octets_added += weight_of(given)
+        self._calls.append((Group.add_letters, given, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
         """Delete the dead letters with these ids; without ids all."""
@@ -393,6 +397,11 @@ class Store:
     def letters_count(self) -> int:
         """Dead letters that are kept."""
         return len(self._database.letters)
+
+    def has_room_for_letters(self, count: int, octets: int) -> bool:
+        """Return True if no dead letter has to go for so many more, counting those not written yet."""
+        added, added_octets = self._letters_added + count, self._letters_octets_added + octets
+        return self._database.letters.has_room(added, added_octets)
 
     @property
     def letters_crowded_out(self) -> int:

@@ -99,6 +99,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Dead letters that newer ones have taken the place of: they had been accepted, and are lost.",
         (),
     ),
+    "gateway_dead_letters_refused": (
+        "Times that a message stayed with its source, since there was no room for another dead letter.",
+        (),
+    ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_traces": ("Messages that were to be traced, by what came of it.", ("outcome",)),
@@ -260,6 +264,7 @@ class Sources:
     engine_discarded: Callable[[], Mapping[str, int]] = dict
     relay_failures: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
+    refused_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
     forwarded: Callable[[], Mapping[str, int]] = dict
     forgotten_ids: Callable[[], Mapping[str, int]] = dict
@@ -383,6 +388,7 @@ class Metrics(Collector):
         yield from self._by_one_label()
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
+        yield "gateway_dead_letters_refused", (), self.sources.refused_letters()
         for (name, reason), count in self.sources.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
         for outbox in self.sources.outboxes():

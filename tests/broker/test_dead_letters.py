@@ -11,6 +11,7 @@ import structlog
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.letters import LETTERS_FULL
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
@@ -389,8 +390,8 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
     "message, route, crossed, text",
     [
         (mqtt("in/1"), "gone", False, "in no mapping"),
-        (mqtt("in/1"), "up", True, "speaks amqp091"),
-        (amqp(), "up", False, "speaks mqtt"),
+        (mqtt("in/1"), "up", True, "leads to amqp091 now"),
+        (amqp(), "up", False, "takes mqtt now"),
         (mqtt("elsewhere"), "up", False, "does not take it any more"),
         (mqtt("in/1", sender=Sender("gone")), "", False, "'gone' that it came from is not here"),
         (mqtt("nowhere", sender=Sender("mqtt")), "", False, "no queue or subscription"),
@@ -414,3 +415,139 @@ def test_a_letter_whose_endpoint_has_gone_stays() -> None:
     bench.redrive()
     ((_, outcome),) = bench.told.items()
     assert "'erp' is not here" in outcome.text
+
+
+# Several routes.
+
+THREE = """
+version: 1
+routes:
+  - name: telemetry
+    from: {endpoint: mqtt, topic: "in/{x}"}
+    to: {endpoint: erp, exchange: t, routing_key: "{x}"}
+  - name: alarms
+    from: {endpoint: mqtt, topic: "in/{x}"}
+    to: {endpoint: crm, exchange: a, routing_key: "{x}"}
+  - name: audit
+    from: {endpoint: mqtt, topic: "in/{x}"}
+    to: {endpoint: log, exchange: l, routing_key: "{x}"}
+"""
+LINKS = {"erp": "amqp091", "crm": "amqp091", "log": "amqp091"}
+
+
+class Fan:
+    """Three routes to three links, and a source that cannot be told that a route rejects something."""
+
+    def __init__(self, letters: DeadLetters | None = None) -> None:
+        self.letters = DeadLetters() if letters is None else letters
+        self.targets = {name: Shelf() for name in LINKS}
+        self.devices = Shelf()
+        self.devices.there = False
+        self.dispatcher = Dispatcher(
+            self._router(THREE),
+            self.letters,
+            Surroundings(links=set(LINKS), namespaces={"mqtt": self.devices, **self.targets}),
+        )
+        self.redriving = Redriving(self.dispatcher, self.letters)
+
+    @staticmethod
+    def _router(text: str) -> Router:
+        return Router([parse(text, "t.yaml")], {"mqtt": "mqtt", **LINKS})
+
+    def use(self, text: str) -> None:
+        self.dispatcher.use(self._router(text))
+
+    def publish(self, *bodies: bytes) -> list[Outcome]:
+        source = Answers()
+        batch = self.dispatcher.batch(source, 0.0)
+        batch.untold = lambda receipt, retries, outcome: True
+        entry = self.dispatcher.entry("mqtt", self.devices, topic_address("in/1"))
+        for body in bodies:
+            assert self.dispatcher.publish(batch, entry, mqtt("in/1", body), body)
+        batch.send()
+        return source.outcomes
+
+    def redrive(self) -> list[Outcome]:
+        told: dict[str, Outcome] = {}
+        self.redriving.redrive(newest(self.letters), told.__setitem__)
+        return list(told.values())
+
+    def received(self) -> dict[str, list[bytes]]:
+        """The bodies that each target was sent."""
+        return {name: [message.body for message in one.messages] for name, one in self.targets.items()}
+
+
+def test_each_refusing_branch_makes_its_own_letter_and_is_redriven_alone() -> None:
+    fan = Fan()
+    fan.targets["crm"].outcome = fan.targets["log"].outcome = REFUSED
+    assert fan.publish(b"1", b"2") == [ACCEPTED, ACCEPTED]
+    kept = [(letter.route, letter.message.address.scope, letter.crossed) for letter in newest(fan.letters)]
+    assert sorted(kept) == [("alarms", "a", True)] * 2 + [("audit", "l", True)] * 2
+    fan.targets["crm"].outcome = ACCEPTED
+    outcomes = fan.redrive()
+    assert sorted(outcome.verdict for outcome in outcomes) == [Verdict.ACCEPTED] * 2 + [Verdict.REJECTED] * 2
+    assert fan.received()["erp"] == [b"1", b"2"], "it had accepted them"
+    assert sorted(fan.received()["crm"]) == [b"1", b"1", b"2", b"2"]
+    assert {letter.route for letter in newest(fan.letters)} == {"audit"}, "the others are where they belong"
+    assert len(fan.letters) == 2, "what is refused again stays the letter that it was"
+
+
+def test_a_branch_that_refuses_for_now_is_not_buried_with_one_that_rejects() -> None:
+    fan = Fan()
+    fan.targets["crm"].outcome, fan.targets["log"].outcome = DOWN, REFUSED
+    assert fan.publish(b"1") == [DOWN], "the source has to keep it"
+    assert [letter.route for letter in newest(fan.letters)] == ["audit"]
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (("name: alarms", "name: renamed"), "'alarms' is in no mapping"),
+        (("endpoint: crm, exchange: a, routing_key", "endpoint: mqtt, topic"), "leads to mqtt now"),
+    ],
+)
+def test_a_letter_whose_route_has_changed_stays_with_a_reason(change: tuple[str, str], why: str) -> None:
+    fan = Fan()
+    fan.targets["crm"].outcome = REFUSED
+    fan.publish(b"1")
+    fan.targets["crm"].outcome = ACCEPTED
+    fan.use(THREE.replace(*change))
+    (outcome,) = fan.redrive()
+    assert why in outcome.text
+    assert (outcome.verdict, len(fan.letters)) == (Verdict.REJECTED, 1)
+    assert fan.received()["erp"] == [b"1"]
+
+
+def test_a_letter_that_nobody_wanted_and_a_route_refuses_now_is_not_counted_as_redriven() -> None:
+    fan = Fan()
+    fan.letters.add([mqtt("in/1", b"x", sender=Sender("mqtt", "c"))], "", LOST)
+    fan.targets["crm"].outcome = REFUSED
+    assert fan.redrive() == [REFUSED]
+    assert [letter.route for letter in newest(fan.letters)] == [""]
+
+
+def test_when_there_is_no_room_the_source_keeps_its_messages() -> None:
+    fan = Fan(DeadLetters(messages_max=3))
+    fan.targets["crm"].outcome = REFUSED
+    outcomes = fan.publish(b"1", b"2", b"3", b"4", b"5")
+    assert outcomes == [ACCEPTED] * 3 + [LETTERS_FULL] * 2
+    assert [letter.message.body for letter in newest(fan.letters)] == [b"3", b"2", b"1"]
+    assert (fan.letters.crowded_out, fan.letters.refused) == (0, 2)
+    fan.letters.delete([newest(fan.letters)[0].id])
+    assert fan.publish(b"4") == [ACCEPTED]
+
+
+def test_when_there_is_no_room_on_disk_the_source_keeps_its_messages(tmp_path: Path) -> None:
+    with Opened(tmp_path, letters_max=2) as one:
+        letters = DeadLetters(store=one.store)
+        told: list[Outcome] = []
+        for body in (b"1", b"2", b"3"):
+            letters.add([amqp(body)], "route", REFUSED, lambda: told.append(ACCEPTED), full=told.append)
+        assert told == [LETTERS_FULL], "though nothing is written yet"
+        one.commit()
+        assert told == [LETTERS_FULL, ACCEPTED, ACCEPTED]
+        assert (one.store.letters_count, letters.crowded_out) == (2, 0)
+        assert read(one, lambda then: letters.delete(["1"], then)) is ACCEPTED
+        letters.add([amqp(b"3")], "route", REFUSED, full=told.append)
+        one.commit()
+        assert bodies(read(one, lambda then: letters.newest(9, then))) == [b"3", b"2"]

@@ -175,6 +175,28 @@ def test_a_new_mapping_keeps_the_pause_and_counts_on_the_new_route() -> None:
     assert bench.counts("out")[1] == 2
 
 
+@pytest.mark.parametrize("more", ["", ", deduplicate: {window: 60s}", ", on_reject: retry"])
+def test_what_does_not_fit_a_new_target_is_a_dead_letter(more: str) -> None:
+    """The route leads to MQTT after a reload: an address of AMQP is no topic."""
+    bench = paused(OUT % more)
+    source, _ = bench.publish("mqtt", *out(1, 2))
+    router = routes(
+        (OUT % more).replace("out/#", "out/{x}").replace("erp, queue: out", "mqtt, topic: 'got/{x}'")
+    )
+    bench.dispatcher.use(router)
+    bench.dispatcher.pauses.use(router.routes)
+    outlet = connected(bench.space.session("c", "got/#"))
+    bench.publish("mqtt", *out(3))
+    bench.dispatcher.pauses.resume("route", "out")
+    assert bench.link.parts == []
+    assert [(row.message.address.name, row.message.body) for row in outlet.rows] == [("got/x", b"3")]
+    kept = [(one.message.body, one.route, one.crossed, one.outcome.reason) for one in newest(bench.letters)]
+    assert kept == [(b"2", "out", True, Reason.NAME_INVALID), (b"1", "out", True, Reason.NAME_INVALID)]
+    assert "leads to mqtt now" in newest(bench.letters)[0].outcome.text
+    assert source.outcomes == [ACCEPTED, ACCEPTED], "they are safe"
+    assert bench.counts("out") == (1, 1, 2, 0)
+
+
 def test_a_route_that_is_no_more_lets_go_what_it_held() -> None:
     bench = paused(OUT % "")
     source, _ = bench.publish("mqtt", *out(1))

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import paho.mqtt.client as paho
 import pika
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.cli import main
 from tests.durable.outboxes.test_outbox import channel, until, url_of
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
+from tests.interop.pahos import leave
 from tests.interop.servers import free_ports
 from tests.operator import bearer
 
@@ -175,3 +178,57 @@ def test_what_no_one_wanted_is_gone_with_the_process(gateway: GatewayProcess) ->
     until(lambda: len(listed(gateway)) == 1)
     gateway.restart()
     assert listed(gateway) == []
+
+
+TWO_ROUTES = """
+version: 1
+routes:
+  - name: telemetry
+    from: {endpoint: mqtt, topic: "plant/{line}"}
+    to: {endpoint: amqp091, queue: telemetry}
+  - name: alarms
+    from: {endpoint: mqtt, topic: "plant/{line}"}
+    to: {endpoint: amqp091, queue: alarms}
+"""
+
+
+def test_redriving_sends_through_the_branch_that_failed_and_counts_what_was_accepted(
+    tmp_path: Path, gateway: GatewayProcess, ran: Ran
+) -> None:
+    """Of a client of MQTT 3.1.1, which cannot be told that one of two routes failed; over a restart."""
+    (tmp_path / "mapping.yaml").write_text(TWO_ROUTES)
+    gateway.restart()
+    with channel(url_of(gateway)) as opened:
+        opened.queue_declare("telemetry", durable=True)
+    device = paho.Client(CallbackAPIVersion.VERSION2, "device", protocol=paho.MQTTv311)
+    device.connect(LOOPBACK, gateway.ports["mqtt"])
+    device.loop_start()
+    for number in range(50):
+        device.publish("plant/1", b"%d" % number, 1).wait_for_publish(20)
+    leave(device)
+    wanted = [b"%d" % number for number in range(50)]
+    until(lambda: len(listed(gateway)) == 50)
+    gateway.restart()
+    assert {letter["route"] for letter in listed(gateway)} == {"alarms"}
+    assert ran("redrive", "--route", "telemetry") == (0, "0 redriven\n")
+    code, text = ran("redrive", "--route", "alarms")
+    assert (code, text.splitlines()[0]) == (1, "0 redriven, 50 not")
+    with channel(url_of(gateway)) as opened:
+        opened.queue_declare("alarms", durable=True)
+    assert ran("redrive", "--all") == (0, "50 redriven\n")
+    assert listed(gateway) == []
+    assert sorted(body for body, _ in drained(gateway, "alarms")) == sorted(wanted)
+    assert [body for body, _ in drained(gateway, "telemetry")] == wanted, "none of them came twice"
+
+
+def test_a_letter_of_a_route_that_was_renamed_stays_and_says_why(
+    tmp_path: Path, gateway: GatewayProcess, ran: Ran
+) -> None:
+    publish(gateway, "never", "one")
+    until(lambda: len(listed(gateway)) == 1)
+    (tmp_path / "mapping.yaml").write_text(MAPPING.replace("strict", "renamed"))
+    gateway.restart()
+    code, text = ran("redrive", "--all")
+    assert (code, text.splitlines()[0]) == (1, "0 redriven, 1 not")
+    assert "the route 'strict' is in no mapping" in text
+    assert [letter["route"] for letter in listed(gateway)] == ["strict"]

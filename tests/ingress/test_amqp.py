@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from gateway.containment import counted
-from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -30,7 +31,7 @@ from gateway.protocols.amqp091.events import (
     Returned,
 )
 from gateway.protocols.amqp091.spec import FRAME_METHOD, NESTING_MAX
-from gateway.protocols.mqtt.spec import Property, Version
+from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Limits, Store, User
 from tests.broker.parts import newest
 from tests.ingress.amqp_client import Amqp
@@ -289,26 +290,100 @@ def test_a_headers_exchange_that_must_read_them_ends_the_connection(gateway: Run
         assert client.next(Closed).reply_code == 502
 
 
-def test_properties_larger_than_the_consumers_frames_become_a_dead_letter(gateway: Running) -> None:
-    with Amqp(gateway).open() as client, connect(gateway, "device")[0] as device:
-        name = queue(client, "small")
-        client.call(m.QueueBind(name, "amq.topic", "#"), m.QueueBindOk)
-        with Amqp(gateway, frame_max=4_096).open() as small:
-            small.call(m.BasicConsume(name, no_ack=True), m.BasicConsumeOk)
-            pairs = tuple(("name", "v" * 1_000) for _ in range(6))
-            device.machine.publish(b"a", b"wide", 1, packet_id=1, properties=_user_properties(pairs))
-            device.publish("a", b"narrow", 1, 2)
-            assert [body for _, body, _ in tags(small, 1)] == [b"narrow"]
+def wide(client: Amqp, *bodies: bytes, expiration: str | None = None, name: str = "q") -> None:
+    """Publish messages whose properties need a frame of 10 kB."""
+    headers = (("wide", string("v" * 10_000)),)
+    properties = encode_basic_properties(BasicProperties(headers=headers, expiration=expiration))
+    client.publish("", name, *bodies, properties=properties)
+
+
+@pytest.mark.parametrize("no_ack", [True, False])
+@pytest.mark.parametrize("kind", ["classic", "priority", "quorum"])
+def test_properties_larger_than_a_consumers_frames_wait_for_others(
+    gateway: Running, no_ack: bool, kind: str
+) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway, frame_max=4_096).open() as small:
+        more: dict[str, Any] = {}
+        if kind == "quorum":
+            more = {"durable": True, "arguments": (("x-queue-type", string("quorum")),)}
+        elif kind == "priority":
+            more = {"arguments": (("x-max-priority", Value(ValueType.INT32, 5)),)}
+        client.call(m.QueueDeclare("q", **more), m.QueueDeclareOk)
+        small.call(m.BasicConsume("q", no_ack=no_ack), m.BasicConsumeOk)
+        wide(client, b"1")
+        client.publish("", "q", b"2")
+        wide(client, b"3")
+        client.publish("", "q", b"4")
+        assert [body for _, body, _ in tags(small, 2)] == [b"2", b"4"], "they pass"
+        assert client.call(m.QueueDeclare("q", passive=True), m.QueueDeclareOk).message_count == 2
+        assert gateway.ask(lambda: newest(gateway.gateway.dead_letters)) == []
+        client.call(m.BasicConsume("q", no_ack=no_ack), m.BasicConsumeOk)
+        assert [(body, again) for _, body, again in tags(client, 2)] == [(b"1", False), (b"3", False)]
+        wide(client, b"5")
+        assert [body for _, body, _ in tags(client, 1)] == [b"5"], "whoever was asked first"
+        assert client.call(m.QueueDeclare("q", passive=True), m.QueueDeclareOk).message_count == 0
+
+
+def test_what_is_given_back_is_offered_anew(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway, frame_max=4_096).open() as small:
+        queue(client)
+        small.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        client.call(m.BasicQos(prefetch_count=1), m.BasicQosOk)
+        client.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        wide(client, b"1", b"2")
+        ((tag, body, _),) = tags(client, 1)
+        assert body == b"1"
+        client.say(m.BasicNack(tag, requeue=True))
+        ((tag, body, _),) = tags(client, 1)
+        client.say(m.BasicAck(tag))
+        ((_, other, _),) = tags(client, 1)
+        assert {body, other} == {b"1", b"2"}
+
+
+def test_a_get_takes_what_fits_and_sends_no_frame_over_the_limit(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway, frame_max=4_096).open() as small:
+        queue(client)
+        wide(client, b"1")
+        small.say(m.BasicGet("q"))
+        assert isinstance(small.next(MethodReceived).method, m.BasicGetEmpty)
+        client.publish("", "q", b"2")
+        client.call(m.QueueDeclare("q", passive=True), m.QueueDeclareOk)
+        small.say(m.BasicGet("q"))
+        got = small.next(Got)
+        assert (got.body, got.method.message_count) == (b"2", 1)
+        client.say(m.BasicGet("q"))
+        assert client.next(Got).body == b"1"
+
+
+def test_what_is_set_aside_expires_and_is_purged(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway, frame_max=4_096).open() as small:
+        queue(client)
+        small.call(m.BasicConsume("q", no_ack=True), m.BasicConsumeOk)
+        wide(client, b"1", b"2", expiration="50")
+        wide(client, b"3")
+        client.publish("", "q", b"4")
+        tags(small, 1)
+        held = gateway.gateway.host.queues["q"]
+        gateway.until(lambda: held.drop_expired() == 0.0 and len(held) == 1)
+        assert client.call(m.QueuePurge("q"), m.QueuePurgeOk).message_count == 1
+        assert gateway.ask(lambda: (len(held), held.octets, held.unacknowledged)) == (0, 0, 0)
+        wide(client, b"5")
+        small.cut()
+        gateway.until(lambda: not held.consumers)
+        client.say(m.BasicGet("q"))
+        assert client.next(Got).body == b"5"
+
+
+def test_in_an_exclusive_queue_nobody_else_can_take_it(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway, frame_max=4_096).open() as small:
+        queue(small, exclusive=True)
+        wide(client, b"1", b"2")
+        client.publish("", "q", b"3")
+        client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
+        small.say(m.BasicGet("q"))
+        assert small.next(Got).body == b"3"
         letters = gateway.ask(lambda: newest(gateway.gateway.dead_letters))
-        assert [letter.message.body for letter in letters] == [b"wide"]
-
-
-def _user_properties(pairs: tuple[tuple[str, str], ...]) -> bytes:
-    octets = b""
-    for pair in pairs:
-        octets += bytes((Property.USER_PROPERTY,))
-        octets += b"".join(len(text).to_bytes(2, "big") + text.encode() for text in pair)
-    return octets
+        assert [letter.message.body for letter in letters] == [b"2", b"1"]
 
 
 def test_channels_are_independent(gateway: Running) -> None:

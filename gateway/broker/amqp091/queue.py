@@ -313,7 +313,7 @@ class AmqpQueue(Queue):
         while (options.length_max is not None and len(self) > options.length_max) or (
             options.octets_max is not None and self.octets > options.octets_max
         ):
-            taken = super().take()
+            taken = self.take_aside(_any) or super().take()
             if taken is None:  # the rest is still being read
                 return
             self._let_go(taken[0])
@@ -400,6 +400,8 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     def drop_expired(self, most: int = BEYOND) -> float:
         """Drop what has expired at the head of each priority; returns when the next one may."""
         utc = clock.utc()
+        if self._aside:
+            self._drop_expired_aside()
         if not self._soonest or utc < self._next_expiry():
             return self._next_expiry()
         self._soonest = NEVER
@@ -467,7 +469,7 @@ class QuorumQueue(AmqpQueue):
 
     def purge(self) -> int:
         """Drop all that is ready; returns how many."""
-        self.deliveries.forget([position for position, _ in self._returned])
+        self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
         return super().purge()
 
     def delete(self) -> int:
@@ -475,6 +477,10 @@ class QuorumQueue(AmqpQueue):
         count = super().delete()
         self.deliveries.clear()
         return count
+
+
+def _any(message: Message) -> bool:
+    return True
 
 
 def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:

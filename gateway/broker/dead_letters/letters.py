@@ -3,7 +3,8 @@
 With a store they are written there, and a source is told only when they are on disk: a dead letter has been
 accepted. What no route and no subscriber wanted (no route, NO_ROUTE) is held in memory only: a device that
 nobody listens to is no loss, and must not wear out the disk. Without a store all of them are in memory. In
-either place the newest are kept, within limits, and every one is counted by its reason. Replicas that share a
+either place there are limits, and every one is counted by its reason. At a limit a message stays with the
+source that can keep it; where there is no such source the oldest letters go. Replicas that share a
 cluster have theirs in common, on that; a store has those from before.
 
 A letter holds the message as it came from its source, or as its route had made it for the target; `crossed`
@@ -22,7 +23,7 @@ import structlog
 from gateway import clock
 from gateway.containment import contained
 from gateway.model.message import Message, weight_of
-from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.spooled import Spooled
 from gateway.model.times import WallTime
 from gateway.store.letters import DeadLetter
@@ -50,6 +51,9 @@ class Letter(NamedTuple):
 
 
 Letters = list[Letter]
+LETTERS_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "there are as many dead letters as may be: redrive or purge some"
+)
 
 
 class CommonLetters(Protocol):
@@ -57,6 +61,9 @@ class CommonLetters(Protocol):
 
     crowded_out: int
     octets: int
+
+    def has_room(self, count: int, octets: int) -> bool:
+        """Return True if no letter has to go for so many more, with so many bytes."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -135,14 +142,17 @@ class DeadLetters:
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
         self.unwanted = 0  # of those that are kept: no route and no subscriber wanted them
+        self.refused = 0  # messages that stayed with their source, since there was no room
         self._forward = forward
         self._store = store
         self._common = common
         self._letters: deque[Letter] = deque()
         self._octets = 0
+        self._unwanted_octets = 0
         self._last = 0
         self._crowded_out = 0
         self._told_of = 0
+        self._told_refused = 0
         self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
 
     def __len__(self) -> int:
@@ -155,6 +165,18 @@ class DeadLetters:
         common = 0 if self._common is None else self._common.crowded_out
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._crowded_out + common + stored
+
+    def has_room_for(self, messages: list[Message]) -> bool:
+        """Return True if no letter that somebody wanted has to go for these."""
+        count, octets = len(messages), weight_of(messages)
+        if self._common is not None:
+            return self._common.has_room(count, octets)
+        if self._store is not None:
+            return self._store.has_room_for_letters(count, octets)
+        return (
+            len(self._letters) - self.unwanted + count <= self.messages_max
+            and self._octets - self._unwanted_octets + octets <= self.octets_max
+        )
 
     @property
     def octets(self) -> int:
@@ -170,15 +192,22 @@ class DeadLetters:
         then: Callable[[], None] | None = None,
         *,
         crossed: bool = False,
+        full: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """Keep `messages`; the oldest letters make room. `then` is called when they are safe.
+        """Keep `messages`. `then` is called when they are safe.
 
-        `crossed`: they are as the route made them for its target.
+        `crossed`: they are as the route made them for its target. `full` is called instead, with
+        LETTERS_FULL, when there is no room: the source keeps its messages. Without it the oldest letters
+        make room.
         """
+        unwanted = _unwanted(route, outcome)
+        if full is not None and not unwanted and not self.has_room_for(messages):
+            self.refused += len(messages)
+            full(LETTERS_FULL)
+            return
         self.counted[route, outcome.reason.value] += len(messages)
         messages = [_held(message) if isinstance(message.body, Spooled) else message for message in messages]
         utc = clock.utc()
-        unwanted = _unwanted(route, outcome)
         if self._forward is not None and not unwanted:
             try:
                 self._forward(messages, route, outcome, utc)
@@ -203,13 +232,17 @@ class DeadLetters:
             self._last += 1
             self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
             self._octets += message.octets
-            self.unwanted += _unwanted(route, outcome)
+            if _unwanted(route, outcome):
+                self.unwanted += 1
+                self._unwanted_octets += message.octets
         while len(self._letters) > self.messages_max or self._octets > self.octets_max:
             gone = self._letters.popleft()
             self._octets -= gone.message.octets
-            unwanted = _unwanted(gone.route, gone.outcome)
-            self.unwanted -= unwanted
-            self._crowded_out += not unwanted
+            if _unwanted(gone.route, gone.outcome):
+                self.unwanted -= 1
+                self._unwanted_octets -= gone.message.octets
+            else:
+                self._crowded_out += 1
 
     def _when_safe(self, then: Callable[[], None]) -> None:
         """Letters outlast a full disk in memory, but their sources wait until they are on it."""
@@ -229,6 +262,9 @@ class DeadLetters:
         if (gone := self.crowded_out - self._told_of) > 0:
             self._told_of += gone
             log.warning("the oldest dead letters made room for new ones, and are lost", letters=gone)
+        if self.refused > self._told_refused:
+            refused, self._told_refused = self.refused - self._told_refused, self.refused
+            log.warning("dead letters are full, sources keep their messages", times=refused)
         if self._owed and self._store is not None and self._store.healthy:
             owed, self._owed = self._owed, []
             for then in owed:
@@ -336,7 +372,9 @@ class DeadLetters:
         kept = [letter for letter in self._letters if letter.id not in gone]
         if len(kept) < len(self._letters):
             self._letters = deque(kept)
-            self.unwanted = sum(_unwanted(one.route, one.outcome) for one in kept)
+            unwanted = [one for one in kept if _unwanted(one.route, one.outcome)]
+            self.unwanted = len(unwanted)
+            self._unwanted_octets = weight_of(one.message for one in unwanted)
             self._octets = weight_of(letter.message for letter in kept)
         if self._store is not None and (stored := _stored(gone)):
             self._store.delete_letters(stored)

@@ -14,7 +14,14 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters, Letter
-from gateway.broker.dispatcher import UNROUTED, Dispatcher, RouteRecipient, StagedRecipient, sinks_of
+from gateway.broker.dispatcher import (
+    UNROUTED,
+    Dispatcher,
+    RouteRecipient,
+    StagedRecipient,
+    misfit,
+    sinks_of,
+)
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
 from gateway.mapping.routes import Route
@@ -61,6 +68,7 @@ class Redriving:
         # it.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
+        published.keeps_letters = True
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
@@ -116,11 +124,11 @@ class Redriving:
     def _made(route: Route, letter: Letter) -> Message | Outcome:
         """The message as the route delivers it."""
         message = letter.message
-        wanted = (route.target if letter.crossed else route.pattern).dialect.name
-        if message.address.protocol != wanted:
-            return _no(f"the route {route.name!r} speaks {wanted} there now")
         if letter.crossed:
-            return message
+            return misfit(route, message) or message
+        wanted = route.pattern.dialect.name
+        if message.address.protocol != wanted:
+            return _no(f"the route {route.name!r} takes {wanted} now")
         queue = route.pattern.queue or ""
         captures = route.pattern.match(message.address, queue)
         resolved = None

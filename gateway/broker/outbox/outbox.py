@@ -2,7 +2,8 @@
 
 An outbox is a durable queue in front of one link, for one route. Its only consumer hands batches to the
 link's session while the link is up, never more than the link's window at a time, and settles what the
-broker has confirmed. A message that the link releases goes back to its place, and the outbox waits a while.
+broker has confirmed. A message that the link releases goes back to its place, and the outbox waits a while,
+as often as it takes; then one message goes alone, and more at a time as long as they are accepted.
 One that the broker refuses is tried again by itself, what follows passes it; after `attempts_max` refusals,
 or one that cannot change, it is a dead letter. How often it was refused is not remembered over a restart.
 
@@ -16,11 +17,12 @@ An outbox whose route has gone from the mappings keeps what it holds, until the 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from gateway.broker.backoff import Backoff
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import RouteRecipient
+from gateway.broker.dispatcher import RouteRecipient, misfit
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
 from gateway.broker.routing import Namespace, OneSink
@@ -42,7 +44,7 @@ UNBOUNDED: Final = 1 << 62  # our own limits hold instead of the queue's
 IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one outbox: a window of large messages is memory, too
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
-DOUBLINGS_MAX: Final = 6
+EXPIRED_AT_ONCE: Final = 1_000  # messages that are looked for at the head, now and then
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
@@ -147,29 +149,28 @@ class Outbox(OneSink):
         self.link, _, self.route_name = name.partition("/")
         self.dropped = 0
         self._dead_letters = dead_letters
-        self._jitter = jitter
         self._clock = clock
         self._utc = utc
         self._target: OutboxTarget | None = None
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
         self._left: Left | None = None
+        self._protocol = ""  # of the link, as the route says
+        self._unsure_before = 0  # messages at positions below it may have addresses of another one
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
         self._held = False  # an operator has paused the route
         self._stale = False
         self._sending = False
-        self._paused_until: Monotonic | None = None
-        self._pauses = 0
+        self._letters_full = False  # the policy asks for dead letters, and there is no room for them
+        self._backoff = Backoff(jitter, RETRY_SECS_MIN, RETRY_SECS_MAX)
         self._open: dict[int, Message] = {}  # handed to the link, or waiting for another attempt
         self._octets = 0  # of those
         self._attempts: dict[int, int] = {}
         self._later: list[tuple[Monotonic, int]] = []  # when to try which of them again
-        self._returned: set[int] = set()  # positions that were released and wait in the queue again
         log = store.log(KIND, name)
         extent = store.extent(log)
-        self._next_out = extent.first  # of those that were never handed out, the first; or before it
         self._marks = Marks(store, name)
         self._marks.recover(marks, extent.first, extent.end)
         self._queue = Queue(
@@ -193,6 +194,11 @@ class Outbox(OneSink):
         self._target = target
         self._route = route
         self._recipient = None
+        if route is not None:
+            protocol = route.target.dialect.name
+            if protocol != self._protocol:
+                self._protocol = protocol
+                self._unsure_before = self._queue.next
         if target is not None and route is not None:
             self._limits = target.limits.overridden_by(route.rule.outbox)
             self._attempts_max = route.rule.attempts_max
@@ -245,7 +251,8 @@ class Outbox(OneSink):
         """Store the part. Transient messages are accepted at once, the others when they are on disk."""
         messages = part.messages
         count = len(messages)
-        fits = self._room_for(messages) if self._limits.policy == "reject" else count
+        refuses = self._limits.policy == "reject" or self._letters_full
+        fits = self._room_for(messages) if refuses else count
         if fits:
             self._marks.note(self._queue.next, self._utc())
             self._kept.take(part, messages if fits == count else messages[:fits])
@@ -272,6 +279,7 @@ class Outbox(OneSink):
     def _make_room(self) -> None:
         """Let the oldest go that are too many, too large in sum, or too old."""
         limits = self._limits
+        self._letters_full = False
         if limits.policy == "reject":
             return
         queue = self._queue
@@ -289,10 +297,14 @@ class Outbox(OneSink):
                     self._kept.when_loaded(self._make_room)
                 break
             position, message, _ = taken
+            if limits.policy == "dead_letter" and not self._dead_letters.has_room_for(
+                [*crowded, *old, message]
+            ):
+                queue.requeue([(position, message)])
+                self._letters_full = True
+                break
             positions.append(position)
             (crowded if too_many else old).append(message)
-            self._returned.discard(position)
-            self._next_out = max(self._next_out, position + 1)
         if positions:
             queue.acknowledged(positions)
             self._let_go(crowded, CROWDED_OUT)
@@ -302,7 +314,8 @@ class Outbox(OneSink):
         """Whether the oldest message that waits came before `cutoff` (UTC)."""
         if cutoff is None:
             return False
-        came = self._marks.time_of(min(self._returned, default=self._next_out))
+        head = self._queue.head
+        came = None if head is None else self._marks.time_of(head)
         return came is not None and came + self._marks.interval <= cutoff
 
     def _let_go(self, messages: list[Message], outcome: Outcome) -> None:
@@ -324,25 +337,44 @@ class Outbox(OneSink):
         target = self._target
         if target is None or self._route is None or self._stopped or self._held or not target.up():
             return 0
-        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._is_paused():
+        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._backoff.is_waiting(self._clock()):
             return 0
-        return target.window - len(self._open)
+        sent = len(self._open) - len(self._later)
+        return min(target.window - len(self._open), self._backoff.window - sent)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
-        recipient = self._recipient or self._find_recipient(messages[0])
-        if self._returned:
-            self._returned.difference_update(range(position, position + len(messages)))
-        self._next_out = max(self._next_out, position + len(messages))
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
-        self._send(recipient, range(position, position + len(messages)), messages)
+        positions: Sequence[int] = range(position, position + len(messages))
+        if position < self._unsure_before:
+            positions = self._fitting(positions)
+            messages = [self._open[one] for one in positions]
+        if messages:
+            recipient = self._recipient or self._find_recipient(messages[0])
+            self._send(recipient, positions, messages)
+
+    def _fitting(self, positions: Iterable[int]) -> list[int]:
+        """Return the positions of messages whose address is of the link's protocol. The others, which crossed
+        the route before a change of the mapping or the links, are dead letters."""
+        route = self._route
+        assert route is not None
+        fitting: list[int] = []
+        unfit: list[tuple[int, Outcome]] = []
+        for position in positions:
+            outcome = misfit(route, self._open[position])
+            if outcome is None:
+                fitting.append(position)
+            else:
+                unfit.append((position, outcome))
+        if unfit:
+            self._refused(unfit)
+        return fitting
 
     def failed(self, error: Exception) -> None:
         """There is no way to the link: try again later."""
         contained("link", error, outbox=self.name)
-        self._pauses += 1
-        self._paused_until = self._clock() + self._wait(self._pauses)
+        self._backoff.released(self._clock())
 
     def cancelled(self, queue: Queue) -> None:
         """Only we delete it."""
@@ -377,7 +409,7 @@ class Outbox(OneSink):
         if refused is not None:
             done = [position for at, position in enumerate(receipts) if at not in refused]
         if done:
-            self._pauses = 0
+            self._backoff.accepted(len(done))
             if self._left is not None:
                 self._note([self._open[position] for position in done], ACCEPTED, WAS_DELIVERED)
             self._finish(done)
@@ -399,36 +431,28 @@ class Outbox(OneSink):
         back: list[tuple[int, Message]] = []
         retried = 0
         for position, outcome in rows:
-            if outcome.verdict is Verdict.RELEASED:
-                message = self._open.pop(position)
-                self._octets -= message.octets
-                self._returned.add(position)
-                back.append((position, message))
-                continue
+            message = self._open[position]
             attempts = self._attempts.get(position, 0) + 1
-            if outcome.reason in FINAL or attempts >= self._attempts_max:
-                self._bury([self._open[position]], outcome)
-                self._finish([position])
-            else:
+            if outcome.verdict is Verdict.RELEASED:
+                back.append((position, message))
+            elif outcome.reason not in FINAL and attempts < self._attempts_max:
                 retried += 1
                 self._attempts[position] = attempts
-                heapq.heappush(self._later, (now + self._wait(attempts), position))
+                heapq.heappush(self._later, (now + self._backoff.wait(attempts), position))
+            elif self._dead_letters.has_room_for([message]):
+                self._bury([message], outcome)
+                self._finish([position])
+            else:
+                back.append((position, message))
         if back:
             retried += len(back)
-            if not self._is_paused():
-                self._pauses += 1
-                self._paused_until = now + self._wait(self._pauses)
+            for position, message in back:
+                del self._open[position]
+                self._octets -= message.octets
+            self._backoff.released(now)
             self._queue.requeue(back)
         if self._route is not None:
             self._route.retried += retried
-
-    def _is_paused(self) -> bool:
-        return self._paused_until is not None and self._clock() < self._paused_until
-
-    def _wait(self, attempts: int) -> float:
-        doublings = min(attempts - 1, DOUBLINGS_MAX)
-        wait = min(RETRY_SECS_MIN * (1 << doublings), RETRY_SECS_MAX)
-        return wait * (0.5 + self._jitter() / 2)
 
     def _bury(self, messages: list[Message], outcome: Outcome) -> None:
         """Dead letters; they are written together with the settlement that the caller makes."""
@@ -455,8 +479,12 @@ class Outbox(OneSink):
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
+                if due[0] < self._unsure_before:
+                    due = self._fitting(due)
+            if due:
                 recipient = self._recipient or self._find_recipient(self._open[due[0]])
                 self._send(recipient, due, [self._open[position] for position in due])
+        self._queue.drop_expired(EXPIRED_AT_ONCE)
         oldest = self._oldest()
         if oldest is None:
             self._marks.clear()
@@ -469,10 +497,8 @@ class Outbox(OneSink):
 
     def _oldest(self) -> int | None:
         """The lowest position that is not settled; None: nothing is in here."""
-        if not len(self):
-            return None
-        waiting = (self._next_out,) if len(self._queue) > len(self._returned) else ()
-        return min((*self._open, *self._returned, *waiting), default=self._next_out)
+        head = self._queue.head
+        return min((*self._open, *(() if head is None else (head,))), default=None)
 
     def _oldest_secs(self) -> float:
         oldest = self._oldest()

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.egress.amqp091.topology import Declaration
-from gateway.model.outcome import Outcome, Verdict
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 
-# A message that no target takes now goes back to its queue after this long; it comes again at once.
+# A message for which there is no memory goes back to its queue after this long; it is redelivered at once.
 RELEASE_SECS: Final = 1.0
 
 
@@ -88,15 +87,16 @@ class AmqpLinkConsumer:
         if self.live:
             self._wake(self)
 
-    def refused(self, tag: int, outcome: Outcome, now: float) -> None:
-        """A message that was not accepted: dropped (or dead-lettered by the broker), or given back later."""
-        if not self.live:
-            return
-        if outcome.verdict is Verdict.REJECTED:
+    def rejected(self, tag: int) -> None:
+        """Have the broker drop a message, or dead-letter it."""
+        if self.live:
             self._machine.nack(self.channel, tag)
             self._answer(tag)
             self._wake(self)
-        else:
+
+    def give_back_later(self, tag: int, now: float) -> None:
+        """Requeue a message after RELEASE_SECS."""
+        if self.live:
             self._later.append((now + RELEASE_SECS, tag))
 
     def tick(self, now: float) -> None:

@@ -32,7 +32,11 @@ from gateway.protocols.amqp091.translate import encode_properties, without_order
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-REFUSED_BY_BROKER: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "basic.nack")
+# A broker answers so when it cannot take responsibility for a message now (a queue that is full with
+# `x-overflow: reject-publish`, a quorum queue without a leader), and never since a message is wrong.
+NOT_NOW: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_REFUSED, "the broker cannot take it now (basic.nack)"
+)
 FRAME_TOO_SMALL: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"
 )
@@ -51,7 +55,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     no exchange is held to be missing.
     """
 
-    _nacked: ClassVar[Outcome] = REFUSED_BY_BROKER
+    _nacked: ClassVar[Outcome] = NOT_NOW
 
     def __init__(
         self,
@@ -141,6 +145,8 @@ class AmqpLinkPublisher(ConfirmedSink):
             return
         reason = Reason.NOT_AUTHORIZED if code == ReplyCode.ACCESS_REFUSED else Reason.TARGET_REFUSED
         outcome = Outcome(Verdict.REJECTED, reason, text)
+        if code == ReplyCode.RESOURCE_ERROR:
+            outcome = Outcome(Verdict.RELEASED, Reason.QUOTA, text)
         named = (
             NAMED_EXCHANGE.search(text) if code in (ReplyCode.ACCESS_REFUSED, ReplyCode.NOT_FOUND) else None
         )

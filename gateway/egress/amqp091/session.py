@@ -361,7 +361,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         publish = session.dispatcher.publish
         batch = session.batch
         consumers = self._consumers
-        behind = session.held.on
+        others_wait = session.held.on or session.held_back.on
         short = session.dispatcher.memory.short
         sender = self._sender
         number = 0
@@ -408,9 +408,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 sender,
             )
             receipt = (consumer, tag, message)
-            if behind:
-                session.held.behind(receipt)
-            elif short:
+            if others_wait and session.is_behind(entry, receipt):
+                continue
+            if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
@@ -428,7 +428,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         """A message that cannot be taken: the broker may have a dead-letter exchange for it."""
         self._session.stats.refuse(outcome)
         log.warning("a message cannot be taken", link=self._session.name, error=outcome.text)
-        consumer.refused(tag, outcome, trio.current_time())
+        consumer.rejected(tag)
 
 
 Receipt = tuple[AmqpLinkConsumer, int, Message]
@@ -487,17 +487,22 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     ) -> None:
         """Acknowledge what was accepted; refuse, or give back later, what was not."""
         if refused:
-            now = trio.current_time()
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]
-                if outcome.reason is Reason.STORE and consumer.live:
-                    self.held.refused(receipts[at])
+                if outcome.verdict is Verdict.RELEASED:
+                    self.released(receipts[at], outcome)
                 else:
-                    consumer.refused(tag, outcome, now)
+                    consumer.rejected(tag)
+                    self.let_others_follow([receipts[at]])
                 self.stats.refuse(outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
+        self.let_others_follow(receipts)
+
+    def give_back_later(self, receipt: Receipt) -> None:
+        """Requeue a message."""
+        receipt[0].give_back_later(receipt[1], trio.current_time())
 
     def queue_of(self, consumer: AmqpLinkConsumer) -> str:
         """Routes may say a queue."""

@@ -5,8 +5,8 @@ not hold up the acknowledgements of others. A consumer lives as long as its chan
 later finds it dead and is dropped, for the server delivers the message again.
 
 AMQP/Fast has no word for a message that is refused for good: it is acknowledged when it is safe among the
-dead letters. One that is released goes back to its queue after a while, by UNGET, which another consumer may
-then have; a topic takes nothing back, so there it is tried again from here.
+dead letters. One for which there is no memory goes back to its queue after a while, by UNGET, which another
+consumer may then have; a topic takes nothing back, so there it is tried again from here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.dialect import SERVICES
 
-RELEASE_SECS: Final = 1.0  # until a message that no target took is given back, or tried again
+RELEASE_SECS: Final = 1.0  # until a message for which there is no memory is given back, or tried again
 Receipt = tuple["FastLinkConsumer", int, Message]
 
 
@@ -102,8 +102,8 @@ class FastLinkConsumer:
         if self.live:
             self._wake(self)
 
-    def released(self, receipt: Receipt, now: float) -> None:
-        """A message that no target takes now."""
+    def give_back_later(self, receipt: Receipt, now: float) -> None:
+        """Give a message for which there is no memory back to its queue after RELEASE_SECS."""
         if self.live:
             self._later.append((now + RELEASE_SECS, receipt))
 

@@ -27,6 +27,7 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.batch import Batch
 from gateway.model.caches import make_room
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -135,7 +136,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session = self._session
         for consumer in list(self._consumers.values()):
             for receipt in consumer.tick(now):
-                session.retry(receipt)
+                session.retry(receipt, session.batch)
         if self.open:
             if self._reopen_at and now >= self._reopen_at:
                 self._open_sending()
@@ -400,7 +401,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         caches = session.caches()
         publish = session.dispatcher.publish
         batch = session.batch
-        behind = session.held.on
+        others_wait = session.held.on or session.held_back.on
         short = session.dispatcher.memory.short
         sender = self._sender
         last_handle, last_head = -1, b""
@@ -440,9 +441,9 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
             )
             receipt = (consumer, number, message)
-            if behind:
-                session.held.behind(receipt)
-            elif short:
+            if others_wait and session.is_behind(entry, receipt):
+                continue
+            if short:
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
@@ -505,6 +506,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             octets_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
+        self._burials: list[tuple[Receipt, Outcome]] = []  # of what no route took, until there is room
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
     # What the link asks.
@@ -526,6 +528,10 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
         self.publisher.tick(now)
         super().tick(now)
+        burials, self._burials = self._burials, []
+        for receipt, outcome in burials:
+            if receipt[0].live:
+                self._bury(receipt, outcome)
 
     # What batches ask: this is their source.
 
@@ -534,25 +540,45 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     ) -> None:
         """Acknowledge what was accepted; bury, or give back later, what was not."""
         if refused:
-            now = trio.current_time()
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:
                     self.bury(receipts[at], outcome)
+                    self.let_others_follow([receipts[at]])
                 else:
                     self.stats.refuse(outcome)
-                    if outcome.reason is Reason.STORE and receipts[at][0].live:
-                        self.held.refused(receipts[at])
-                    else:
-                        receipts[at][0].released(receipts[at], now)
+                    self.released(receipts[at], outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
+        self.let_others_follow(receipts)
+
+    def give_back_later(self, receipt: Receipt) -> None:
+        """Give a message back to its queue."""
+        receipt[0].give_back_later(receipt, trio.current_time())
+
+    def new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep all that they reject: AMQP/Fast has no word for it."""
+        batch = super().new_batch()
+        batch.untold = self._is_untold
+        return batch
 
     def bury(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A message that nobody will ever take is a dead letter, and acknowledged when that is safe: there is
+        """Keep a message that no route took as a dead letter, and acknowledge it when that is safe: there is
         no other way to be rid of it."""
         self.stats.refuse(outcome)
-        self.dispatcher.dead_letters.add([receipt[2]], "", outcome, partial(self.accept, [receipt]))
+        self._bury(receipt, outcome)
+
+    def _is_untold(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
+        """Return True: a route has to keep whatever it rejects; see gateway.model.batch.Untold."""
+        return True
+
+    def _bury(self, receipt: Receipt, outcome: Outcome) -> None:
+        def wait(full: Outcome) -> None:
+            self._burials.append((receipt, outcome))
+
+        self.dispatcher.dead_letters.add(
+            [receipt[2]], "", outcome, partial(self.accept, [receipt]), full=wait
+        )
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
         """A destination is its address."""

@@ -38,7 +38,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
-from gateway.protocols.mqtt.translate import encode_properties, refusal
+from gateway.protocols.mqtt.translate import encode_properties, outcome_of
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
@@ -209,13 +209,16 @@ class MqttLinkPublisher(ConfirmedSink):
         if self._patient_until is not None and now >= self._patient_until and self._stream is not None:
             self._stream.abort("the broker does not answer PUBREL")
 
-    def detach(self, *, too_large: bool = False) -> None:
-        """The connection is gone. `too_large`: the broker said that a packet of ours was."""
+    def detach(self, *, too_large: bool = False, busy: bool = False) -> None:
+        """The connection is gone. `too_large`: the broker said that a packet of ours was; `busy`: that it
+        accepts nothing now, which is no message's fault."""
         if self._outlet is None:
             return  # it was us who could not go on, and what is to blame is looked for already
         unanswered = self.close()
         if self._fruitful or not unanswered:
             self._clear()
+        elif busy:
+            return
         else:
             self._barren = True
             times = BARREN_MAX_TOO_LARGE if too_large else BARREN_MAX
@@ -616,8 +619,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self._advance(floor)
         self._settle_singles(singles, ACCEPTED)
         for number, reason in refused:
-            text = f"the broker refused it with reason {reason:#04x}"
-            self._settle_singles([number], Outcome(Verdict.REJECTED, refusal(reason), text))
+            self._settle_singles([number], outcome_of(reason))
         self._count_in_flight()
         if self._next - self._floor > NUMBERS_MAX:
             self._number_anew()

@@ -1,13 +1,12 @@
 """What the remote MQTT broker sends us: the source of a link's batches.
 
-A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged
+A receipt is (connection, packet id, QoS, message). An accepted message is acknowledged
 on the connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered
 again by the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over
 reconnects, so that it is taken once. A broker that lost the session starts a new epoch, in which the old ids
 mean nothing.
 
-A message that a target released is tried again on the tick, unacknowledged meanwhile; when our own disk was
-the reason, so is what came behind it.
+A message that a target released is held back, unacknowledged, and tried again; so is what came behind it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import trio
-
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.routing import RoutingEntry
+from gateway.egress.held_back import HeldBack, line_of
 from gateway.errors import RemoteProtocolError
+from gateway.model.batch import Batch
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -41,8 +40,6 @@ from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
 TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
-RETRY_SECS_MIN: Final = 1.0
-RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
 MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
@@ -73,7 +70,11 @@ class Bringer:
         return self.stream.closed or self.stream.ending
 
 
-Receipt = tuple[Bringer, int, int, Message, int]
+Receipt = tuple[Bringer, int, int, Message]
+
+
+def _message_of(receipt: Receipt) -> Message:
+    return receipt[3]
 
 
 class MqttLinkReceiver:
@@ -84,9 +85,11 @@ class MqttLinkReceiver:
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.batch = dispatcher.batch(self, clock.now())
         self._name = name
         self._dispatcher = dispatcher
+        self._held_back: HeldBack[Receipt] = HeldBack(_message_of)
+        self._sending_held_back = False
+        self.batch = self._new_batch()
         self._limits = limits
         self._stats = stats
         self._settled = settled
@@ -94,7 +97,7 @@ class MqttLinkReceiver:
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
-        self._retries: list[tuple[float, Receipt]] = []
+        self._burials: list[tuple[Receipt, Outcome]] = []  # of what cannot be read, until there is room
         self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
@@ -131,7 +134,7 @@ class MqttLinkReceiver:
         entries = self._entries
         publish = dispatcher.publish
         sender = connection.sender
-        behind = self._held.on
+        behind, waits = self._held.on, self._held_back.on
         memory = dispatcher.memory
         raw_max, properties_max = self._limits.properties_bytes_max, self._limits.properties_max
         in_turn = iter(rows)
@@ -169,9 +172,11 @@ class MqttLinkReceiver:
                 if qos == 2 and not self._first_time(connection, packet_id):
                     continue
                 self.unsettled += 1
-                receipt = (connection, packet_id, qos, message, 0)
+                receipt = (connection, packet_id, qos, message)
                 if behind:
                     self._held.behind(receipt)
+                    continue
+                if waits and self._held_back.behind(line_of(entry), receipt):
                     continue
                 if memory.short:
                     self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
@@ -193,11 +198,31 @@ class MqttLinkReceiver:
             (known if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
         return known, strangers
 
+    def _new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep what the broker cannot be told of."""
+        batch = self._dispatcher.batch(self, clock.now())
+        batch.untold = self._is_untold
+        batch.undone = self._note_undone
+        return batch
+
+    def _note_undone(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
+        if receipt is not None:
+            self._held_back.note_undone(receipt, routes)
+
+    def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        return receipt is not None and self._answers(receipt) is None
+
+    def _answers(self, receipt: Receipt) -> Bringer | None:
+        """Return the connection that can tell the broker that a message is rejected: of MQTT 5, and there."""
+        answers = receipt[0] if receipt[2] == 1 else self._connection
+        return None if answers is None or answers.machine.version is not Version.V5 else answers
+
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if batch.receipts:
-            self.batch = self._dispatcher.batch(self, clock.now())
+            self.batch = self._new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
@@ -208,11 +233,30 @@ class MqttLinkReceiver:
         if not self.batch.receipts:
             self.batch.received = clock.now()
         for receipt in self._held.due():
-            self._retry(receipt)
-        due = [receipt for at, receipt in self._retries if at <= now]
-        self._retries = [one for one in self._retries if one[0] > now]
-        for receipt in due:
-            self._retry(receipt)
+            if not self._held_back.behind(self._line_of(receipt), receipt):
+                self._retry(receipt, self.batch)
+        burials, self._burials = self._burials, []
+        for receipt, outcome in burials:
+            self._bury_unread(receipt, outcome)
+        self._send_held_back(Monotonic(now))
+
+    def _line_of(self, receipt: Receipt) -> tuple[str, ...]:
+        return line_of(self._dispatcher.entry(self._name, None, receipt[3].address))
+
+    def _send_held_back(self, now: Monotonic) -> None:
+        """Send on their way what has waited long enough, in a batch of its own: this may be called while
+        another is being filled, and by the settlement of what it has sent."""
+        if self._sending_held_back or not self._held_back.on or self._connection is None:
+            return
+        self._sending_held_back = True
+        try:
+            while due := self._held_back.due(now):
+                batch = self._new_batch()
+                for receipt in due:
+                    self._retry(receipt, batch)
+                batch.send()
+        finally:
+            self._sending_held_back = False
 
     # What batches ask: this is their source.
 
@@ -238,6 +282,11 @@ class MqttLinkReceiver:
                     self._refuse(receipt, refused[at])
                 else:
                     self._accept(receipt)
+        if self._held_back.on:
+            for at, receipt in enumerate(receipts):
+                if receipt is not None and (refused is None or not _is_released(refused.get(at))):
+                    self._held_back.settled(receipt)
+            self._send_held_back(clock.now())
         stats = self._stats
         stats.latency.observe(clock.now() - received, len(receipts))
         stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
@@ -248,7 +297,7 @@ class MqttLinkReceiver:
     def _accept(self, receipt: Receipt) -> None:
         """Acknowledge a message."""
         self.unsettled -= 1
-        connection, packet_id, qos, _, _ = receipt
+        connection, packet_id, qos, _ = receipt
         if qos == 1:
             if connection is self._connection:
                 connection.pubacks.append(packet_id)
@@ -262,18 +311,20 @@ class MqttLinkReceiver:
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
         """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
         the message becomes a dead letter and is acknowledged: it would only block those behind it."""
-        connection, packet_id, qos, message, attempts = receipt
+        connection, packet_id, qos, message = receipt
         if outcome.verdict is Verdict.RELEASED:
-            if outcome.reason is Reason.STORE:
+            if outcome is LOW_ON_MEMORY:
+                self._held_back.settled(receipt, by_target=False)
+                self._held.refused(receipt)  # it is tried again, with what came behind it, when there is some
+            elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
                 self._held.refused(receipt)
-                return
-            wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
-            retry: Receipt = (connection, packet_id, qos, message, attempts + 1)
-            self._retries.append((trio.current_time() + wait, retry))
+            else:
+                self._held_back.released(self._line_of(receipt), receipt, clock.now())
             return
-        answers = connection if qos == 1 else self._connection
-        if answers is None or answers.machine.version is not Version.V5:
-            self._dispatcher.dead_letters.add([message], "", outcome, partial(self._buried, receipt))
+        answers = self._answers(receipt)
+        if answers is None:
+            then, again = partial(self._buried, receipt), partial(self._refuse, receipt)
+            self._dispatcher.dead_letters.add([message], "", outcome, then, full=again)
             return
         self.unsettled -= 1
         if answers is not self._connection or connection.epoch != self.epoch:
@@ -288,15 +339,17 @@ class MqttLinkReceiver:
         self._accept(receipt)
         self._settled()
 
-    def _retry(self, receipt: Receipt) -> None:
-        connection, _, qos, message, _ = receipt
+    def _retry(self, receipt: Receipt, batch: Batch) -> None:
+        connection, _, qos, message = receipt
         if qos == 1 and connection is not self._connection and connection.epoch == self.epoch:
             self.unsettled -= 1  # the broker has delivered it again on this connection
+            self._held_back.settled(receipt, by_target=False)
             return
-        entry = self._dispatcher.entry(self._name, None, message.address)
+        entry = self._held_back.left_of(receipt, self._dispatcher.entry(self._name, None, message.address))
         for branch in entry.plan.branches:
             branch.route.retried += 1
-        if not self._dispatcher.publish(self.batch, entry, message, receipt):
+        if not self._dispatcher.publish(batch, entry, message, receipt):
+            self._held_back.settled(receipt)
             self._accept(receipt)
 
     def forget_entries(self) -> None:
@@ -344,8 +397,22 @@ class MqttLinkReceiver:
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)
         self._stats.refuse(outcome)
-        then = None
         if qos and (qos == 1 or self._first_time(connection, packet_id)):
             self.unsettled += 1
-            then = partial(self._buried, (connection, packet_id, qos, message, 0))
-        self._dispatcher.dead_letters.add([message], "", outcome, then)
+            receipt = (connection, packet_id, qos, message)
+            self._bury_unread(receipt, outcome)
+        else:
+            self._dispatcher.dead_letters.add([message], "", outcome)
+
+    def _bury_unread(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Keep a message that no route gets to see as a dead letter, once there is room for it."""
+
+        def wait(full: Outcome) -> None:
+            self._burials.append((receipt, outcome))
+
+        then = partial(self._buried, receipt)
+        self._dispatcher.dead_letters.add([receipt[3]], "", outcome, then, full=wait)
+
+
+def _is_released(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.verdict is Verdict.RELEASED

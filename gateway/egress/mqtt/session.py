@@ -65,6 +65,14 @@ from gateway.transport.stream import Stream
 
 # A CONNACK in the form of MQTT 3 that refuses our version: 0x01 is its own word, 0x84 that of MQTT 5.
 _REFUSES_VERSION: Final = (b"\x20\x02\x00\x01", b"\x20\x02\x00\x84")
+# With these a broker ends a connection, whatever it was sent.
+BUSY: Final = frozenset(
+    (
+        *(ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY, ReasonCode.SERVER_SHUTTING_DOWN),
+        *(ReasonCode.MESSAGE_RATE_TOO_HIGH, ReasonCode.QUOTA_EXCEEDED, ReasonCode.ADMINISTRATIVE_ACTION),
+        *(ReasonCode.SESSION_TAKEN_OVER, ReasonCode.USE_ANOTHER_SERVER),
+    )
+)
 
 
 class MqttLinkConnection(Bringer):
@@ -88,6 +96,7 @@ class MqttLinkConnection(Bringer):
         self.held = False
         self.refuses_version = False
         self.too_large = False  # the broker says that a packet of ours was
+        self.busy = False  # the broker says that it takes nothing now
         self._session = session
         self._deadline = deadline
         self._proof = proof  # None: the password was said, or there is none
@@ -207,6 +216,7 @@ class MqttLinkConnection(Bringer):
                 self._auth(event)
             elif isinstance(event, Disconnect):
                 self.too_large = event.reason == ReasonCode.PACKET_TOO_LARGE
+                self.busy = event.reason in BUSY
                 self.stream.abort(_given(event.reason, event.properties, "the broker disconnected us"))
             if self.over:
                 return
@@ -411,7 +421,7 @@ class MqttLinkSession(OneSink):
             self._connection = None
             self.receiver.detach()
             self.filters.detach()
-            self.publisher.detach(too_large=connection.too_large)
+            self.publisher.detach(too_large=connection.too_large, busy=connection.busy)
         elif connection.refuses_version:
             self._older = True
             if self._settings.version == "auto" and (self._shares or self._proves):

@@ -216,11 +216,19 @@ class AmqpConsumer:
         first = channel.next_tag
         unsent = self._deliverer.deliver_many(first, rows)
         channel.next_tag = first + len(messages)
-        for tag in unsent:
-            connection.ingress.undeliverable(messages[tag - first])
+        aside: list[int] = []
+        if unsent:
+            if queue.owner is None:  # others may consume it
+                aside = [tag for tag in unsent if not self._deliverer.fits(rows[tag - first][2])]
+                unsent = [tag for tag in unsent if tag not in aside]
+            for tag in unsent:
+                connection.ingress.undeliverable(messages[tag - first])
         octets = weight_of(messages)
+        begin = position
         if self.no_ack:
-            queue.acknowledged(range(position, position + len(messages)))
+            positions = range(position, position + len(messages))
+            left = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(left)
         else:
             unacknowledged = channel.unacknowledged
             tag = first
@@ -236,6 +244,8 @@ class AmqpConsumer:
         stream.mark()
         if unsent:
             channel.drop(unsent)
+        for tag in aside:
+            channel.set_aside(self, tag, begin + tag - first, messages[tag - first], rows[tag - first][0])
         connection.ingress.stats.messages_out += len(messages)
 
     def failed(self, error: Exception) -> None:
@@ -397,6 +407,17 @@ class AmqpChannel:
         """
         for tag in tags:
             self.settle([one for _, one in self.tagged(tag, False)], None, {})
+
+    def set_aside(
+        self, consumer: AmqpConsumer, tag: int, position: int, message: Message, redelivered: bool
+    ) -> None:
+        """Leave a delivery to others: its properties do not fit a frame that the client takes."""
+        if self.unacknowledged.pop(tag, None) is not None:
+            consumer.outstanding -= 1
+            self.outstanding -= 1
+            self.connection.outstanding.settled(message.octets)
+        consumer.queue.set_aside(consumer, position, message, redelivered)
+        self.connection.ingress.passed_over(self.connection.sender, consumer.queue.name)
 
     def recover(self) -> None:
         """Return all deliveries that are the client's; those settled within a transaction are not."""

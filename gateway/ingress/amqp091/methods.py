@@ -21,7 +21,10 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.sending import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
+
+RETURNS_OCTETS_MAX: Final = 64  # of what a quorum queue adds: how often a message has come back
 
 
 class Later(Exception):
@@ -299,13 +302,27 @@ class ActingGuest(AmqpGuest):
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
         """The next message that can be said, with its properties; those before it are done with."""
-        while (taken := queue.take()) is not None:
+        utc = time.time()
+        most = self.machine.payload_max - HEADER_SIZE
+
+        def fits(message: Message) -> bool:
+            return len(own_properties(queue, message, utc, None)) + RETURNS_OCTETS_MAX <= most
+
+        while (taken := queue.take_aside(fits) or queue.take()) is not None:
             position, message, redelivered = taken
             try:
                 if isinstance(message.body, Spooled):
                     message.body.check()
                 returns = None if queue.deliveries is None else queue.deliveries.of(position)
-                return position, message, redelivered, own_properties(queue, message, time.time(), returns)
+                properties = own_properties(queue, message, utc, returns)
+                if len(properties) <= most:
+                    return position, message, redelivered, properties
+                if queue.owner is None:  # others may take it
+                    queue.set_aside(None, position, message, redelivered)
+                    self.ingress.passed_over(self.sender, queue.name)
+                else:
+                    queue.acknowledged((position,))
+                    self.ingress.undeliverable(message)
             except OSError:
                 queue.acknowledged((position,))
                 self.ingress.undeliverable(message)

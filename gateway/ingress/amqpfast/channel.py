@@ -212,6 +212,11 @@ class Delivery:
         if self.queue.storage is not None and not self.queue.deleted:
             self.queue.storage.forget_beside(range(self.position, self.position + self.count))
 
+    def set_aside(self) -> None:
+        """Leave the first of them to other clients."""
+        self._let_go()
+        self.queue.set_aside(self.consumer, self.position, self.messages[self.at], False)
+
     def give_back(self) -> None:
         """They return to their queue."""
         self._let_go()
@@ -386,13 +391,17 @@ class FastChannel:
                 return at
         return -1
 
-    def drop(self, number: int) -> None:
-        """What was just delivered under `number` could not be said to the client, and never can be."""
+    def drop(self, number: int, *, aside: bool = False) -> None:
+        """What was just delivered under `number` could not be said to the client, and never can be. `aside`:
+        it waits for other clients."""
         last = self._deliveries.pop()
         for part in (last.split(number - last.number), last.split(1), last):
             if part.number == number and part.count == 1 and part is not last:
                 part.consumer.acknowledged(1, {})
-                part.settle()
+                if aside:
+                    part.set_aside()
+                else:
+                    part.settle()
             elif part.count:
                 self._deliveries.append(part)
 
@@ -620,15 +629,24 @@ class FastConsumer:
         first = channel.next_number
         unsent = self._notifier.notify_many(first, rows)
         channel.take_numbers(count)
+        aside = unsent if isinstance(queue, FastQueue) and queue.owner is None else []
         if self._unreliable:
-            queue.acknowledged(range(position, position + count))
+            positions = range(position, position + count)
+            left = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(left)
         else:
             channel.delivered(Delivery(first, queue, self, position, messages))
             self._outstanding += count
         for number in unsent:
-            connection.ingress.undeliverable(messages[number - first])
+            message = messages[number - first]
+            if not aside:
+                connection.ingress.undeliverable(message)
+            else:
+                connection.ingress.passed_over(connection.sender, queue.name)
             if not self._unreliable:
-                channel.drop(number)
+                channel.drop(number, aside=bool(aside))
+            elif aside:
+                queue.set_aside(self, position + number - first, message, rows[number - first][0])
         connection.delivered(channel, count, octets)
 
     def failed(self, error: Exception) -> None:
@@ -641,6 +659,17 @@ class FastConsumer:
         """One of them is large, or such a one is on its way: one after the other."""
         channel = self.handle.channel
         connection = channel.connection
+        if not self._fit(rows):
+            if len(messages) > 1:
+                for at, message in enumerate(messages):
+                    self._deliver_in_line(queue, position + at, [message], rows[at : at + 1])
+            elif isinstance(queue, FastQueue) and queue.owner is None:
+                connection.ingress.passed_over(connection.sender, queue.name)
+                queue.set_aside(self, position, messages[0], rows[0][0])
+            else:
+                queue.acknowledged((position,))
+                connection.ingress.undeliverable(messages[0])
+            return
         first = channel.take_numbers(len(messages))
         if not self._unreliable:
             channel.delivered(Delivery(first, queue, self, position, messages))
@@ -659,6 +688,10 @@ class FastConsumer:
                 )
             )
         connection.delivered(channel, len(messages), 0)
+
+    def _fit(self, rows: list[NotifyRow]) -> bool:
+        assert self._notifier is not None  # or there was no room
+        return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
     def _said(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
         """A message has gone out, or will never."""

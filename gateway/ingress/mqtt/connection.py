@@ -422,23 +422,36 @@ class MqttConnection(AdmittedGuest):
             self.unsettled -= 1
             if self._held:
                 self._read_on()
-        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # nobody could be told otherwise
+        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # and no route has kept it
             self._ingress.tell_refused(receipt[3], outcome)
-            self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos), receipt[4])
+            then = partial(self.accepted, packet_id, qos)
+            self._ingress.bury(receipt[3], outcome, then, partial(self._try_again, receipt))
         else:
-            if qos == 2 and self.session is not None:
-                self.session.received_ids.doubt(packet_id)
-            if self._retries is None:
-                self._retries = Retries(self._ingress.disk_healthy)
-            self._retries.add(receipt, outcome, self._ingress.now())
+            self._try_again(receipt, outcome)
 
     @staticmethod
     def _given_up(receipt: Told, outcome: Outcome) -> bool:
-        """Whether no route that the message took asks for another attempt."""
+        """Return True if no route that the message took asks for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
             branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
+
+    def _try_again(self, receipt: Told, outcome: Outcome) -> None:
+        """Publish a message once more, later; its client waits."""
+        _, packet_id, qos, _, _ = receipt
+        if qos == 2 and self.session is not None:
+            self.session.received_ids.doubt(packet_id)
+        if self._retries is None:
+            self._retries = Retries(self._ingress.disk_healthy)
+        self._retries.add(receipt, outcome, self._ingress.now())
+
+    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+        """Return True if the client cannot be told that a route rejects what it published, and waits for an
+        acknowledgement. `retries`: the route asks for another attempt, if that can change anything."""
+        if self.gone or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
+            return False
+        return outcome.reason in FINAL or not retries
 
     def _forget_incoming(self, receipt: Told) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""

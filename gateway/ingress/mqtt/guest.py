@@ -28,6 +28,11 @@ class Publisher:
     def refused(self, receipt: Told, outcome: Outcome) -> None:
         """A target did not take the message."""
 
+    @abstractmethod
+    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+        """Return True if the publisher cannot be told that a route rejects a message, so that the route has
+        to keep it. `retries`: the route asks for another attempt."""
+
 
 class MqttGuest(Guest, Publisher):
     """The owner of one client's stream."""

@@ -22,7 +22,7 @@ from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import Session
-from gateway.broker.routing import AnswerEntry, Branch, RoutingEntry
+from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
@@ -32,9 +32,10 @@ from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource, RouteRefused
 from gateway.model.address import Address
+from gateway.model.batch import Batch
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
+from gateway.model.outcome import FINAL, Outcome, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
@@ -210,7 +211,8 @@ class MqttIngress(ListenerSource):
         except RouteRefused as error:
             self.denied(message.sender, "publish", message.address.name, str(error))
             self.stats.refuse(NOT_ALLOWED)
-            self.bury(message, NOT_ALLOWED, partial(connection.accepted, packet_id, qos), entry)
+            then = partial(connection.accepted, packet_id, qos)
+            self.bury(message, NOT_ALLOWED, then, partial(connection.refused, receipt))
             return
         for branch in entry.plan.branches:
             branch.route.retried += 1
@@ -319,17 +321,28 @@ class MqttIngress(ListenerSource):
             why=why,
         )
 
+    def new_batch(self) -> Batch:
+        """Return an empty batch, whose routes keep what a client cannot be told of."""
+        batch = super().new_batch()
+        batch.untold = self._is_untold
+        return batch
+
+    def _is_untold(self, receipt: Told | None, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        if receipt is None or not receipt[0].is_untold(retries, outcome):
+            return False
+        self.tell_refused(receipt[3], outcome)
+        return True
+
     def bury(
-        self, message: Message, outcome: Outcome, then: Callable[[], None], entry: RoutingEntry | None = None
+        self,
+        message: Message,
+        outcome: Outcome,
+        then: Callable[[], None],
+        full: Callable[[Outcome], None],
     ) -> None:
-        """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
-        of the route that refused it, or of the first that may have: by that it is sent again."""
-        branches: tuple[Branch, ...] = () if entry is None else entry.plan.branches
-        asking = (
-            [branch for branch in branches if branch.mandatory] if outcome.reason is Reason.NO_ROUTE else ()
-        )
-        first = next(iter(asking or branches), None)
-        self.dead_letters.add([message], "" if first is None else first.route.name, outcome, then)
+        """Keep a message that no route took, of a client that cannot be told so."""
+        self.dead_letters.add([message], "", outcome, then, full=full)
 
     def drop_forbidden(
         self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
@@ -459,12 +472,17 @@ class SentWill(Publisher):
         if self._key:
             self._ingress.namespace.forget_will(self._key)
 
+    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+        """Return True if a route has to keep the will: its client is gone."""
+        return outcome.reason in FINAL or not retries
+
     def refused(self, receipt: Told, outcome: Outcome) -> None:
         """Publish it again, or make it a dead letter."""
         ingress, will = self._ingress, self._will
         ingress.tell_refused(receipt[3], outcome)
         if outcome.verdict is Verdict.REJECTED:
-            ingress.bury(receipt[3], outcome, partial(self.accepted, 0, will.qos), receipt[4])
+            then = partial(self.accepted, 0, will.qos)
+            ingress.bury(receipt[3], outcome, then, partial(self.refused, receipt))
             return
         if not self._key:
             self.keep()

@@ -67,15 +67,19 @@ class ContentWriter(ABC):
         """The channel is still open; otherwise what is sent is dropped, as the peer would discard it."""
         return self._channel.state is ChannelState.OPEN
 
+    def fits(self, properties: bytes) -> bool:
+        """Return True if the properties fit a frame that the peer takes."""
+        return len(properties) + HEADER_SIZE <= self._payload_max
+
     @abstractmethod
     def _head(self, size: int) -> bytes:
         """What stands in front of an address of `size` octets, or of what changes in front of it."""
 
     def _prepare(self, properties: bytes, size: int) -> bool:
         """Encode what goes between address and body; False when the properties do not fit a frame."""
-        length = len(properties) + HEADER_SIZE
-        if length > self._payload_max:
+        if not self.fits(properties):
             return False
+        length = len(properties) + HEADER_SIZE
         if size != self._size:
             self._whole = 0 < size <= self._payload_max
             self._behind = BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if self._whole else END

@@ -86,6 +86,10 @@ class MessageWriter(ABC):
             raise LocalProtocolError("no message may be sent on the channel of a stream")
         return self._handle.state is HandleState.OPEN
 
+    def fits(self, name: bytes, head: bytes) -> bool:
+        """Return True if the head fits a fragment that the peer takes."""
+        return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
+
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
         """Encode what goes around tag or number and body; False when the head does not fit a fragment.
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
-from gateway.model.outcome import Reason
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.octets import too_much
 from gateway.protocols.mqtt.properties import encode_property, spans
@@ -96,14 +96,28 @@ says no is 0x83: valid, but not accepted here; the reason string says why.
 REFUSALS: Final[dict[int, Reason]] = {
     ReasonCode.NOT_AUTHORIZED: Reason.NOT_AUTHORIZED,
     ReasonCode.TOPIC_NAME_INVALID: Reason.NAME_INVALID,
-    ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
     ReasonCode.PAYLOAD_FORMAT_INVALID: Reason.MALFORMED,
 }
 
 
+NOT_NOW: Final[dict[int, Reason]] = {
+    ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
+    ReasonCode.SERVER_UNAVAILABLE: Reason.TARGET_DOWN,
+    ReasonCode.SERVER_BUSY: Reason.TARGET_DOWN,
+    ReasonCode.MESSAGE_RATE_TOO_HIGH: Reason.QUOTA,
+}
+"""Codes with which a broker refuses a message for now."""
+
+
 def refusal(code: int) -> Reason:
-    """Why a remote broker refused our PUBLISH with `code` (0x80 or above)."""
-    return REFUSALS.get(code, Reason.TARGET_REFUSED)
+    """Return why a remote broker refused our PUBLISH with `code` (0x80 or above)."""
+    return NOT_NOW.get(code) or REFUSALS.get(code, Reason.TARGET_REFUSED)
+
+
+def outcome_of(code: int) -> Outcome:
+    """Return what became of our PUBLISH, which a remote broker refused with `code` (0x80 or above)."""
+    verdict = Verdict.RELEASED if code in NOT_NOW else Verdict.REJECTED
+    return Outcome(verdict, refusal(code), f"the broker refused it with reason {code:#04x}")
 
 
 _LISTS_MAX: Final = 4_096  # property lists remembered; devices repeat a few

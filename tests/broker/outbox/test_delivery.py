@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from gateway.broker import storage
 from gateway.broker.dispatcher import RouteRecipient
+from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED
@@ -132,10 +133,12 @@ def test_a_released_message_returns_to_its_place_and_the_outbox_waits(bench: Ben
     bench.after(0.4)
     assert bench.link.parts == []
     bench.after(0.2)
-    assert bench.link.bodies == [2, 3, 4]
-    assert part.slots == [0, 1, 2]
+    assert bench.link.parts == [], "one is on its way still, and the next goes alone"
     part.settle_at((0,))
-    bench.link.settle()
+    assert part.slots == [0, 1, 2]
+    for body in (2, 3, 4):
+        assert bench.link.bodies == [body]
+        bench.link.settle()
     assert len(bench.letters) == 0
     assert bench.state.messages == 0
     assert bench.counts() == {"matched": 4, "delivered": 4, "retried": 2}
@@ -270,3 +273,47 @@ def test_nothing_is_handed_out_when_the_gateway_leaves(bench: Bench) -> None:
     bench.stored(1)
     bench.outboxes.tick()
     assert bench.link.parts == []
+
+
+def leading_to_mqtt() -> Router:
+    """The same route when its link has become one to an MQTT broker."""
+    text = """
+version: 1
+routes:
+  - {name: out, from: {endpoint: mqtt, topic: "out/#"}, to: {endpoint: erp, topic: "got/x"}, settle: stored}
+"""
+    return Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "mqtt"})
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_has_an_address_of_another_protocol_is_a_dead_letter(bench: Bench, restarted: bool) -> None:
+    bench.link.up = False
+    bench.stored(*range(60))  # more than are in memory
+    if restarted:
+        bench.restart(leading_to_mqtt())
+    else:
+        bench.use(leading_to_mqtt())
+    bench.stored(100)
+    bench.link.up, bench.link.at_once = True, None
+    bench.after(1.0)
+    bench.until(lambda: bench.link.parts)
+    messages = [message for part in bench.link.parts for message in part.messages]
+    assert [(message.address.protocol, message.body) for message in messages] == [("mqtt", b"100")]
+    bench.link.settle()
+    assert bench.dead() == [(number, "out", "name_invalid") for number in range(60)]
+    assert bench.state.messages == 0
+    bench.stored(101)
+    assert bench.link.bodies == [101]
+
+
+def test_what_is_to_be_tried_again_is_looked_at_too(tmp_path: Path) -> None:
+    bench = made(tmp_path, ", attempts_max: 9")
+    bench.link.at_once = REFUSED
+    bench.stored(1)
+    bench.link.at_once = None
+    bench.link.parts.clear()
+    bench.use(leading_to_mqtt())
+    bench.after(5.0)
+    assert bench.link.parts == []
+    assert bench.dead() == [(1, "out", "name_invalid")]
+    bench.one.store.close()

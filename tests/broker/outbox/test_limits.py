@@ -13,7 +13,7 @@ from gateway.broker.outbox.outbox import OutboxLimits
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.store.store import Store
-from tests.broker.outbox.bench import Bench, made
+from tests.broker.outbox.bench import DOWN, REFUSED, Bench, made
 
 
 @pytest.fixture
@@ -134,3 +134,110 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     assert list(store.things(MARKS)) == []
     store.close()
     bench.open(bench.dispatcher.router)
+
+
+# What is released, and expires then.
+
+
+def timed(folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Bench:
+    """A bench by whose clock messages expire, too."""
+    bench = made(folder, more)
+    monkeypatch.setattr("gateway.clock.utc", lambda: bench.now)
+    return bench
+
+
+def release_and_expire(bench: Bench) -> None:
+    """Five messages that the link has released, and of which nothing is left when their time is over."""
+    bench.link.at_once = DOWN
+    bench.stored(1, 2, 3, 4, 5, expires=bench.now + 10)
+    bench.after(11)
+    assert [number for number, _, _ in bench.dead()] == [1, 2, 3, 4, 5]
+    assert bench.state.messages == 0
+
+
+@pytest.mark.parametrize("policy", ["drop_oldest", "dead_letter", "reject"])
+def test_what_was_released_and_expired_makes_nothing_else_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    bench = timed(tmp_path, monkeypatch, f", outbox: {{age_secs_max: 60, policy: {policy}}}")
+    release_and_expire(bench)
+    bench.link.at_once = None
+    bench.after(31)
+    for number in range(10, 200):
+        assert bench.stored(number).outcomes == [ACCEPTED]
+        bench.after(1.0)
+        bench.link.settle()
+    assert bench.state.messages == 0
+    assert len(bench.dead()) == 5
+    assert bench.counts()["delivered"] == 190
+    bench.link.up = False
+    bench.stored(200)
+    bench.after(58.0)
+    assert bench.state.oldest_secs == pytest.approx(58, abs=1)
+    assert bench.stored(201).outcomes == [ACCEPTED]
+    bench.after(5.0)
+    if policy == "reject":
+        assert [outcome.verdict for outcome in bench.stored(202).outcomes] == [Verdict.RELEASED]
+    else:
+        assert bench.state.messages == 1, "what is old goes, and nothing else"
+    bench.one.store.close()
+
+
+def test_the_age_is_right_while_others_expire_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = timed(tmp_path, monkeypatch)
+    release_and_expire(bench)
+    bench.link.up = False
+    bench.stored(6, expires=bench.now + 5)
+    bench.stored(7)
+    for _ in range(3):
+        bench.after(10.0)
+        bench.stored(8, expires=bench.now + 5)
+    assert bench.state.oldest_secs == pytest.approx(30, abs=1)
+    bench.restart()
+    bench.link.up = False
+    bench.after(10.0)
+    assert bench.state.oldest_secs == pytest.approx(40, abs=1)
+    bench.link.up, bench.link.at_once = True, None
+    bench.after(31.0)
+    bench.until(lambda: bench.link.parts)
+    bench.link.settle()
+    bench.after(1.0)
+    assert (bench.state.messages, bench.state.oldest_secs) == (0, 0.0)
+    bench.one.store.close()
+
+
+def test_what_is_released_again_and_again_is_as_old_as_it_is(tmp_path: Path) -> None:
+    """As behind a broker's memory alarm."""
+    bench = made(tmp_path, ", outbox: {age_secs_max: 300, policy: dead_letter}")
+    bench.link.at_once = DOWN
+    bench.stored(1)
+    for _ in range(20):
+        bench.after(10.0)
+        bench.stored(2)
+    assert bench.state.oldest_secs == pytest.approx(200, abs=1)
+    assert (bench.state.messages, bench.dead()) == (21, [])
+    bench.link.up = False
+    bench.after(102.0)
+    assert bench.dead() == [(1, "out", "expired")]
+    bench.one.store.close()
+
+
+def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = made(tmp_path, ", attempts_max: 1, outbox: {messages_max: 3, policy: dead_letter}")
+    with monkeypatch.context() as full:
+        full.setattr(bench.letters, "has_room_for", lambda messages: False)
+        bench.link.at_once = REFUSED
+        bench.stored(1)
+        bench.link.up = False
+        assert bench.stored(2, 3, 4).outcomes == [ACCEPTED] * 3, "the limit is exceeded by one wake-up"
+        assert [outcome.verdict for outcome in bench.stored(5).outcomes] == [Verdict.RELEASED]
+        assert (bench.dead(), bench.state.messages) == ([], 4)
+    bench.after(31.0)
+    assert bench.dead() == [(1, "out", "quota")]
+    assert bench.stored(6).outcomes == [ACCEPTED]
+    assert [number for number, _, _ in bench.dead()] == [1, 2]
+    bench.one.store.close()

@@ -234,8 +234,8 @@ class Shelf:
         return
 
 
-def routed(folder: Path, text: str) -> Router:
-    """A router for the endpoints `mqtt` and `erp` with the mapping `text`."""
+def routed(folder: Path, text: str, **more: str) -> Router:
+    """A router for the endpoints `mqtt` and `erp`, and `more` by their protocols, with the mapping `text`."""
     path = folder / "mapping.yaml"
     path.write_text(text)
-    return Router(load([path]), {"mqtt": "mqtt", "erp": "amqp091"})
+    return Router(load([path]), {"mqtt": "mqtt", "erp": "amqp091"} | more)

@@ -10,6 +10,8 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
+from gateway.egress.held_back import HeldBack
+from gateway.egress.session import message_of
 from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -130,17 +132,117 @@ async def test_a_rejected_message_is_not_put_back(one: LinkRig, shelf: Shelf) ->
     assert [ack[1:] for ack in one.world.acks] == [(2, False)]
 
 
-async def test_a_released_message_goes_back_later(
+async def test_a_released_message_is_kept_and_tried_again_before_what_came_behind_it(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    one.session.held_back = HeldBack(message_of, lambda: 1.0)
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a", b"b", b"c")
+    tried = [b"a", b"b", b"c"]
+    for seconds in (1, 2, 4, 8, 10):
+        await trio.sleep(seconds - 0.1)
+        one.tick()
+        assert [message.body for message in shelf.messages] == tried, "it waits"
+        await trio.sleep(0.2)
+        one.tick()
+        tried.append(b"a")
+        assert [message.body for message in shelf.messages] == tried, "one goes alone"
+    consume(one, "commands", EVENTS, b"d")
+    assert one.world.acks == one.world.nacks == []
+    assert one.session.idle, "nothing comes of waiting for it"
+    shelf.outcome = ACCEPTED
+    await trio.sleep(10.1)
+    one.tick()
+    one.move()
+    assert shelf.accepted == [b"a", b"b", b"c", b"d"]
+    assert [ack[1:] for ack in one.world.acks] == [(4, True)]
+    consume(one, "commands", EVENTS, b"e")
+    assert shelf.accepted[4:] == [b"e"]
+
+
+async def test_other_routes_go_on_meanwhile(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    shelf.outcome = ACCEPTED
+    consume(one, "gw-1.events", EVENTS, b"b")
+    assert shelf.accepted == [b"b"]
+
+
+async def test_what_is_held_back_comes_again_after_a_lost_connection(
     one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
 ) -> None:
     shelf.outcome = BUSY
-    consume(one, "commands", EVENTS, b"a")
+    consume(one, "commands", EVENTS, b"a", b"b")
+    one.lose()
+    one.connect()
+    shelf.outcome = ACCEPTED
+    consume(one, "commands", EVENTS, b"a", b"b")
+    await trio.sleep(30)
     one.tick()
-    assert one.world.nacks == []
-    await trio.sleep(1.1)
+    assert shelf.accepted == [b"a", b"b"], "each once"
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
+
+
+async def test_a_full_disk_meanwhile_keeps_the_order(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is not FULL
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a", b"b")
+    shelf.outcome = FULL
+    await trio.sleep(2)
     one.tick()
-    assert [nack[1:] for nack in one.world.nacks] == [(1, True)]
-    assert one.session.idle
+    consume(one, "commands", EVENTS, b"c")
+    shelf.outcome = ACCEPTED
+    await trio.sleep(10)
+    one.tick()
+    assert shelf.accepted == [b"a", b"b", b"c"]
+
+
+async def test_what_is_held_back_goes_back_when_its_queue_is_not_wanted_any_more(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a", b"b")
+    router = routed(tmp_path, MAPPING.replace("queue: commands", "queue: others"))
+    one.dispatcher.use(router)
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.move()
+    for _ in range(2):
+        await trio.sleep(2)
+        one.tick()
+    assert sorted(nack[1:] for nack in one.world.nacks) == [(1, True), (2, True)]
+    assert len(shelf.messages) == 2
+
+
+async def test_only_the_route_that_released_a_message_is_tried_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    fan = (
+        MAPPING
+        + """
+  - name: copies
+    from: {endpoint: erp, queue: commands}
+    to: {endpoint: crm, topic: "copies/{routing_key...}"}
+"""
+    )
+    router = routed(tmp_path, fan, crm="mqtt")
+    dispatcher = Dispatcher(router, DeadLetters())
+    one = LinkRig(dispatcher, prefetch=50)
+    shelf, other = Shelf(), Shelf()
+    dispatcher.namespaces |= {"mqtt": shelf, "crm": other, "erp": one.session}
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.connect()
+    other.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a", b"b")
+    await trio.sleep(2)
+    one.tick()
+    other.outcome = ACCEPTED
+    await trio.sleep(4)
+    one.tick()
+    assert shelf.accepted == [b"a", b"b"], "it had accepted them"
+    assert other.accepted == [b"a", b"b"]
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
 
 
 async def test_while_memory_is_short_everything_goes_back(

@@ -159,42 +159,41 @@ async def test_what_a_target_refuses_is_a_dead_letter_and_acknowledged(one: Link
     letter = newest(one.dispatcher.dead_letters)[0]
     assert (letter.message.body, letter.outcome) == (b"1", DROPPED)
     assert acks(one, "commands") == [1]
-    assert list(one.stats.settled()) == [("accepted", "none", 0), ("rejected", "name_invalid", 1)]
+    assert (letter.route, letter.crossed) == ("commands", True), (
+        "it is redriven through the route that failed"
+    )
+    assert list(one.stats.settled()) == [("accepted", "none", 1)]
 
 
-async def test_what_is_released_goes_back_to_its_queue(
-    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+@pytest.mark.parametrize("source, name", [("commands", ""), ("plant.", "plant.b.t")])
+async def test_what_is_released_is_kept_and_tried_again_before_what_came_behind_it(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock, source: str, name: str
 ) -> None:
     shelf.outcome = BUSY
-    notify(one, "commands", b"1")
-    shelf.outcome = ACCEPTED
-    notify(one, "commands", b"2")
-    assert acks(one, "commands") == []
-    one.tick()
-    assert one.world.ungets == []
+    notify(one, source, b"1", name=name)
     await trio.sleep(1.5)
     one.tick()
-    assert one.world.ungets == [1]
-    assert acks(one, "commands") == [2]
+    shelf.outcome = ACCEPTED
+    notify(one, source, b"2", name=name)
+    assert acks(one, source) == []
+    assert one.session.idle, "nothing comes of waiting for it"
+    await trio.sleep(2.5)
+    one.tick()
+    assert [message.body for message in shelf.messages] == [b"1", b"1", b"1", b"2"]
+    assert one.world.ungets == []
+    assert acks(one, source) == [2]
     assert one.session.idle
 
 
-async def test_what_a_topic_has_sent_is_tried_again_from_here(
+async def test_while_memory_is_short_what_a_queue_sent_goes_back(
     one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
 ) -> None:
-    shelf.outcome = BUSY
-    notify(one, "plant.", b"1", name="plant.b.t")
+    one.dispatcher.memory.short = True
+    notify(one, "commands", b"1")
     await trio.sleep(1.5)
     one.tick()
-    shelf.outcome = ACCEPTED
-    notify(one, "plant.", b"2", name="plant.b.t")
-    assert acks(one, "plant.") == []
-    await trio.sleep(1.5)
-    one.tick()
-    assert [message.body for message in shelf.messages] == [b"1", b"1", b"2", b"1"]
-    assert one.world.ungets == []
-    assert acks(one, "plant.") == [2]
-    assert one.dispatcher.router.routes[1].retried == 2
+    assert one.world.ungets == [1]
+    assert one.session.idle
 
 
 @pytest.mark.parametrize("source", ["commands", "plant."])

@@ -109,16 +109,18 @@ async def test_the_window_bounds_what_is_in_flight(receive_max: int, in_flight_m
 
 
 @pytest.mark.parametrize(
-    "code, reason",
+    "code, reason, said",
     [
-        (ReasonCode.NOT_AUTHORIZED, Reason.NOT_AUTHORIZED),
-        (ReasonCode.TOPIC_NAME_INVALID, Reason.NAME_INVALID),
-        (ReasonCode.QUOTA_EXCEEDED, Reason.QUOTA),
-        (ReasonCode.UNSPECIFIED_ERROR, Reason.TARGET_REFUSED),
+        (ReasonCode.NOT_AUTHORIZED, Reason.NOT_AUTHORIZED, Verdict.REJECTED),
+        (ReasonCode.TOPIC_NAME_INVALID, Reason.NAME_INVALID, Verdict.REJECTED),
+        (ReasonCode.UNSPECIFIED_ERROR, Reason.TARGET_REFUSED, Verdict.REJECTED),
+        (ReasonCode.QUOTA_EXCEEDED, Reason.QUOTA, Verdict.RELEASED),
     ],
 )
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_refusal_of_the_broker_rejects(code: int, reason: Reason, qos: int) -> None:
+async def test_a_refusal_of_the_broker_is_for_good_or_for_now(
+    code: int, reason: Reason, said: Verdict, qos: int
+) -> None:
     world = World()
     remote = world.connect()
     remote.acks = False
@@ -128,7 +130,7 @@ async def test_a_refusal_of_the_broker_rejects(code: int, reason: Reason, qos: i
     remote.machine.send_ack(kind, remote.rows[0][2], code)
     remote.ack(remote.rows[1:])
     world.talk()
-    assert verdict(world, b"no") == (Verdict.REJECTED, reason)
+    assert verdict(world, b"no") == (said, reason)
     assert world.outcomes[b"yes"] is ACCEPTED
     assert world.session.idle
 

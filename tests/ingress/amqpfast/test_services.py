@@ -11,6 +11,7 @@ from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
+from tests.broker.parts import newest
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast, fresh, head
 from tests.ingress.clients import eventually
 from tests.interop.gateway_fixture import Running
@@ -231,6 +232,37 @@ def test_a_large_body_comes_and_goes_in_fragments_also_between_those_of_another_
             part = client.next(Fragment)
             found[part.number] += part.octets
         assert sorted(found.values()) == sorted([body, other_body])
+
+
+@pytest.mark.parametrize("unreliable", [False, True])
+@pytest.mark.parametrize("octets", [0, 100_000])
+def test_a_head_larger_than_a_clients_frames_waits_for_others(
+    gateway: Running, unreliable: bool, octets: int
+) -> None:
+    wide, body = head(headers={"wide": "v" * 3_000}), b"x" * octets
+    with Fast(gateway).open() as client, Fast(gateway, frame_max=1_024).open() as small:
+        client.put(client.handle("q"), b"1" + body, head=wide)
+        client.put(client.handle("q"), b"2")
+        handle = small.handle("q")
+        small.consume(handle, unreliable=unreliable)
+        assert [row[4] for row in small.rows(1)] == [b"2"], "it passes"
+        assert gateway.ask(lambda: newest(gateway.gateway.dead_letters)) == []
+        other = client.handle("q")
+        client.consume(other, unreliable=unreliable)
+        assert [row[4][:1] for row in client.rows(1)] == [b"1"]
+
+
+def test_a_head_larger_than_a_subscribers_frames_is_a_dead_letter(gateway: Running) -> None:
+    """Nobody else has its subscription."""
+    wide = head(headers={"wide": "v" * 3_000})
+    with Fast(gateway).open() as client, Fast(gateway, frame_max=1_024).open() as small:
+        handle = small.handle("t", TOPIC)
+        small.consume(handle)
+        client.put(client.handle("t", TOPIC), b"1", head=wide)
+        client.put(client.handle("t", TOPIC), b"2")
+        assert [row[4] for row in small.rows(1)] == [b"2"]
+        (letter,) = gateway.ask(lambda: newest(gateway.gateway.dead_letters))
+        assert letter.message.body == b"1"
 
 
 # --- temporary destinations

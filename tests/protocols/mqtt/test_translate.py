@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
-from gateway.model.outcome import Reason
+from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import decode_list, encode_list
@@ -26,6 +26,7 @@ from gateway.protocols.mqtt.translate import (
     decode_properties,
     encode_properties,
     losses,
+    outcome_of,
     publish_essentials,
     refusal,
 )
@@ -337,6 +338,14 @@ def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
         assert code in REASONS[PacketType.PUBACK]
         assert code in REASONS[PacketType.PUBREC]
     assert refusal(0x87) is Reason.NOT_AUTHORIZED
+    assert outcome_of(0x87).verdict is Verdict.REJECTED
+    for code, reason in (
+        (0x88, Reason.TARGET_DOWN),
+        (0x89, Reason.TARGET_DOWN),
+        (0x96, Reason.QUOTA),
+        (0x97, Reason.QUOTA),
+    ):
+        assert outcome_of(code)[:2] == (Verdict.RELEASED, reason)
     assert refusal(0x80) is Reason.TARGET_REFUSED
 
 

@@ -1,0 +1,68 @@
+"""When, and how many at a time, messages go to a target that has released some of them: refused them for now.
+
+After a release nothing is sent for a while, which doubles with each release in a row. Then one message goes
+alone; as long as the target accepts, more and more are on their way at a time. So a target that is full costs
+one message for each attempt, and what it has refused is overtaken at most by what was on its way with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.model.times import Monotonic
+
+UNLIMITED: Final = 1 << 30
+DOUBLINGS_MAX: Final = 6
+STREAK_MIN: Final = 16  # accepted messages before the window doubles
+STREAK: Final = 64  # the same, before it grows by one: at the ceiling
+CEILING: Final = 32  # below it the window doubles, after the first release
+WINDOW_MAX: Final = 1_024  # a wider one is none
+
+
+class Backoff:
+    """The back-off of one target, or of one route to it. `window`: messages on their way at most."""
+
+    __slots__ = ("_attempts", "_ceiling", "_jitter", "_secs_max", "_secs_min", "_streak", "_until", "window")
+
+    def __init__(self, jitter: Callable[[], float], secs_min: float, secs_max: float) -> None:
+        """`jitter` gives numbers from 0 to 1. The wait is `secs_min` seconds, doubling up to `secs_max`."""
+        self.window = UNLIMITED
+        self._jitter = jitter
+        self._secs_min = secs_min
+        self._secs_max = secs_max
+        self._attempts = 0
+        self._ceiling = CEILING  # half of the window that was too wide
+        self._until: Monotonic | None = None
+        self._streak = 0
+
+    def is_waiting(self, now: Monotonic) -> bool:
+        """Return True if nothing should be sent yet."""
+        return self._attempts > 0 and self._until is not None and now < self._until
+
+    def released(self, now: Monotonic) -> None:
+        """Note that the target has released a message. Those that it releases while this waits count once."""
+        if not self.is_waiting(now):
+            self._attempts += 1
+            self._until = now + self.wait(self._attempts)
+        if 1 < self.window < UNLIMITED:
+            self._ceiling = self.window // 2
+        self.window = 1
+        self._streak = 0
+
+    def accepted(self, count: int) -> None:
+        """Note that the target has accepted so many messages."""
+        self._attempts = 0
+        if self.window < UNLIMITED:
+            self._streak += count
+            doubles = self.window < self._ceiling
+            if self._streak >= (max(STREAK_MIN, 4 * self.window) if doubles else STREAK):
+                self._streak = 0
+                self.window += self.window if doubles else 1
+                if self.window > WINDOW_MAX:
+                    self.window = UNLIMITED
+
+    def wait(self, attempts: int) -> float:
+        """Return how many seconds to wait after so many attempts, with jitter."""
+        doublings = min(attempts - 1, DOUBLINGS_MAX)
+        return min(self._secs_min * (1 << doublings), self._secs_max) * (0.5 + self._jitter() / 2)
