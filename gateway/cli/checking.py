@@ -85,6 +85,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         *(unreadable(settings) or unusable(settings)),
         *absent(settings),
         *unwritable(settings),
+        *unreachable(settings),
         *relative(settings),
         *unmatched(settings),
         *rehearsed.findings,
@@ -149,6 +150,21 @@ def absent(settings: Settings) -> list[Finding]:
             text = f"{dotted(place)}: there is no folder {folder}"
             found.append(at(settings, Severity.WARNING, "absent", place, text))
     return found
+
+
+def unreachable(settings: Settings) -> list[Finding]:
+    """Listeners behind balancers of which none is believed: nobody can connect."""
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "unreachable",
+            ("listeners", name, "proxy_protocol"),
+            f"listeners.{name}.proxy_protocol: nobody can connect; proxy_protocol_from names the balancers",
+        )
+        for name, one in settings.listeners.items()
+        if one.proxy_protocol != "off" and not one.proxy_protocol_from
+    ]
 
 
 def unwritable(settings: Settings) -> list[Finding]:

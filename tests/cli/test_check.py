@@ -361,3 +361,12 @@ def test_a_message_is_explained(tmp_path: Path, run: Run) -> None:
     assert json.loads(run(*asked, "--qos", "1", "--json").out)["matches"][0]["why"].startswith("cannot be")
     for wrong in (("--body", f"@{tmp_path}/none"), ("--header", "a"), ("--qos", "3")):
         assert run(*asked, *wrong).code == Exit.USAGE, wrong
+
+
+def test_a_listener_that_believes_no_balancer_is_a_warning(tmp_path: Path, run: Run) -> None:
+    listeners = (
+        "listeners:\n  mqtt: {protocol: mqtt, proxy_protocol: required}\n  amqp091: {protocol: amqp091}\n"
+    )
+    ran = run("check", "--config", configuration(tmp_path, ROUTE, listeners))
+    assert ran.code == Exit.OK
+    assert "gateway.yaml:3:26: warning: listeners.mqtt.proxy_protocol: nobody can connect;" in ran.out
