@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origi
 import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
-from gateway.errors import ConfigurationError
+from gateway.errors import ConfigurationError, without_users
 from gateway.model.properties import is_unicode
 
 Place = tuple[str | int, ...]
@@ -94,7 +94,7 @@ class Complaint(NamedTuple):
     @property
     def text(self) -> str:
         """The complaint as one line, without its position."""
-        given = "" if self.given is None else f", not {self.given!r}"
+        given = "" if self.given is None else f", not {without_users(repr(self.given))}"
         place = f"{dotted(self.place)}: " if self.place else ""
         return f"{place}{self.reason}{given}{self.hint}"
 

@@ -6,11 +6,24 @@ has to answer; `LocalProtocolError` is ours and is a bug.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Final
+
+MASK: Final = "**********"
+USER_PART: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")  # to the last @: a password may hold any character
+
+
+def without_users(text: str) -> str:
+    """The text with the user part of each URL masked."""
+    return USER_PART.sub(f"{MASK}@", text) if "://" in text else text
 
 
 class GatewayError(Exception):
-    """The base of all deliberate errors."""
+    """The base of all deliberate errors. The user part of a URL never stands in the text of one."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(without_users(text))
 
 
 class ConfigurationError(GatewayError):
@@ -30,6 +43,7 @@ class ConfigurationError(GatewayError):
         others: Iterable[ConfigurationError] = (),
     ) -> None:
         self.others = tuple(others)
+        reason = without_users(reason)
         place = ":".join([file, *(str(number) for number in (line, column) if number)])
         super().__init__("\n".join([f"{place}: {reason}" if place else reason, *map(str, self.others)]))
         self.reason = reason

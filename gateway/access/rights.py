@@ -22,6 +22,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 DEFAULT_EXCHANGE: Final = "amq.default"  # what RabbitMQ's permissions call the exchange without a name
 MQTT_EXCHANGE: Final = "amq.topic"
 SHARED: Final = "$share/"
+EVERYTHING: Final = "#"
 QUEUE, EXCHANGE = "queue", "exchange"  # what RabbitMQ calls resources
 KINDS: Final = {"queue": QUEUE, "topic": EXCHANGE}
 PERMISSIONS: Final = {"read": "read", "browse": "read", "write": "write", "create": "configure"}
@@ -214,8 +215,9 @@ class Rights:
                 return Decision(True, f"{grant.rule}.{permission}")
         return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
 
-    def amqp_key(self, host: str, permission: str, exchange: str, key: str) -> Decision:
-        """Whether it is given on that topic exchange with that routing key."""
+    def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
+        """Whether it is given on that topic exchange with that routing key; None: with every key, which an
+        authorizer is asked about as `#`."""
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")
@@ -226,7 +228,7 @@ class Rights:
             resource="topic",
             name=exchange or DEFAULT_EXCHANGE,
             permission=permission,
-            routing_key=key,
+            routing_key=EVERYTHING if key is None else key,
             **own,
         )
 
@@ -310,7 +312,7 @@ class AllRights(Rights):
         """Anything."""
         return UNLIMITED
 
-    def amqp_key(self, host: str, permission: str, exchange: str, key: str) -> Decision:
+    def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
         """Anything."""
         return UNLIMITED
 

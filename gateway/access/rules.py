@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gateway.access.filters import FilterSet
 from gateway.access.scopes import Scope
-from gateway.access.templates import Variables, beginning, expression, fill, topic_filter
+from gateway.access.templates import Variables, beginning, denied_filter, expression, fill, topic_filter
 from gateway.settings.access import (
     EVERY_HOST,
     AmqpPermissions,
@@ -20,6 +20,8 @@ from gateway.settings.access import (
 
 Named = Sequence[tuple[str, Role]]
 SERVICES: Final = ("queue", "topic")
+EVERY_KEY: Final = frozenset({".*", "^.*", ".*$", "^.*$", "^"})
+"""Expressions that every routing key matches; another one that does is not known to."""
 
 
 def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tuple[str, str]]:
@@ -64,7 +66,7 @@ class MqttGrant:
 
     def denied(self, action: str, name: str, variables: Variables) -> str | None:
         """The rule that forbids it."""
-        return self._filters[f"deny_{action}"].meeting(name, lambda text: topic_filter(text, variables))
+        return self._filters[f"deny_{action}"].meeting(name, lambda text: denied_filter(text, variables))
 
 
 class AmqpGrant(NamedTuple):
@@ -80,16 +82,18 @@ class AmqpGrant(NamedTuple):
         found = self.names.get(permission)
         return found is not None and found.search(name) is not None
 
-    def allows_key(self, permission: str, exchange: str, key: str) -> bool:
-        """Whether it is given on that topic exchange with that routing key."""
+    def allows_key(self, permission: str, exchange: str, key: str | None) -> bool:
+        """Whether it is given on that topic exchange with that routing key; None: with every key."""
         if not self.allows(permission, exchange):
             return False
-        if self.key is not None:
-            return self.key.search(key) is not None
-        if (exchange, permission) not in self.topics:
-            return True
-        found = self.topics[exchange, permission]
-        return found is not None and found.search(key) is not None
+        found = self.key
+        if found is None:
+            if (exchange, permission) not in self.topics:
+                return True
+            found = self.topics[exchange, permission]
+        if found is None:
+            return False
+        return found.pattern in EVERY_KEY if key is None else found.search(key) is not None
 
 
 def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:

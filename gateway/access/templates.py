@@ -43,6 +43,18 @@ def topic_filter(text: str, variables: Variables) -> str | None:
     return filled
 
 
+def denied_filter(text: str, variables: Variables) -> str:
+    """The topic filter of a denial. Where a value does not fit in, or there is none, everything is meant from
+    that level on: a denial fails closed."""
+    levels: list[str] = []
+    for level in text.split("/"):
+        filled = fill(level, variables, _one_level)
+        if filled is None:
+            return "/".join((*levels, "#"))
+        levels.append(filled)
+    return "/".join(levels)
+
+
 def expression(text: str, variables: Variables) -> re.Pattern[str] | None:
     """A regular expression; an empty one matches nothing, as in RabbitMQ."""
     filled = fill(text, variables, re.escape) if text else None

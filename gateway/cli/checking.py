@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
 from glob import has_magic
 from pathlib import Path
@@ -24,6 +25,7 @@ from gateway.mapping.linter import Finding, Severity, lint, relayed_routes
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
+from gateway.transport.certificates import load_pair
 
 
 class Checked(NamedTuple):
@@ -83,8 +85,10 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
     rehearsed = rehearsal(settings)
     findings = [
         *(unreadable(settings) or unusable(settings)),
+        *mismatched(settings),
         *absent(settings),
         *unwritable(settings),
+        *unreachable(settings),
         *relative(settings),
         *unmatched(settings),
         *rehearsed.findings,
@@ -138,6 +142,22 @@ def unusable(settings: Settings) -> list[Finding]:
     return []
 
 
+def mismatched(settings: Settings) -> list[Finding]:
+    """Certificates whose key is another one's, or that cannot be used as `run` would use them."""
+    named = dict(settings.files())
+    found = []
+    for place, path in named.items():
+        key = named.get((*place[:-1], "key_file"))
+        if place[-1] != "cert_file" or key is None or not (path.is_file() and key.is_file()):
+            continue
+        try:
+            load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path, key)
+        except OSError as error:
+            text = f"{dotted(place)}: {error.strerror or error}"
+            found.append(at(settings, Severity.ERROR, "certificate", place, text))
+    return found
+
+
 def absent(settings: Settings) -> list[Finding]:
     """Folders shared with clients that are not there: until they are, channels that name them are closed."""
     found = []
@@ -149,6 +169,21 @@ def absent(settings: Settings) -> list[Finding]:
             text = f"{dotted(place)}: there is no folder {folder}"
             found.append(at(settings, Severity.WARNING, "absent", place, text))
     return found
+
+
+def unreachable(settings: Settings) -> list[Finding]:
+    """Listeners behind balancers of which none is believed: nobody can connect."""
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "unreachable",
+            ("listeners", name, "proxy_protocol"),
+            f"listeners.{name}.proxy_protocol: nobody can connect; proxy_protocol_from names the balancers",
+        )
+        for name, one in settings.listeners.items()
+        if one.proxy_protocol != "off" and not one.proxy_protocol_from
+    ]
 
 
 def unwritable(settings: Settings) -> list[Finding]:

@@ -75,14 +75,14 @@ def mosquitto(
 
 
 def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool, as_json: bool) -> None:
-    paths = [to / "gateway.yaml", to / "mapping.yaml"]
+    paths = [to / "gateway.yaml", to / "mapping.yaml", to / "imported-definitions.json"]
     if not force and (there := [str(path) for path in paths if path.exists()]):
         raise typer.BadParameter(f"there is {' and '.join(there)} already; say --force, or --to elsewhere")
     made = make(file, to.resolve())
     written: list[str] = []
     if not made.alien:
         to.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, made.texts(), strict=True):
+        for path, text in zip(paths, (*made.texts(), made.definitions.decode()), strict=True):
             if text:
                 path.touch(mode=0o600)  # passwords of links may be in it
                 path.write_text(text, encoding="utf-8")

@@ -22,6 +22,13 @@ from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.engine.names import Names
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
+from gateway.ingress.amqp091.checks import (
+    DEAD_LETTER_KEY,
+    binding_key,
+    check_binding,
+    check_leading,
+    named,
+)
 from gateway.model.caches import make_room
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
@@ -31,14 +38,8 @@ from gateway.protocols.amqp091.translate import COPIES, ENGINE_HEADER
 
 Allowed = dict[bytes, None]
 """Arguments of basic.publish that are allowed to all who have the same rights."""
-DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 TYPED: Final = frozenset({"amq.direct", "amq.fanout", "amq.headers", "amq.match"})
 """Exchanges that are no topic exchanges."""
-
-
-def _named(name: str) -> str:
-    """A name as a server takes it that declares, binds or deletes: without line ends."""
-    return name.replace("\r", "").replace("\n", "")
 
 
 class ClientJudge:
@@ -108,7 +109,7 @@ class ClientJudge:
         for pair in headers:  # a server takes the first of two by one name, so each is looked at
             if pair[0] in COPIES:
                 for key in copied_keys((pair,), pair[0]):
-                    self._check_key("write", method.exchange, key)
+                    self.check_key("write", method.exchange, key)
         if all(name != ENGINE_HEADER for name, _ in headers):
             return raw
         native.headers = tuple([pair for pair in headers if pair[0] != ENGINE_HEADER])
@@ -120,11 +121,12 @@ class ClientJudge:
     def check_consumed(self, queue: str) -> None:
         """Whether a queue may still be read. Raises Refused, and Undecided."""
         if queue != REPLY_TO:
-            self._check("read", "queue", queue)
+            self.check("read", "queue", queue)
 
     # What it asks of the rules.
 
-    def _check(self, permission: str, kind: str, name: str) -> None:
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """As Checker, and nobody's what belongs to the replicas."""
         if name.startswith(self._own) and name != self._topics:
             self._refuse_own(permission, kind, name)
         self._client.check(permission, kind, name)
@@ -135,29 +137,23 @@ class ClientJudge:
         self._entrance.denied(client.sender, permission, what, "the gateways keep their state there")
         raise access_refused(f"access to {what} refused: the gateways keep their state there")
 
-    def _check_key(self, permission: str, exchange: str, key: str) -> None:
+    def check_key(self, permission: str, exchange: str, key: str | None) -> None:
+        """As Checker, at every exchange that may be a topic exchange; of the default exchange a key is a
+        queue."""
         if not exchange:
-            if key.startswith(self._own):
+            if key is not None and key.startswith(self._own):
                 self._refuse_own(permission, "queue", key)
         elif exchange not in TYPED:
             self._client.check_topic(permission, exchange, key)
 
-    def _check_leading(self, kind: str, name: str, arguments: Headers, argument: str, key: str) -> None:
-        """What leads on to an exchange by an argument is read here, and written there. To the default
-        exchange it has to say with which key: or a message's own would name any queue."""
-        keys = [value.value for word, value in arguments if key and word == key]
-        for word, value in arguments:
-            exchange = value.value
-            if word != argument or not isinstance(exchange, str):
-                continue
-            self._check("read", kind, name)
-            self._check("write", "exchange", exchange)
-            if not exchange and not keys:
-                text = f"{argument} '' of {kind} '{name}' needs {key or 'another exchange'}"
-                raise access_refused(text)
-            for one in keys:
-                if isinstance(one, str):
-                    self._check_key("write", exchange, one)
+    def _check_leading(self, kind: str, name: str, arguments: Headers, argument: str) -> None:
+        """What leads on to the default exchange has to say with which key: or a message's own would name any
+        queue."""
+        check_leading(self, kind, name, arguments, argument)
+        keyed = kind == "queue" and any(word == DEAD_LETTER_KEY for word, _ in arguments)
+        if not keyed and any(word == argument and value.value == "" for word, value in arguments):
+            needs = DEAD_LETTER_KEY if kind == "queue" else "another exchange"
+            raise access_refused(f"{argument} '' of {kind} '{name}' needs {needs}")
 
     # Methods.
 
@@ -165,38 +161,30 @@ class ClientJudge:
         """It names nothing that is anybody's."""
 
     def _exchange_declare(self, channel: Relayed, method: m.ExchangeDeclare) -> None:
-        name = _named(method.exchange)
+        name = named(method.exchange)
         if method.passive:
             if name.startswith(self._own) and name != self._topics:
                 self._refuse_own("configure", "exchange", name)
             return
-        self._check("configure", "exchange", name)
-        self._check_leading("exchange", name, method.arguments, ALTERNATE, "")
+        self.check("configure", "exchange", name)
+        self._check_leading("exchange", name, method.arguments, ALTERNATE)
 
     def _exchange_delete(self, channel: Relayed, method: m.ExchangeDelete) -> None:
-        name = _named(method.exchange)
+        name = named(method.exchange)
         if name == self._topics:
             self._refuse_own("configure", "exchange", name)
-        self._check("configure", "exchange", name)
+        self.check("configure", "exchange", name)
 
     def _bind_exchange(self, channel: Relayed, method: m.ExchangeBind | m.ExchangeUnbind) -> None:
-        self._check_binding("exchange", _named(method.destination), _named(method.source), method.routing_key)
+        destination, source = named(method.destination), named(method.source)
+        check_binding(self, "exchange", destination, source, method.routing_key)
 
     def _bind_queue(self, channel: Relayed, method: m.QueueBind | m.QueueUnbind) -> None:
-        queue = _named(method.queue) or channel.last_queue
-        key = method.routing_key if method.queue or method.routing_key else queue
-        self._check_binding("queue", queue, _named(method.exchange), key)
-
-    def _check_binding(self, kind: str, destination: str, source: str, key: str) -> None:
-        """A binding is written to its destination, and read from its source."""
-        if destination:
-            self._check("write", kind, destination)
-        if source:  # that the default exchange cannot be bound is said otherwise
-            self._check("read", "exchange", source)
-            self._check_key("read", source, key)
+        queue = named(method.queue) or channel.last_queue
+        check_binding(self, "queue", queue, named(method.exchange), binding_key(method, queue))
 
     def _queue_declare(self, channel: Relayed, method: m.QueueDeclare) -> None:
-        name = _named(method.queue)
+        name = named(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):
             return
         if method.passive:
@@ -205,15 +193,15 @@ class ClientJudge:
         else:
             # The server will make up a name like this one.
             name = name or f"amq.gen-{secrets.token_urlsafe(16)}"
-            self._check("configure", "queue", name)
-            self._check_leading("queue", name, method.arguments, DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY)
+            self.check("configure", "queue", name)
+            self._check_leading("queue", name, method.arguments, DEAD_LETTER_EXCHANGE)
         channel.last_queue = name or channel.last_queue
 
     def _purge(self, channel: Relayed, method: m.QueuePurge) -> None:
-        self._check_queue(channel, "read", _named(method.queue))
+        self._check_queue(channel, "read", named(method.queue))
 
     def _delete(self, channel: Relayed, method: m.QueueDelete) -> None:
-        self._check_queue(channel, "configure", _named(method.queue))
+        self._check_queue(channel, "configure", named(method.queue))
 
     def _get(self, channel: Relayed, method: m.BasicGet) -> None:
         self._check_queue(channel, "read", method.queue)
@@ -221,7 +209,7 @@ class ClientJudge:
     def _check_queue(self, channel: Relayed, permission: str, name: str) -> None:
         """Whether the client may; where no queue is named at all the server says that."""
         if name or channel.last_queue:
-            self._check(permission, "queue", name or channel.last_queue)
+            self.check(permission, "queue", name or channel.last_queue)
 
     def _consume(self, channel: Relayed, method: m.BasicConsume) -> None:
         queue = method.queue or channel.last_queue
@@ -241,8 +229,8 @@ class ClientJudge:
         channel.consumers.pop(method.consumer_tag, None)
 
     def _publish(self, channel: Relayed, method: m.BasicPublish) -> None:
-        self._check("write", "exchange", method.exchange)
-        self._check_key("write", method.exchange, method.routing_key)
+        self.check("write", "exchange", method.exchange)
+        self.check_key("write", method.exchange, method.routing_key)
 
 
 Action = Callable[[ClientJudge, Relayed, Any], None]

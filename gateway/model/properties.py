@@ -159,7 +159,7 @@ class Properties:
     message_id: str | None = None
     type: str | None = None
     app_id: str | None = None
-    user_id: str | None = None
+    user_id: str | None = None  # authenticated: a translator of AMQP 0-9-1 alone reads it
     headers: Headers = field(default=())
 
 

@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, field_serializer
 
 from gateway.protocols.mqtt.octets import is_filter
+from gateway.settings.endpoints import masked_url
 from gateway.settings.limits import Section
 
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -206,3 +207,7 @@ class HttpAuthorizer(Section):
     """How long an answer is remembered, `deny` for a tenth of it, but no less than a second."""
     cache_entries_max: int = Field(100_000, ge=1)
     """Answers that are remembered."""
+
+    @field_serializer("vhost_url", "resource_url", "topic_url")
+    def _hidden(self, url: str) -> str:
+        return masked_url(url)

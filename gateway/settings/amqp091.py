@@ -43,6 +43,9 @@ class AmqpLink(Link):
     """Exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
     single_active_consumer: bool = False
     """Queues that the link declares have `x-single-active-consumer`: one replica at a time."""
+    trust_user_id: bool = False
+    """Whether the `user-id` of what the link consumes stays what it is. Else it becomes the header
+    `x-user-id`, for users of that broker are none of ours."""
     consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
     """`x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
 

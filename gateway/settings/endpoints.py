@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from pydantic import Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.documents import suggestion
-from gateway.errors import ConfigurationError
+from gateway.errors import MASK, ConfigurationError, without_users
 from gateway.protocols import DIALECTS
 from gateway.settings.front import FrontOptions, Origin
 from gateway.settings.limits import Limits, Section
@@ -24,7 +24,7 @@ SHARED: Final = "shared"
 SCHEMES: Final = {scheme.name: (one, scheme) for one in DIALECTS.values() for scheme in one.schemes}
 WEBSOCKET_PORTS: Final = {"websocket": 80, "websocket+tls": 443}  # RFC 6455, 3
 WEBSOCKET_PATH: Final = "/mqtt"
-MASK: Final = "**********"
+QUOTED: Final = "in a password write # as %23, ? as %3F, / as %2F, @ as %40, : as %3A and % as %25"
 
 
 def secret_from(path: Path) -> str:
@@ -206,14 +206,19 @@ class Target(NamedTuple):
 
 def parse_url(url: str) -> Target:
     """Take a broker's URL apart; raises ValueError with what to write instead."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # whose text may hold a password
+        raise ValueError(f"this is no URL; {QUOTED}") from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
     if not parts.hostname:
         raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
+    if parts.fragment or url.endswith("#"):
+        raise ValueError(f"the URL has a #; {QUOTED}")
     dialect, scheme = SCHEMES[parts.scheme]
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
-    port = parts.port or WEBSOCKET_PORTS.get(scheme.transport) or scheme.port
+    port = port_of(parts) or WEBSOCKET_PORTS.get(scheme.transport) or scheme.port
     path, websocket = unquote(parts.path[1:]), ""
     if scheme.transport in WEBSOCKET_PORTS:
         websocket = (parts.path or WEBSOCKET_PATH) + (f"?{parts.query}" if parts.query else "")
@@ -232,10 +237,24 @@ def address_of(target: Target) -> str:
     return f"{host}:{target.port}"
 
 
+def port_of(parts: SplitResult) -> int | None:
+    """The port of a URL, or None. Raises ValueError, without the text that is no port: it may be part of a
+    password."""
+    try:
+        return parts.port
+    except ValueError:
+        raise ValueError(f"the port of the URL is no number up to 65535; {QUOTED}") from None
+
+
 def masked_url(url: str) -> str:
     """The URL with its password hidden, and its query, which may be a signature."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return without_users(url)
     netloc = parts.netloc
+    if "@" not in netloc and "@" in url:  # a character of the password ended it
+        return without_users(url)
     if parts.password is not None:
         user, _, place = netloc.rpartition("@")
         netloc = f"{user.partition(':')[0]}:{MASK}@{place}"

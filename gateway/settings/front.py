@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Strict
 
 from gateway.settings.limits import Section
-
-# Loopback, private and link-local: where a balancer usually stands.
-NEIGHBOURS: Final = (
-    *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-    *("::1/128", "fc00::/7", "fe80::/10"),
-)
 
 
 def _network(given: str) -> str:
@@ -48,6 +42,6 @@ class FrontOptions(Section):
     proxy_protocol: ProxyProtocol = "off"
     """`required`: every connection begins with a header of the PROXY protocol, version 1 or 2, in which a
     balancer says for whom it connects. Access, logs and senders then see that address."""
-    proxy_protocol_from: Annotated[tuple[Network, ...], Strict(False)] = NEIGHBOURS
-    """The balancers' networks, with `required`: nobody else may connect. By default loopback, private and
-    link-local addresses."""
+    proxy_protocol_from: Annotated[tuple[Network, ...], Strict(False)] = ()
+    """The balancers' networks, with `required`: nobody else may connect. What they announce is believed, so
+    there is no default."""

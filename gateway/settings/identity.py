@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, Strict, field_serializer, model_validator
 
-from gateway.settings.endpoints import FilePath, masked_url
+from gateway.settings.endpoints import QUOTED, FilePath, masked_url, port_of
 from gateway.settings.limits import Section
 
 SYMMETRIC: Final = frozenset(("HS256", "HS384", "HS512"))
@@ -29,7 +29,11 @@ Algorithm = Literal[
 
 
 def _http_url(given: str) -> str:
-    parts = urlsplit(given)
+    try:
+        parts = urlsplit(given)
+    except ValueError:  # whose text may hold a password
+        raise ValueError(f"this is no URL; {QUOTED}") from None
+    port_of(parts)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("an address begins with https:// or http:// and names a host")
     if parts.fragment:

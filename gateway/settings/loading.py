@@ -80,4 +80,4 @@ def _where(
 
 def _is_secret(place: Place) -> bool:
     """Whether what stands there may hold a password."""
-    return not SECRETS.isdisjoint(place[-2:])
+    return any(isinstance(step, str) and (step in SECRETS or step.endswith("_url")) for step in place[-2:])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
+from gateway.settings.endpoints import masked_url
 from gateway.settings.limits import Section
 
 NEEDS: Final = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
@@ -29,6 +30,10 @@ class Tracing(Section):
     """Traced messages, whatever their senders ask for; those beyond pass as if nobody had asked."""
     service: str = Field("gateway", min_length=1, max_length=200)
     """`service.name` of all spans; their `service.instance.id` is `replica`."""
+
+    @field_serializer("url")
+    def _hidden(self, url: str | None) -> str | None:
+        return None if url is None else masked_url(url)
 
     @model_validator(mode="after")
     def _installed(self) -> Self:

@@ -90,6 +90,7 @@ class Reserve:
                 return self.plenty()
             if not self.plenty(self._octets):
                 return False
+            self._path.touch(mode=0o600)
             with self._path.open("wb") as file:
                 for _ in range(0, self._octets - len(_BLOCK) + 1, len(_BLOCK)):
                     file.write(_BLOCK)

@@ -10,10 +10,13 @@ beyond is counted, and told by one line of that kind in the next second that has
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -143,6 +146,22 @@ def _nowhere(event: str, facts: dict[str, Any]) -> None:
     """It is counted only."""
 
 
+class _OwnFile(RotatingFileHandler):
+    """A rotating file that its owner alone may read, unless the operator has made it with other rights: then
+    the files after it have these as well."""
+
+    mode_bits = 0o600
+
+    def _open(self) -> TextIOWrapper:
+        try:
+            self.mode_bits = stat.S_IMODE(os.stat(self.baseFilename).st_mode)
+        except FileNotFoundError:
+            descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, self.mode_bits)
+            os.fchmod(descriptor, self.mode_bits)
+            os.close(descriptor)
+        return super()._open()
+
+
 class AuditFile:
     """JSON lines in a file of this name, which begins anew at `bytes_max`; the `files` before it stay as
     `path.1` and so on.
@@ -150,7 +169,7 @@ class AuditFile:
 
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
         """Raises OSError."""
-        self._file = RotatingFileHandler(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
+        self._file = _OwnFile(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
         self._octets = path.stat().st_size
         self._bytes_max = bytes_max
         self._told = False

@@ -5,13 +5,52 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from gateway.errors import ConfigurationError
 from gateway.reloads import Reloaded
 
+CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+KEY: Final = b"PRIVATE KEY-----"
+
 log = structlog.get_logger(limited=True)
+
+
+def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    """Load a certificate and its key. Raises OSError, in plain words where the files do not fit together."""
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except _EncryptedError:
+        raise OSError(f"the key in {key_file} is encrypted; store it without a password") from None
+    except ssl.SSLError as error:
+        reason = _why(cert_file, key_file, error)
+        if reason is None:
+            raise
+        raise OSError(reason) from error
+
+
+class _EncryptedError(Exception):
+    """A key needs a password, and nobody is there to say it."""
+
+
+def _no_password() -> str:
+    raise _EncryptedError
+
+
+def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
+    """What is wrong with a pair of files; None: the error says it best."""
+    certificate, key = cert_file.read_bytes(), key_file.read_bytes()
+    if KEY in certificate and CERTIFICATE not in certificate and CERTIFICATE in key and KEY not in key:
+        return f"cert_file and key_file are swapped: {cert_file} holds a key, {key_file} a certificate"
+    if CERTIFICATE not in certificate:
+        return f"{cert_file} holds no certificate in PEM"
+    if KEY not in key:
+        return f"{key_file} holds no private key in PEM"
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"the key in {key_file} is not that of the certificate in {cert_file}"
+    return None
 
 
 def server_context(
@@ -31,7 +70,7 @@ def server_context(
     def build() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.options |= ssl.OP_NO_RENEGOTIATION  # it would cost us far more than the client
-        context.load_cert_chain(cert_file, key_file)
+        load_pair(context, cert_file, key_file)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
             context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -834,3 +834,120 @@ def test_listeners_route_in_one_place_alone() -> None:
         "mqtt/ingress.py": [".route(", "entries.find", ".route(", "entries.find"],
         "mqtt/routing_table.py": ["dispatcher.entry"],
     }, "each look-up stands with the check of roles"
+
+
+# Topic permissions, names, denials
+
+FAN: Final = {
+    "fan": {
+        "amqp091": {
+            "/": {
+                "configure": "^own",
+                "write": "^(own|amq\\.topic$|amq\\.default$)",
+                "read": "^(own|amq\\.topic$)",
+                "topics": {"amq.topic": {"write": "^own\\.", "read": "^own\\."}},
+            }
+        }
+    }
+}
+WIDE: Final = {
+    "fan": {
+        "amqp091": {
+            "/": {**FAN["fan"]["amqp091"]["/"], "topics": {"amq.topic": {"write": ".*", "read": ".*"}}}
+        }
+    }
+}
+LETTERS: Final = "x-dead-letter-exchange"
+LETTER_KEY: Final = "x-dead-letter-routing-key"
+ONWARD: Final[dict[str, tuple[Callable[[Any], object], bool]]] = {
+    "dead letters with a key that is not ours": (
+        lambda one: one.queue_declare("own.q", arguments={LETTERS: "amq.topic", LETTER_KEY: "plant.x"}),
+        False,
+    ),
+    "dead letters with our key": (
+        lambda one: one.queue_declare("own.q", arguments={LETTERS: "amq.topic", LETTER_KEY: "own.x"}),
+        True,
+    ),
+    "dead letters with whatever key they had": (
+        lambda one: one.queue_declare("own.q", arguments={LETTERS: "amq.topic"}),
+        False,
+    ),
+    "dead letters to a queue": (
+        lambda one: one.queue_declare("own.q", arguments={LETTERS: "", LETTER_KEY: "own.x"}),
+        True,
+    ),
+    "an exchange that is bound to another": (lambda one: one.exchange_bind("amq.topic", "own.fan"), False),
+    "an alternate exchange": (
+        lambda one: one.exchange_declare("own.alt", "fanout", arguments={"alternate-exchange": "amq.topic"}),
+        False,
+    ),
+    "an alternate exchange without topics": (
+        lambda one: one.exchange_declare("own.alt", "fanout", arguments={"alternate-exchange": "own.fan"}),
+        True,
+    ),
+    "exchanges without topics": (lambda one: one.exchange_bind("own.fan", "amq.topic", "own.x"), True),
+}
+
+
+@pytest.mark.parametrize("how", ONWARD)
+@pytest.mark.parametrize("roles", [FAN, WIDE], ids=["some keys", "every key"])
+def test_topic_permissions_are_asked_for_wherever_messages_are_led_on(how: str, roles: Any) -> None:
+    act, allowed = ONWARD[how]
+    with running(settings(roles, {"bob": ("fan",)})) as gateway, closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("own.fan", "fanout")
+        if allowed or roles is WIDE:
+            act(channel)
+            return
+        with pytest.raises(ChannelClosedByBroker) as refused:
+            act(channel)
+        assert refused.value.reply_code == 403
+
+
+def test_what_is_checked_is_what_is_bound() -> None:
+    """A name of line ends alone means the last queue, which anybody may have declared passively; a binding
+    that names neither queue nor key has the queue's name for its key."""
+    with running(settings({**FAN, "all": ROLES["all"]}, {"bob": ("fan",), "root": ("all",)})) as gateway:
+        with closing(amqp(gateway, "root")) as root, closing(amqp(gateway, "bob")) as bob:
+            root.channel().queue_declare("secret")
+            for name in ("\n", "\r\n", ""):
+                for verb in ("queue_bind", "queue_unbind"):
+                    channel = bob.channel()
+                    channel.queue_declare("secret", passive=True)
+                    with pytest.raises(ChannelClosedByBroker) as refused:
+                        getattr(channel, verb)(name, "amq.topic", "own.x")
+                    assert refused.value.reply_code == 403
+            channel = bob.channel()
+            channel.queue_declare("own.q")
+            channel.queue_bind("", "amq.topic", "")  # its key is own.q
+            channel.queue_declare("ownership")
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channel.queue_bind("", "amq.topic", "")
+            assert refused.value.reply_code == 403
+            root.channel().basic_publish("amq.topic", "own.x", b"x")
+        assert gateway.ask(lambda: len(gateway.gateway.hosts["/"].queues["secret"])) == 0
+
+
+@pytest.mark.parametrize("deny", ["cmd/{user}/#", "cmd/{cn}/#", "cmd/{user}/stop", "cmd/x{user}"])
+def test_a_denial_with_a_placeholder_that_does_not_fit_denies(deny: str) -> None:
+    roles = {
+        "all": {"mqtt": {"publish": "#", "subscribe": "#", "deny_publish": deny, "deny_subscribe": deny}}
+    }
+    user = "x/y"
+    with running(settings(roles, {user: ("all",)})) as gateway:
+        client, told = connect(gateway, "c", user=(user, PASSWORD.encode()))
+        with client:
+            assert told.reason == OK
+            for packet_id, topic in enumerate(("cmd/x/y/stop", "cmd/x/y", "cmd/z"), 1):
+                client.publish(topic, qos=1, packet_id=packet_id)
+                assert client.acked(PacketType.PUBACK) == (packet_id, NOT_AUTHORIZED)
+            client.publish("other", qos=1, packet_id=9)
+            assert client.acked(PacketType.PUBACK) == (9, NOBODY)
+            assert client.subscribe("cmd/+/#") == NOT_AUTHORIZED
+
+
+def test_names_of_servers_cannot_be_guessed() -> None:
+    with running() as gateway, closing(pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))) as one:
+        names = {one.channel().queue_declare("").method.queue for _ in range(20)}
+        assert len(names) == 20
+        assert len({name[: len("amq.gen-") + 6] for name in names}) == 20, "nothing in them goes by time"

@@ -254,6 +254,7 @@ def test_what_a_balancer_says_of_certificates(
         UsersBackend(backend="users"),
         users={"device": User(receive_messages_per_sec_max=0)},
         proxy_protocol="required",
+        proxy_protocol_from=("127.0.0.0/8",),
     )
     monkeypatch.setattr(Raw, "lead", binary(0x21, 0x11, ADDRESSES + tlvs))
     with running(settings) as gateway, Mqtt(gateway.mqtt) as client:
@@ -268,7 +269,11 @@ def test_what_a_balancer_says_of_certificates(
 def test_a_balancer_may_send_the_certificate_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pem, _ = certificate(tmp_path, "device", uri="urn:plant:7")
     der = ssl.PEM_cert_to_DER_cert(pem.read_text())
-    settings = site(CertificatesBackend(backend="certificates", name="uri"), proxy_protocol="required")
+    settings = site(
+        CertificatesBackend(backend="certificates", name="uri"),
+        proxy_protocol="required",
+        proxy_protocol_from=("127.0.0.0/8",),
+    )
     settings = settings.model_copy(update={"audit": Audit(path=tmp_path / "audit.jsonl")})
     body = ADDRESSES + announced(b"another", der=der)
     monkeypatch.setattr(Raw, "lead", binary(0x21, 0x11, body))

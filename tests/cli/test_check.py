@@ -17,6 +17,7 @@ from gateway.access.scram import SALT_OCTETS, make_keys, parse_keys
 from gateway.cli.exits import Exit
 from gateway.settings import User
 from tests.cli.conftest import Run
+from tests.transport.test_tls import self_signed
 
 ROUTE = """version: 1
 routes:
@@ -361,3 +362,88 @@ def test_a_message_is_explained(tmp_path: Path, run: Run) -> None:
     assert json.loads(run(*asked, "--qos", "1", "--json").out)["matches"][0]["why"].startswith("cannot be")
     for wrong in (("--body", f"@{tmp_path}/none"), ("--header", "a"), ("--qos", "3")):
         assert run(*asked, *wrong).code == Exit.USAGE, wrong
+
+
+def test_a_listener_that_believes_no_balancer_is_a_warning(tmp_path: Path, run: Run) -> None:
+    listeners = (
+        "listeners:\n  mqtt: {protocol: mqtt, proxy_protocol: required}\n  amqp091: {protocol: amqp091}\n"
+    )
+    ran = run("check", "--config", configuration(tmp_path, ROUTE, listeners))
+    assert ran.code == Exit.OK
+    assert "gateway.yaml:3:26: warning: listeners.mqtt.proxy_protocol: nobody can connect;" in ran.out
+
+
+URLS = [
+    "amqp://u:topsecret#1@h/",
+    "amqp://u:topsecret?1@h/",
+    "amqp://u:topsecret/1@h/",
+    "amqp://u:topsecret@h:port/",
+    "amqp://u:topsecret@[h/",
+    "amqp://u:topsecret\u2100@h/",
+    "ampq://u:topsecret@h/",
+    "u:topsecret@h",
+    "mqtt://u:topsecret@h/path",
+    "amqp://u:topsecret@/",
+    "http://u:topsecret@h/",
+    "http://u:topsecret/1@h/",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_password_of_an_address_is_repeated(tmp_path: Path, run: Run, url: str) -> None:
+    for more in (
+        {"links": {"erp": {"url": url}}},
+        {"links": {"erp": {"urls": [url, "amqp://other"]}}},
+        {"links": {"erp": {"address": url}}},
+        {"authentication": [{"backend": "http", "user_url": url}]},
+        {"authentication": [{"backend": "jwt", "keys_url": url}]},
+        {"tracing": {"url": url, "enabled": True}},
+        {"authorizer": {"vhost_url": url, "resource_url": url, "topic_url": url}},
+    ):
+        path = tmp_path / "gateway.yaml"
+        path.write_text(yaml.safe_dump(more, allow_unicode=True))
+        for arguments in (("check",), ("check", "--json"), ("check", "--print")):
+            ran = run(*arguments, "--config", str(path))
+            assert "topsecret" not in ran.out + ran.err, (more, arguments)
+    ran = run("publish", url, "x", "--body", "y")
+    assert "topsecret" not in ran.out + ran.err
+
+
+def test_certificates_and_keys_that_do_not_fit(tmp_path: Path, run: Run) -> None:
+    files = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files[name] = self_signed(tmp_path / name)
+    (one, one_key), (_, two_key) = files.values()
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for certificate, key, reason in (
+        (one, one_key, ""),
+        (one, two_key, f"the key in {two_key} is not that of the certificate in {one}"),
+        (one_key, one, f"cert_file and key_file are swapped: {one_key} holds a key, {one} a certificate"),
+        (empty, one_key, f"{empty} holds no certificate in PEM"),
+        (one, empty, f"{empty} holds no private key in PEM"),
+    ):
+        pair = {"cert_file": str(certificate), "key_file": str(key)}
+        for more, place in (
+            ({"listeners": {"mqtt": {"protocol": "mqtt", "tls": pair}}}, "listeners.mqtt.tls.cert_file"),
+            ({"http": {"tls": pair}}, "http.tls.cert_file"),
+            ({"links": {"erp": {"url": "amqps://h", "tls": pair}}}, "links.erp.tls.cert_file"),
+        ):
+            ran = run("check", "--config", configuration(tmp_path, ROUTE, yaml.safe_dump(more)))
+            if reason:
+                assert ran.code == Exit.CONFIGURATION
+                assert f"error: {place}: {reason} (certificate)" in ran.out
+            else:
+                assert "(certificate)" not in ran.out
+
+
+def test_a_key_with_a_password_is_told_and_nobody_is_asked_for_it(tmp_path: Path, run: Run) -> None:
+    certificate, key = self_signed(tmp_path)
+    hidden = tmp_path / "hidden.pem"
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:x", "-in", str(key), "-out", str(hidden)]
+    subprocess.run(command, check=True, capture_output=True)
+    pair = {"cert_file": str(certificate), "key_file": str(hidden)}
+    more = yaml.safe_dump({"listeners": {"mqtt": {"protocol": "mqtt", "tls": pair}}})
+    ran = run("check", "--config", configuration(tmp_path, ROUTE, more))
+    assert f"the key in {hidden} is encrypted" in ran.out

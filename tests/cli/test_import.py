@@ -60,3 +60,40 @@ def test_what_is_there_twice_is_written_twice(run: Run, tmp_path: Path) -> None:
     text = (to / "mapping.yaml").read_text()
     assert ("&" in text, "*" in text) == (False, False)
     assert len(yaml.safe_load(text)["routes"]) == 2
+
+
+def test_a_stream_is_left_out_with_its_bindings(run: Run, tmp_path: Path) -> None:
+    """What is written is a configuration that `check` accepts; the export itself stays as it was."""
+    file, to = tmp_path / "definitions.json", tmp_path / "made"
+    queue = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+    binding = {"source": "amq.topic", "vhost": "/", "destination_type": "queue", "arguments": {}}
+    said = {
+        "vhosts": [{"name": "/"}],
+        "queues": [
+            {**queue, "name": "kept"},
+            {**queue, "name": "events", "arguments": {"x-queue-type": "stream", "x-max-age": "7D"}},
+            {**queue, "name": "more", "type": "stream"},
+        ],
+        "exchanges": [],
+        "bindings": [
+            {**binding, "destination": name, "routing_key": name} for name in ("kept", "events", "more")
+        ],
+    }
+    file.write_text(json.dumps(said))
+    ran = run("import", "rabbitmq", str(file), "--to", str(to))
+    assert ran.code == Exit.OK
+    assert "queue 'events' is a stream and is not taken, nor are its bindings" in ran.out
+    assert json.loads(file.read_text()) == said
+    made = json.loads((to / "imported-definitions.json").read_text())
+    assert [one["name"] for one in made["queues"]] == ["kept"]
+    assert [one["destination"] for one in made["bindings"]] == ["kept"]
+    ran = run("check", "--config", str(to / "gateway.yaml"))
+    assert ran.code == Exit.OK, ran.out
+
+
+def test_without_streams_the_export_itself_is_named(run: Run, tmp_path: Path) -> None:
+    file, to = tmp_path / "definitions.json", tmp_path / "made"
+    file.write_text(json.dumps({"vhosts": [{"name": "/"}], "queues": []}))
+    assert run("import", "rabbitmq", str(file), "--to", str(to)).code == Exit.OK
+    assert yaml.safe_load((to / "gateway.yaml").read_text())["declare"]["definitions"] == str(file)
+    assert not (to / "imported-definitions.json").exists()

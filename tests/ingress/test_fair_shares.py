@@ -34,7 +34,14 @@ def listeners(limits: Limits | None = None, **more: Any) -> Settings:
     names = ("mqtt", "amqp091", "amqpfast")
     nobody = {name: {} if name == "amqp091" else {"anonymous": "always"} for name in names}
     made = {
-        name: make_listener(protocol=name, host=LOOPBACK, port=0, proxy_protocol="required", **nobody[name])
+        name: make_listener(
+            protocol=name,
+            host=LOOPBACK,
+            port=0,
+            proxy_protocol="required",
+            proxy_protocol_from=("127.0.0.0/8",),
+            **nobody[name],
+        )
         for name in names
     }
     return settings_of(listeners=made, guest="always", limits=limits, **more)

@@ -60,7 +60,9 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashing]:
 
 def site(*, proxied: bool = False, logins: Logins | None = None, **limits: Any) -> Settings:
     """A listener of each protocol; `proxied`: a balancer says who comes."""
-    more: dict[str, Any] = {"proxy_protocol": "required" if proxied else "off"}
+    more: dict[str, Any] = (
+        {"proxy_protocol": "required", "proxy_protocol_from": ("127.0.0.0/8",)} if proxied else {}
+    )
     listeners = {
         name: make_listener(protocol=name, host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
         for name in ("mqtt", "amqp091")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +133,18 @@ def test_what_is_off_is_counted() -> None:
     audit("refused", reason="wrong")
     assert trail().counts["refused"] == 1
     configure_audit()
+
+
+def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
+    """Nor the files after it, unless the operator has made it with other rights."""
+    for given, expected in ((None, 0o600), (0o640, 0o640)):
+        path = tmp_path / f"audit-{given}.jsonl"
+        if given is not None:
+            path.touch()
+            path.chmod(given)
+        file = AuditFile(path, 10, 2)
+        for _ in range(2):
+            file.write("connected", {})
+        file.close()
+        modes = {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.glob(f"{path.name}*")}
+        assert (len(list(tmp_path.glob(f"{path.name}*"))), modes) == (2, {expected})

@@ -5,6 +5,7 @@ Refusals carry RabbitMQ's reply codes and texts, for its clients tell them apart
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -118,7 +119,6 @@ class VirtualHost:
         self.dead_lettering = DeadLettering(self, lost)
         self.replies = Replies()
         self._changed = changed
-        self._names = 0
         self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, durable=True) for name, kind in BUILT_IN.items()
@@ -468,9 +468,8 @@ class VirtualHost:
         return queue
 
     def new_queue_name(self) -> str:
-        """A name for a queue whose declaration has none."""
-        self._names += 1
-        return f"amq.gen-{time.time_ns():x}-{self._names}"
+        """Return a name for a queue whose declaration has none, which nobody can guess."""
+        return f"amq.gen-{secrets.token_urlsafe(16)}"
 
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue, its bindings and its messages; returns how many were ready."""

@@ -32,6 +32,7 @@ class Made:
     routes: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     alien: bool = False  # the file is none of its kind: nothing is to be made of it
+    definitions: bytes = b""  # RabbitMQ's, without what cannot be taken; empty: the source says it all
 
     @property
     def whole(self) -> bool:

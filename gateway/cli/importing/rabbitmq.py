@@ -5,6 +5,7 @@ out of this file (`declare`); dynamic shovels and federated exchanges become lin
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from gateway.settings import parse_url
 
 HERE: Final = AMQP091.name  # the listener that speaks it
 LISTS: Final = ("queues", "exchanges", "bindings", "users", "permissions", "policies", "parameters", "vhosts")
+DEFINITIONS: Final = "imported-definitions.json"
 SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
@@ -36,7 +38,9 @@ def made_of(file: Path, folder: Path) -> Made:
     if said.keys().isdisjoint(LISTS):
         made.refused(f"these are no definitions: they have none of {', '.join(LISTS)}")
         return made
-    declare: dict[str, Any] = {"definitions": str(file.resolve())}
+    said = _without_streams(made, said)
+    definitions = folder / DEFINITIONS if made.definitions else file.resolve()
+    declare: dict[str, Any] = {"definitions": str(definitions)}
     if said.get("users"):
         declare["users"] = True
     if said.get("policies"):
@@ -46,11 +50,6 @@ def made_of(file: Path, folder: Path) -> Made:
         "declare": declare,
         "mappings": ["identity.yaml"],  # as RabbitMQ's MQTT plug-in has it: topics are keys of amq.topic
     }
-    for one in _rows(said, "queues"):
-        arguments = one.get("arguments")
-        if isinstance(arguments, dict) and arguments.get("x-queue-type") == "stream":
-            text = f"queue {one.get('name')!r} is a stream and is not taken: take it out of the file"
-            made.told(Severity.WARNING, "untaken", text)
     for one in _rows(said, "parameters"):
         component, name = str(one.get("component")), str(one.get("name"))
         value = one.get("value")
@@ -61,6 +60,38 @@ def made_of(file: Path, folder: Path) -> Made:
         else:
             made.told(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
     return made
+
+
+def _without_streams(made: Made, said: dict[str, Any]) -> dict[str, Any]:
+    """The definitions without streams and their bindings; if there are any, what is left is a file of its
+    own, for the gateway refuses streams."""
+    streams = {(one.get("vhost"), one.get("name")): one for one in _rows(said, "queues") if _is_stream(one)}
+    if not streams:
+        return said
+    for _, name in streams:
+        text = f"queue {name!r} is a stream and is not taken, nor are its bindings"
+        made.told(Severity.WARNING, "untaken", text)
+    kept = {
+        **said,
+        "queues": [one for one in _rows(said, "queues") if not _is_stream(one)],
+        "bindings": [one for one in _rows(said, "bindings") if not _is_bound(one, streams)],
+    }
+    made.definitions = orjson.dumps(kept, option=orjson.OPT_INDENT_2)
+    return kept
+
+
+def _is_stream(queue: dict[str, Any]) -> bool:
+    arguments = queue.get("arguments")
+    kinds = (queue.get("type"), arguments.get("x-queue-type") if isinstance(arguments, dict) else None)
+    return "stream" in kinds
+
+
+def _is_bound(binding: dict[str, Any], queues: Container[tuple[Any, Any]]) -> bool:
+    """Whether a binding leads to one of these queues, by virtual host and name."""
+    return (
+        binding.get("destination_type", "queue") == "queue"
+        and (binding.get("vhost"), binding.get("destination")) in queues
+    )
 
 
 def _rows(said: dict[str, Any], word: str) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ from gateway.protocols.amqp091.events import (
 )
 from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
 from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN
-from gateway.protocols.amqp091.translate import content_properties, essentials
+from gateway.protocols.amqp091.translate import content_properties, essentials, without_user_id
 from gateway.settings import AmqpLink, Limits
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
@@ -361,8 +361,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         publish = session.dispatcher.publish
         batch = session.batch
         consumers = self._consumers
-        others_wait = session.held.on or session.held_back.on
-        short = session.dispatcher.memory.short
+        others_wait, short = session.held.on or session.held_back.on, session.dispatcher.memory.short
         sender = self._sender
         number = 0
         consumer: AmqpLinkConsumer | None = None
@@ -388,7 +387,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                     entry = session.resolve(consumer.declaration.route_queue, wire, entries)
                 if len(raw) > self._plain_max:
                     self._check_properties(raw)
-                durable, expiration, retained, hops, _ = essentials(property_set)
+                durable, expiration, retained, hops, special = essentials(property_set)
+                if special and not session.options.trust_user_id:
+                    property_set = content_properties(without_user_id(raw))
             except RemoteProtocolError as error:
                 self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
                 continue

@@ -150,14 +150,15 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             what = f"{kind} '{name}' in vhost '{self.host_name}'"
             self._refuse_access(permission, what, decision.rule)
 
-    def check_topic(self, permission: str, exchange: str, key: str) -> None:
-        """The same of a routing key of a topic exchange."""
+    def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
+        """The same of a routing key of a topic exchange; None: of every key."""
         rights = self.rights
         if rights.unlimited:
             return
         decision = rights.amqp_key(self.host_name, permission, exchange, key)
         if not decision.allowed:
-            what = f"topic '{key}' in exchange '{exchange}' in vhost '{self.host_name}'"
+            topic = "every topic" if key is None else f"topic '{key}'"
+            what = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
             self._refuse_access(permission, what, decision.rule)
 
     def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:

@@ -111,8 +111,9 @@ class AmqpGuest(AmqpNewcomer):
         """The source of its listener."""
 
     @abstractmethod
-    def check_key(self, permission: str, exchange: str, key: str) -> None:
-        """The same of a routing key of an exchange, which matters if that is a topic exchange."""
+    def check_key(self, permission: str, exchange: str, key: str | None) -> None:
+        """The same of a routing key of an exchange, None: of every key. It matters if that is a topic
+        exchange."""
 
     @abstractmethod
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:

@@ -99,11 +99,13 @@ class AmqpConnection(ActingGuest):
 
     # What it may do.
 
-    def check_key(self, permission: str, exchange: str, key: str) -> None:
-        """The same of a routing key of an exchange, which matters if that is a topic exchange."""
-        found = None if self.rights.unlimited else self.host.exchanges.get(exchange)
-        if found is not None and found.kind == "topic":
-            self.check_topic(permission, exchange, key)
+    def check_key(self, permission: str, exchange: str, key: str | None) -> None:
+        """The same of a routing key of an exchange, None: of every key. It matters if that is a topic
+        exchange, or may yet become one."""
+        if not self.rights.unlimited and exchange:
+            found = self.host.exchanges.get(exchange)
+            if found is None or found.kind == "topic":
+                self.check_topic(permission, exchange, key)
 
     def _recheck(self) -> None:
         for channel in list(self.channels.values()):

@@ -17,8 +17,8 @@ from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
+from gateway.ingress.amqp091.checks import binding_key, check_binding, check_leading, named
 from gateway.model.message import Message
-from gateway.model.properties import Headers
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sending import HEADER_SIZE
@@ -34,13 +34,6 @@ class Later(Exception):
         super().__init__()
         self.when = when
         self.again = again
-
-
-def _named(name: str) -> str:
-    """A name as whatever declares, binds or deletes takes it: without the line ends that a program has read
-    with it. Those that publish and consume are taken by their word, as in RabbitMQ.
-    """
-    return name.replace("\r", "").replace("\n", "")
 
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
@@ -88,14 +81,14 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, True, m.ChannelFlowOk(True))
 
     def _exchange_declare(self, channel: AmqpChannel, method: m.ExchangeDeclare) -> None:
-        name = _named(method.exchange)
+        name = named(method.exchange)
         if method.passive:
             if not name:
                 raise access_refused("operation not permitted on the default exchange")
             self.host.exchange(name)
         else:
             self.check("configure", "exchange", name)
-            self._check_leading("exchange", name, method.arguments, ALTERNATE)
+            check_leading(self, "exchange", name, method.arguments, ALTERNATE)
             self.host.declare_exchange(
                 name,
                 method.type,
@@ -107,41 +100,29 @@ class ActingGuest(AmqpGuest):
             )
         self._reply(channel, not method.no_wait, m.ExchangeDeclareOk())
 
-    def _check_leading(self, kind: str, name: str, arguments: Headers, argument: str) -> None:
-        """What leads on to an exchange by an argument is read here, and written there."""
-        found = None if self.rights.unlimited else dict(arguments).get(argument)
-        if found is not None and isinstance(found.value, str):
-            self.check("read", kind, name)
-            self.check("write", "exchange", found.value)
-
     def _exchange_delete(self, channel: AmqpChannel, method: m.ExchangeDelete) -> None:
-        if method.exchange:
-            self.check("configure", "exchange", _named(method.exchange))
-        self.host.delete_exchange(_named(method.exchange), if_unused=method.if_unused)
+        name = named(method.exchange)
+        if name:
+            self.check("configure", "exchange", name)
+        self.host.delete_exchange(name, if_unused=method.if_unused)
         self._reply(channel, not method.no_wait, m.ExchangeDeleteOk())
 
-    def _check_binding(self, kind: str, destination: str, source: str, key: str) -> None:
-        """A binding is written to its destination, and read from its source."""
-        if destination:
-            self.check("write", kind, _named(destination))
-        if source:  # that the default exchange cannot be bound is said otherwise
-            self.check("read", "exchange", _named(source))
-            self.check_key("read", _named(source), key)
-
     def _exchange_bind(self, channel: AmqpChannel, method: m.ExchangeBind) -> None:
-        self._check_binding("exchange", method.destination, method.source, method.routing_key)
-        to = self.host.bindable(_named(method.destination))
-        self.host.bind(_named(method.source), to, method.routing_key, method.arguments)
+        destination, source = named(method.destination), named(method.source)
+        check_binding(self, "exchange", destination, source, method.routing_key)
+        to = self.host.bindable(destination)
+        self.host.bind(source, to, method.routing_key, method.arguments)
         self._reply(channel, not method.no_wait, m.ExchangeBindOk())
 
     def _exchange_unbind(self, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
-        self._check_binding("exchange", method.destination, method.source, method.routing_key)
-        to = self.host.exchanges.get(_named(method.destination))
-        self.host.unbind(_named(method.source), to, method.routing_key, method.arguments)
+        destination, source = named(method.destination), named(method.source)
+        check_binding(self, "exchange", destination, source, method.routing_key)
+        to = self.host.exchanges.get(destination)
+        self.host.unbind(source, to, method.routing_key, method.arguments)
         self._reply(channel, not method.no_wait, m.ExchangeUnbindOk())
 
     def _queue_declare(self, channel: AmqpChannel, method: m.QueueDeclare) -> None:
-        name = _named(method.queue)
+        name = named(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):
             if name != REPLY_TO and self.host.replies.find(name) is None:
                 raise not_found(f"no queue '{name}' in vhost '{self.host.name}'")
@@ -154,7 +135,7 @@ class ActingGuest(AmqpGuest):
                 channel.generated = channel.generated or self.host.new_queue_name()
             generated = "" if name else channel.generated
             self.check("configure", "queue", name or generated)
-            self._check_leading("queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
+            check_leading(self, "queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
             queue = self.host.declare_queue(
                 name,
                 self,
@@ -175,16 +156,16 @@ class ActingGuest(AmqpGuest):
         )
 
     def _queue_bind(self, channel: AmqpChannel, method: m.QueueBind) -> None:
-        self._check_binding("queue", method.queue or channel.last_queue, method.exchange, method.routing_key)
-        queue = self._queue(channel, _named(method.queue))
-        key = method.routing_key if method.queue or method.routing_key else queue.name
-        self.host.bind(_named(method.exchange), queue, key, method.arguments)
+        name, exchange = named(method.queue) or channel.last_queue, named(method.exchange)
+        key = binding_key(method, name)
+        check_binding(self, "queue", name, exchange, key)
+        self.host.bind(exchange, self._queue(channel, name), key, method.arguments)
         self._reply(channel, not method.no_wait, m.QueueBindOk())
 
     def _queue_unbind(self, channel: AmqpChannel, method: m.QueueUnbind) -> None:
-        self._check_binding("queue", method.queue or channel.last_queue, method.exchange, method.routing_key)
-        queue = self._bindable(channel, _named(method.queue))
-        self.host.unbind(_named(method.exchange), queue, method.routing_key, method.arguments)
+        name, exchange = named(method.queue) or channel.last_queue, named(method.exchange)
+        check_binding(self, "queue", name, exchange, method.routing_key)
+        self.host.unbind(exchange, self._bindable(channel, name), method.routing_key, method.arguments)
         self._reply(channel, True, m.QueueUnbindOk())
 
     def _queue_purge(self, channel: AmqpChannel, method: m.QueuePurge) -> None:
@@ -196,8 +177,9 @@ class ActingGuest(AmqpGuest):
 
     def _queue_delete(self, channel: AmqpChannel, method: m.QueueDelete) -> None:
         count = 0
-        self._check_queue(channel, "configure", _named(method.queue))
-        queue = self._bindable(channel, _named(method.queue))
+        name = named(method.queue)
+        self._check_queue(channel, "configure", name)
+        queue = self._bindable(channel, name)
         if queue is not None and queue.options.quorum:
             self._check_unconditional(queue, method)
         if queue is not None:  # deleting what is not there is no error in RabbitMQ

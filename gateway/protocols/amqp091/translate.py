@@ -84,8 +84,8 @@ LONG_TEXTS: Final = {
     "message_id": "x-message-id",
     "type": "x-type",
     "app_id": "x-app-id",
-    "user_id": "x-user-id",
 }
+USER_HEADER: Final = "x-user-id"  # of a user id that nobody has checked
 
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
@@ -355,6 +355,7 @@ def decode_model(raw: bytes) -> Properties:
     for attribute, name in LONG_TEXTS.items():
         given = getattr(native, attribute)
         texts[attribute] = own[name] if given is None and isinstance(own.get(name), str) else given
+    texts["user_id"] = native.user_id  # which a header cannot say
     utf8 = own.get(UTF8_HEADER)
     return Properties(
         utf8=utf8 if isinstance(utf8, bool) else None,
@@ -444,10 +445,21 @@ def without_orders(raw: bytes, *, also: frozenset[str] = frozenset()) -> bytes:
         return raw
     native = decode_properties(raw)
     headers = tuple([pair for pair in native.headers or () if pair[0] not in COPIES and pair[0] not in also])
-    if native.user_id is not None:
-        name, user, native.user_id = LONG_TEXTS["user_id"], native.user_id, None
-        headers = (*[pair for pair in headers if pair[0] != name], (name, string(user)))
     native.headers = headers or None
+    return _without_user(native)
+
+
+def without_user_id(raw: bytes) -> bytes:
+    """The octets of a content header in which a user id has become a header; the same object when it names
+    none."""
+    return _without_user(decode_properties(raw)) if U16.unpack_from(raw)[0] & FLAG_USER_ID else raw
+
+
+def _without_user(native: BasicProperties) -> bytes:
+    if native.user_id is not None:
+        user, native.user_id = native.user_id, None
+        others = [pair for pair in native.headers or () if pair[0] != USER_HEADER]
+        native.headers = (*others, (USER_HEADER, string(user)))
     return encode_basic_properties(native)
 
 
@@ -557,6 +569,11 @@ def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, lis
             pairs.append((header, string(text)))
         else:
             setattr(native, attribute, text)
+    user = given.user_id
+    if user is not None and (not is_unicode(user) or len(user.encode()) > SHORT_STRING_MAX):
+        lost.add("text")
+    else:
+        native.user_id = user
     if given.priority is not None:
         if 0 <= given.priority <= 0xFF:
             native.priority = given.priority

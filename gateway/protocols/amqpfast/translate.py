@@ -60,11 +60,12 @@ TIMESTAMP: Final = "TIMESTAMP"
 RETAIN: Final = "RETAIN"
 HOPS: Final = "HOPS"
 UTF8: Final = "UTF8"
+USER: Final = "USER_ID"
 TEXTS: Final = {
     "reply_to": REPLY_TO,
     "type": "TYPE",
     "app_id": "APP_ID",
-    "user_id": "USER_ID",
+    "user_id": USER,
 }
 """Texts of the model without a field in a head."""
 FIELDS: Final = {
@@ -76,6 +77,8 @@ FIELDS: Final = {
 OWN_HEADERS: Final = frozenset(
     {CORRELATION, TIMESTAMP, RETAIN, HOPS, UTF8, TYPES, *TEXTS.values(), *(one for _, one in FIELDS.values())}
 )
+READ_HEADERS: Final = OWN_HEADERS - {TYPES, USER}
+"""Those that say properties. Whoever sends may write any user id: it stays a header of that name."""
 OF_THE_WAY: Final = frozenset({RETAIN, HOPS})
 
 
@@ -208,11 +211,11 @@ def decode_model(raw: bytes) -> Properties:
     own: dict[str, Any] = {}
     others: list[tuple[str, Value]] = []
     for name, value in head.headers:
-        if name in OWN_HEADERS and name != TYPES:
+        if name in READ_HEADERS:
             own[name] = value.value
         else:
             others.append((name, value))
-    texts = {field: _text(own.get(header)) for field, header in TEXTS.items()}
+    texts = {field: _text(own.get(header)) for field, header in TEXTS.items() if header != USER}
     for field, (native, header) in FIELDS.items():
         texts[field] = getattr(head, native) or _text(own.get(header))
     correlation, utf8, timestamp = own.get(CORRELATION), own.get(UTF8), own.get(TIMESTAMP)

@@ -53,8 +53,11 @@ FIELDS: Final = {
 """Fields of the model without a place in MQTT 5, and the user property that carries each."""
 
 _NUMERIC: Final = {"priority": 255, "timestamp": 2**64 - 1}
-_FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items()} | {REPLY_TO: "reply_to"}
-_RESERVED: Final = frozenset((HOPS, TYPES, *_FIELD_BY_NAME))
+# Whoever publishes may write any user id, so it is written and never read: it stays a header of that name.
+_FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items() if field != "user_id"} | {
+    REPLY_TO: "reply_to"
+}
+_RESERVED: Final = frozenset((HOPS, TYPES, REPLY_TO, *FIELDS.values()))
 
 FORM: Final = "mqtt5"
 """The key of what `encode_properties` remembers in PropertySet.forms, of sets that came from elsewhere."""

@@ -23,6 +23,8 @@ from tests.transport.ends import FakeSocket, Watch
 from tests.transport.test_proxy_protocol import FAULTS, HEADERS, SIX, binary
 from tests.transport.test_tls import self_signed
 
+HERE = ("127.0.0.0/8",)
+
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
 WELCOME = b"\x20\x02\x00\x00"
 NOT_AUTHORISED = b"\x20\x02\x00\x05"
@@ -32,7 +34,12 @@ HEADER = HEADERS["v2 TCP over IPv4"][0]
 
 def proxied(limits: Limits | None = None, **more: Any) -> Settings:
     """Settings with one listener of MQTT behind a balancer."""
-    one = make_listener(protocol="mqtt", host=LOOPBACK, port=0, **({"proxy_protocol": "required"} | more))
+    one = make_listener(
+        protocol="mqtt",
+        host=LOOPBACK,
+        port=0,
+        **({"proxy_protocol": "required", "proxy_protocol_from": HERE} | more),
+    )
     return settings_of(listeners={"mqtt": one}, limits=limits)
 
 
@@ -108,11 +115,22 @@ def test_only_balancers_may_connect() -> None:
         ("2001:db8::1", False),
     ],
 )
-def test_neighbours_are_balancers_by_default(host: str, found: bool) -> None:
+def test_nobody_is_a_balancer_unless_the_operator_says_so(host: str, found: bool) -> None:
     given = make_listener(protocol="mqtt", port=0, proxy_protocol="required")
     networks = front_of("mqtt", given).proxies
+    assert networks == ()
+    assert not within_any(networks, host)
+    stated = ("127.0.0.0/8", "10.0.0.0/8", "fc00::/7", "fe80::/10")
+    networks = front_of("mqtt", given.model_copy(update={"proxy_protocol_from": stated})).proxies
     assert networks is not None
     assert within_any(networks, host) is found
+
+
+def test_without_balancers_nobody_connects() -> None:
+    with running(proxied(proxy_protocol_from=())) as gateway:
+        with Raw(gateway.mqtt) as client:
+            assert client.rest() == b""
+        assert stats(gateway).refused.counts == {"proxy_protocol_from": 1}
 
 
 class Beginning:

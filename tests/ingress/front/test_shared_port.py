@@ -286,7 +286,7 @@ def test_a_silent_crowd_has_its_own_limit() -> None:
 
 def test_behind_a_balancer_the_listener_sees_whom_it_announces(tls: ListenerTls) -> None:
     header = HEADERS["v2 TCP over IPv4"][0]
-    with running(shared(proxy_protocol="required", tls=tls)) as gateway:
+    with running(shared(proxy_protocol="required", proxy_protocol_from=("127.0.0.0/8",), tls=tls)) as gateway:
         with Raw(gateway.port("shared")) as client:
             assert client.send(header + CONNECT).rest() == b"\x20\x02\x00\x05"
         assert stats(gateway, "mqtt").refused.counts == {"not_authorized": 1}

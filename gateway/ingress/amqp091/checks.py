@@ -1,0 +1,63 @@
+"""Rights that the methods of AMQP 0-9-1 need, the same for the embedded broker and for clients of a cluster.
+
+Names are normalised here, once: what is checked is what acts. A binding, an alternate exchange and a
+dead-letter exchange let messages into an exchange with keys of their own; for a topic exchange the client
+needs the right to publish with each of these keys.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from gateway.model.properties import Headers
+from gateway.protocols.amqp091 import methods as m
+
+DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
+
+
+class Checker(Protocol):
+    """A client, as far as its rights are checked. Both raise Refused, or Undecided."""
+
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """Check `configure`, `write` or `read` of an exchange or queue."""
+
+    def check_key(self, permission: str, exchange: str, key: str | None) -> None:
+        """Check a routing key of an exchange if that is a topic exchange; key None: every key."""
+
+
+def named(name: str) -> str:
+    """A name as whatever declares, binds or deletes takes it: without the line ends that a program has read
+    with it. Those that publish and consume are taken by their word, as in RabbitMQ.
+    """
+    return name.replace("\r", "").replace("\n", "")
+
+
+def binding_key(method: m.QueueBind | m.QueueUnbind, queue: str) -> str:
+    """The key of a binding: who names neither queue nor key means the queue's name."""
+    return method.routing_key if named(method.queue) or method.routing_key else queue
+
+
+def check_binding(checker: Checker, kind: str, destination: str, source: str, key: str) -> None:
+    """Check a binding, by normalised names: it is written to its destination, and read from its source."""
+    if destination:
+        checker.check("write", kind, destination)
+    if source:  # that the default exchange cannot be bound is said otherwise
+        checker.check("read", "exchange", source)
+        checker.check_key("read", source, key)
+    if kind == "exchange" and destination:  # the source's messages come with keys of their own
+        checker.check_key("write", destination, None)
+
+
+def check_leading(checker: Checker, kind: str, name: str, arguments: Headers, argument: str) -> None:
+    """Check what leads on to an exchange by an argument: it is read here, and written there, with the key
+    that the arguments say, or else with every key."""
+    keys: list[str | None] = []
+    if kind == "queue":
+        keys += [value.value for word, value in arguments if word == DEAD_LETTER_KEY]
+    for word, value in arguments:
+        exchange = value.value
+        if word == argument and isinstance(exchange, str):
+            checker.check("read", kind, name)
+            checker.check("write", "exchange", exchange)
+            for key in keys or (None,):
+                checker.check_key("write", exchange, key if isinstance(key, str) else None)
