@@ -533,7 +533,7 @@ IN_TRANSACTION = -1  # stands for the confirm number in the receipts of a transa
 
 
 Settlement = tuple[list[tuple[int, Unacknowledged]], bool | None]
-Waiting = tuple[RoutingEntry, Message, Content | None]  # for the commit
+PendingPublish = tuple[RoutingEntry, Message, Content | None]  # for the commit
 """Deliveries with their tags, and whether they are requeued; None: acknowledged."""
 
 
@@ -575,7 +575,7 @@ class Transaction:
 
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
-        self._publishes: list[Waiting] = []
+        self._publishes: list[PendingPublish] = []
         self._generation = 0  # of the dispatcher, when the first of them was routed
         self.octets = 0  # of what is published, less what is on disk
         self._settlements: list[Settlement] = []
@@ -630,7 +630,7 @@ class Transaction:
         self.octets = 0
         self._then = then
         self._failed = False
-        renewed: list[Waiting] | None = publishes
+        renewed: list[PendingPublish] | None = publishes
         if self._generation != ingress.dispatcher.generation:
             renewed = self._renew_all(publishes)
         if renewed is None or (not ingress.disk_healthy() and self._must_be_whole(renewed)):
@@ -657,7 +657,7 @@ class Transaction:
             self._acknowledge_beside()
         self.told(True)
 
-    def _must_be_whole(self, publishes: list[Waiting]) -> bool:
+    def _must_be_whole(self, publishes: list[PendingPublish]) -> bool:
         """Return True if some of this cannot be without the disk, and the rest must not be without that."""
         lasting = any(message.durable for _, message, _ in publishes)
         return lasting and (len(publishes) > 1 or bool(self._committing))
@@ -694,10 +694,10 @@ class Transaction:
             found = Routed(connection.host, (recipient.sink for recipient in recipients))
         return fresh.chosen_by(found)
 
-    def _renew_all(self, publishes: list[Waiting]) -> list[Waiting] | None:
+    def _renew_all(self, publishes: list[PendingPublish]) -> list[PendingPublish] | None:
         """Return the messages with their entries as they are now; None if one may not be published any more,
         which is logged as denied."""
-        found: list[Waiting] = []
+        found: list[PendingPublish] = []
         for entry, message, content in publishes:
             try:
                 found.append((self._renewed(entry), message, content))
