@@ -9,7 +9,6 @@ from typing import Final
 
 from gateway.broker.core import BrokerCore
 from gateway.egress.link import Link, LinkSession, LinkStatus
-from gateway.engine.nodes import Nodes
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.guests import Guests
 from gateway.ingress.listener import Listener
@@ -30,21 +29,15 @@ def listener_of(
     writes: WriteSet,
     metrics: Metrics,
     descriptors_max: int,
-    nodes: Nodes | None = None,
 ) -> Listener:
-    """The listener `name`, whose namespace the dispatcher knows; it is not open yet. With `nodes` its clients
-    may be such as talk to those."""
+    """The listener `name`, whose namespace the dispatcher knows; it is not open yet."""
     settings, dispatcher = services.settings, services.dispatcher
     given = settings.listeners[name]
     dialect = DIALECTS[given.protocol]
     stats = metrics.listener(name, given.protocol, dialect.frame_names)
     guests = Guests(settings.limits_of(name), stats, writes, services.users)
-    ingress: ListenerSource
-    if nodes is not None and name in settings.relayed():
-        ingress = resolve_name(dialect.relay)(name, services, guests, nodes)
-    else:
-        ingress = resolve_name(dialect.listener)(name, services, guests)
-        dispatcher.join(name, ingress.namespace, ingress.requester)
+    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
+    dispatcher.join(name, ingress.namespace, ingress.requester)
     return Listener(
         name,
         given.host,

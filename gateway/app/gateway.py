@@ -56,7 +56,6 @@ from gateway.app.topics import (
     election_link,
     engine_link,
     logs_link,
-    nodes_of,
     outbox_links,
     records_of,
     topics_of,
@@ -160,7 +159,6 @@ class Gateway:
                 self.definition_shares,
                 cluster_clock,
             )
-            self.nodes = nodes_of(settings, self.engine)
             self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
@@ -436,7 +434,7 @@ class Gateway:
         most = divided_descriptors(settings)
         for name, given in settings.listeners.items():
             if not isinstance(given, SharedListener):
-                self.listeners[name] = listener_of(name, services, writes, metrics, most, self.nodes)
+                self.listeners[name] = listener_of(name, services, writes, metrics, most)
         for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
             self.listeners[listener.name] = listener
         for name in self.listeners:
@@ -457,14 +455,13 @@ class Gateway:
     def _sources(self) -> Sources:
         """Whom the metrics ask."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
-        engine, tracing, nodes = self.engine, self.tracing, self.nodes
+        engine, tracing = self.engine, self.tracing
         return Sources(
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
             engine_records=dict if engine is None else partial(records_of, engine, self.common),
             engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
-            relay_failures=dict if nodes is None else lambda: nodes.failures.counts,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,
@@ -503,7 +500,6 @@ class Gateway:
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
             **({} if self.fast_engine is None else self.fast_engine.gauges()),
-            **({} if self.nodes is None else self.nodes.gauges()),
         }
         return self.fast_hosts.added_to(gauges)
 

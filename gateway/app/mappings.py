@@ -18,7 +18,6 @@ from gateway.mapping import Mapping as MappingFile
 from gateway.mapping import load, parse
 from gateway.mapping.linter import (
     forgetful_routes,
-    relayed_routes,
     returning_routes,
     undivided_routes,
     unkeyed_routes,
@@ -104,8 +103,6 @@ class MappingFiles:
             text = left.pop(str(path), None)
             mappings += self._load(path) if text is None else [parse(text, str(path))]
         mappings += [parse(text, file) for file, text in left.items()]
-        if refused := relayed_routes(mappings, given.relayed()):
-            raise _all(refused)
         hops_max = given.limits.hops_max
         router = Router(
             mappings,

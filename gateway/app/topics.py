@@ -27,7 +27,6 @@ from gateway.engine.letters import SharedLetters
 from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
 from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
-from gateway.engine.nodes import Nodes
 from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
 from gateway.protocols import DIALECTS
@@ -103,11 +102,6 @@ def topics_of(
         definition_shares=definition_shares,
     )
     return embedded, None
-
-
-def nodes_of(settings: Settings, engine: EngineSession | None) -> Nodes | None:
-    """Where clients of the cluster's own protocol are let through to; None: there is no cluster."""
-    return None if engine is None else Nodes(engine.settings, settings.replica, engine.stats)
 
 
 class Common(NamedTuple):

@@ -21,7 +21,7 @@ from gateway.cli.progress import shown
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
-from gateway.mapping.linter import Finding, Severity, lint, relayed_routes
+from gateway.mapping.linter import Finding, Severity, lint
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
@@ -278,8 +278,7 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     except MappingError as error:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
-    refused = relayed_routes(mappings, settings.relayed())
-    refused += refused_routes(routes, settings)
+    refused = refused_routes(routes, settings)
     hosts = rehearsed.hosts
     return [
         *(finding for error in refused for finding in faults(error)),

@@ -412,20 +412,6 @@ def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingEr
     ]
 
 
-def relayed_routes(mappings: Iterable[Mapping], relayed: Collection[str]) -> list[MappingError]:
-    """Routes that name a listener whose messages the gateway does not see."""
-    return [
-        mapping.error(
-            ("routes", at, key),
-            f"no route begins or ends at listener {words.name!r}: its clients talk to the cluster",
-        )
-        for mapping in mappings
-        for at, rule in enumerate(mapping.document.routes)
-        for key, words in (("from", rule.source), ("to", rule.to))
-        if words.name in relayed and not rule.optional
-    ]
-
-
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
     """Routes whose `private` hashes: they need a key."""
     return [

@@ -119,9 +119,6 @@ class Dialect(ABC):
     # Where the rest of it lives, as `module:name`, for what is made of a configuration
     listener: ClassVar[str]
     """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
-    relay: ClassVar[str] = ""
-    """The class of a listener's protocol instead, where a cluster is behind the gateway that speaks the
-    protocol itself: clients talk to that. "": there is none."""
     on_engine: ClassVar[bool] = False
     """Whether listeners of it can be where a cluster is behind the gateway."""
     link: ClassVar[str] = ""

@@ -580,23 +580,11 @@ class Settings(Documented, BaseSettings):
             return self.http.tokens_path
         return self.store.path / "console"
 
-    def relayed(self) -> frozenset[str]:
-        """The listeners whose clients talk to the cluster behind the gateway, which takes no part in that."""
-        if not isinstance(self.broker, RabbitEngine):
-            return frozenset()
-        spoken = {name: DIALECTS.get(one.protocol) for name, one in self.listeners.items()}
-        return frozenset(name for name, dialect in spoken.items() if dialect is not None and dialect.relay)
-
     def endpoints(self) -> dict[str, str]:
-        """The protocol of every endpoint whose messages the gateway sees, by its name. A shared port is none:
-        its connections are others'."""
+        """Return the protocol of every endpoint by its name. A shared port is none: its connections belong to
+        other listeners."""
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
-        relayed = self.relayed()
-        return {
-            name: one.protocol
-            for name, one in both.items()
-            if not isinstance(one, SharedListener) and name not in relayed
-        }
+        return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:
         """For each listener, the namespace in which its clients meet those of other listeners."""

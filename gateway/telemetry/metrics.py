@@ -82,10 +82,6 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
-    "gateway_engine_relay_failures": (
-        "AMQP clients that had to go for want of a node of the cluster, by reason.",
-        ("reason",),
-    ),
     "gateway_engine_records": ("Records of the cluster's log, by what came of them.", ("outcome",)),
     "gateway_engine_state_discarded": (
         "Times that this replica forgot what it had read of a log that was cut, and read it again.",
@@ -156,7 +152,6 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_engine_destinations": "Queues and subscriptions of AMQP/Fast on the cluster that are used here.",
     "gateway_engine_held_messages": "Messages of them that are here: with clients, or about to be.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
-    "gateway_engine_relays": "Connections to nodes of the cluster on behalf of AMQP clients.",
     "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
@@ -262,7 +257,6 @@ class Sources:
     evicted_sessions: Callable[[], int] = int
     engine_records: Callable[[], Mapping[str, int]] = dict
     engine_discarded: Callable[[], Mapping[str, int]] = dict
-    relay_failures: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
     refused_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -414,7 +408,6 @@ class Metrics(Collector):
             ("gateway_dropped", sources.dropped()),
             ("gateway_engine_records", sources.engine_records()),
             ("gateway_engine_state_discarded", sources.engine_discarded()),
-            ("gateway_engine_relay_failures", sources.relay_failures()),
             ("gateway_dead_letters_forwarded", sources.forwarded()),
             ("gateway_deduplication_forgotten", sources.forgotten_ids()),
             ("gateway_mapping_reloads", self.mapping_reloads),

@@ -153,17 +153,16 @@ class Replica(Gateway):
         workers: int = 1,
         **broker: Any,
     ) -> None:
-        mqtt_port, amqp_port = free_ports(2)
+        (mqtt_port,) = free_ports(1)
         engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
         listeners = {
             "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port},
-            "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp_port},
         }
         more = {} if limits is None else {"limits": limits}
         super().__init__(
             folder, broker=engine, listeners=listeners, replica=folder.name, workers=workers, **more
         )
-        self.mqtt_port, self.amqp_port = mqtt_port, amqp_port
+        self.mqtt_port = mqtt_port
 
     def _answers(self) -> bool:
         return mqtt_answers(self.mqtt_port)

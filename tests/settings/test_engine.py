@@ -68,14 +68,13 @@ def test_a_protocol_may_be_for_the_embedded_broker(tmp_path: Path, monkeypatch: 
         load(tmp_path, text)
 
 
-def test_listeners_of_amqp_are_no_endpoints_of_the_gateway(tmp_path: Path) -> None:
-    """Their clients talk to the cluster, so no route is theirs."""
-    text = "listeners: {a: {protocol: amqp091, port: 5673}, m: {protocol: mqtt}}\n"
-    settings = load(tmp_path, RABBIT + text)
-    assert (settings.relayed(), settings.endpoints()) == ({"a"}, {"m": "mqtt"})
-    assert settings.worlds().keys() == {"m"}
-    settings = load(tmp_path, text)
-    assert (settings.relayed(), settings.endpoints().keys()) == (frozenset(), {"a", "m"})
+def test_clients_of_amqp_connect_to_the_cluster(tmp_path: Path) -> None:
+    text = RABBIT + "listeners: {a: {protocol: amqp091, port: 5673}, m: {protocol: mqtt}}\n"
+    with pytest.raises(
+        ConfigurationError, match=r"listeners\.a: protocol amqp091 is for the embedded"
+    ):
+        load(tmp_path, text)
+    assert load(tmp_path, RABBIT).endpoints() == {"mqtt": "mqtt"}
 
 
 def test_a_password_is_not_shown(tmp_path: Path) -> None:

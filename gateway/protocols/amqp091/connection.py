@@ -457,12 +457,6 @@ class Connection(ABC):
     ) -> None:
         """Report a content that is complete; `method` is its method without the ids."""
 
-    def unread_octets(self) -> bytes:
-        """Octets that have come and are not read: whoever takes the conversation over from here takes them,
-        once."""
-        rest, self._rest = self._rest, None
-        return b"" if rest is None else rest.joined()
-
     @property
     def begun(self) -> int:
         """Octets of contents, and of a frame, that have not come whole."""

@@ -50,8 +50,6 @@ class AmqpDialect(Dialect):
     return_prefix = "amq.reply-to."  # nobody may declare a queue whose name begins with `amq.`
     correlation_is_text = True
     listener = "gateway.ingress.amqp091.connection:AmqpListenerSource"
-    relay = "gateway.engine.relay:RelaySource"
-    on_engine = True
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
     listener_settings = "gateway.settings.amqp091:AmqpListener"
     link_settings = "gateway.settings.amqp091:AmqpLink"

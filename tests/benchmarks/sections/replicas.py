@@ -2,9 +2,8 @@
 
 Everything happens at one node, in turn, and is persistent: through one replica to an AMQP consumer at the
 cluster, against an AMQP publisher with confirms; from one replica to another, against an AMQP publisher and
-consumer, and against the broker's own MQTT plugin. AMQP clients whose conversation passes through a replica,
-either the publishers or the consumer, stand against the same without it. All publish over as many connections
-with the same window. Workers share one port; the broker, the clients and they share the processors, so what a
+consumer, and against the broker's own MQTT plugin. All publish over as many connections with the same
+window. Workers share one port; the broker, the clients and they share the processors, so what a
 second one adds there is less than it adds where it has a core of its own.
 """
 
@@ -23,11 +22,10 @@ from tests.benchmarks.subjects import Rabbit, Replica, Workers
 
 AGAINST_BARE: Final = 0.8
 AGAINST_PLUGIN: Final = 2.0
-AGAINST_RELAY: Final = 0.8
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """Seven figures of medians of `repeat` runs, and four of sessions that stand (standing.py)."""
+    """Five figures of medians of `repeat` runs, and four of sessions that stand (standing.py)."""
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
         port = rabbit.amqp_port
@@ -47,14 +45,12 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
             (Load("mqtt", "mqtt", rabbit.mqtt_port, rabbit.mqtt_port, seconds=seconds), rabbit),
             (Load("mqtt", "mqtt", alone.mqtt_port, alone.mqtt_port, seconds=seconds), alone),
             (Load("mqtt", "mqtt", both.mqtt_port, both.mqtt_port, seconds=seconds), both),
-            (Load("amqp", "amqp", one.amqp_port, port, durable=True, seconds=seconds), one),
-            (Load("amqp", "amqp", port, one.amqp_port, durable=True, seconds=seconds), one),
         )
         found: list[list[Measured]] = [[] for _ in loads]
         for _ in range(repeat):
             for runs, (load, subject) in zip(found, loads, strict=True):
                 runs.append(run(load, subject.cpu))
-    inwards, bare, across, quorum, plugin, of_one, of_two, published, consumed = found
+    inwards, bare, across, quorum, plugin, of_one, of_two = found
     return [
         compared("MQTT QoS 1 -> replica -> AMQP, against AMQP with confirms", inwards, bare, AGAINST_BARE),
         compared("MQTT -> two replicas -> MQTT, against AMQP -> AMQP", across, bare, AGAINST_BARE),
@@ -63,7 +59,5 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
             "MQTT -> two replicas -> MQTT, against RabbitMQ's MQTT plugin", across, plugin, AGAINST_PLUGIN
         ),
         compared("MQTT -> two workers -> MQTT, against one", of_two, of_one, None),
-        compared("AMQP published through a replica, against AMQP -> AMQP", published, bare, AGAINST_RELAY),
-        compared("AMQP consumed through a replica, against the same", consumed, bare, AGAINST_RELAY),
         *standing.measure(folder / "standing"),
     ]

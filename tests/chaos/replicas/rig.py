@@ -119,13 +119,11 @@ def replica_of(
 ) -> GatewayProcess:
     """A replica, not yet started, of the nodes at these ports, with a link to what is `far`. Every second one
     keeps what it has read of the log."""
-    port, amqp, fast = free_ports(3)
+    port, fast = free_ports(2)
     listeners: dict[str, Any] = {
         "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port},
         "fast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
     }
-    if row.relayed:
-        listeners["amqp091"] = {"protocol": "amqp091", "host": LOOPBACK, "port": amqp}
     more: dict[str, Any] = {}
     if far is not None:
         mapping = folder / f"{name}.yaml"
@@ -189,7 +187,7 @@ def _sender(
         "rate": PROBES_RATE if probe else row.messages / row.seconds,
     }
     name = PROBE if probe else "sender"
-    if row.source in ("amqp", "relay"):
+    if row.source == "amqp":
         return AmqpSender(name, port, history, exchange=EXCHANGE, prefix=f"{tag}.", **common)
     if row.source == "elected":
         queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
@@ -205,7 +203,7 @@ def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: V
     if row.target == "fast":
         return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix="q.")
     if row.target != "mqtt":
-        many = row.nodes > 1 or row.target == "relay"
+        many = row.nodes > 1
         where: tuple[str, Literal["", "topic"]] = (f"{tag}.far", "topic") if row.linked else (EXCHANGE, "")
         name = f"{tag}-out"  # what begins with the namespace is no program's
         queue = queue_at(name, where[0], f"{tag}.#", kind=where[1], single=many, quorum=many)
@@ -236,7 +234,7 @@ def replicas_rigged(
         ]
 
         def leg(place: str) -> Proxy:
-            listener = {"mqtt": "mqtt", "fast": "fast", "relay": "amqp091"}.get(place)
+            listener = {"mqtt": "mqtt", "fast": "fast"}.get(place)
             to = [node.port for node in nodes]
             if listener is not None:
                 to = [one.configuration["listeners"][listener]["port"] for one in replicas]

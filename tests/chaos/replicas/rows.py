@@ -2,10 +2,9 @@
 what goes wrong.
 
 `mqtt` are clients of the replicas with persistent sessions, `fast` those that send to queues and consume
-them: either connects to any of them. `amqp` are programs at the RabbitMQ itself, and `relay` those that talk
-to it through any of the replicas. From `elected` comes what one of the replicas alone consumes over a link;
-to `outbox` goes what waits for a link on the cluster, and to `once` what a route sends there that
-deduplicates.
+them: either connects to any of them. `amqp` are programs at the RabbitMQ itself. From `elected` comes what
+one of the replicas alone consumes over a link; to `outbox` goes what waits for a link on the cluster, and to
+`once` what a route sends there that deduplicates.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
-Place = Literal["mqtt", "amqp", "relay", "elected", "outbox", "once", "fast"]
+Place = Literal["mqtt", "amqp", "elected", "outbox", "once", "fast"]
 Guarantee = Literal["qos1", "qos2", "confirm", "tx"]
 QueueType = Literal["classic", "quorum"]
 
@@ -71,11 +70,6 @@ class ReplicaRow(NamedTuple):
         return self.target == "once"
 
     @property
-    def relayed(self) -> bool:
-        """Programs talk to the RabbitMQ through replicas."""
-        return "relay" in (self.source, self.target)
-
-    @property
     def linked(self) -> bool:
         """Replicas have a link to the RabbitMQ, and a route."""
         return self.source == "elected" or self.target in ("outbox", "once")
@@ -106,8 +100,6 @@ FAULTS: Final[tuple[tuple[str, ...], ...]] = (
 
 
 LINKED: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
-    ("relay", "mqtt", "confirm"),
-    ("mqtt", "relay", "qos1"),
     ("elected", "mqtt", "confirm"),
     ("mqtt", "outbox", "qos1"),
 )
