@@ -857,9 +857,9 @@ class EngineSession(OneSink):
 
     def _freed_by(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         self._freed(session.client_id, session.owner, session.prints(given_back))
-        state = self.table.states.get(session.client_id)
-        if self._connection is None:
+        if self._connection is None or not self._up:  # or the table may not have been read to its end
             return
+        state = self.table.states.get(session.client_id)
         if state is None or session.queue != f"{self.names.sessions}.{state.queue}":
             self._connection.delete_queue(session.queue)  # its session has ended while it was consumed here
 
