@@ -8,7 +8,8 @@ one; an answer that contradicts the others replaces them. In between the event l
 nobody can set.
 
 A replica whose wall clock is wrong by more than SKEW_MAX_SECS is not ready, for it shows and compares wrong
-times elsewhere, as in the expiry of messages.
+times elsewhere, as in the expiry of messages. It ends no sessions, for it may be the node's clock that is
+wrong.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The place up to which one replica has read a log, and the check that the log still has what is behind it.
 
 A stream numbers its records, but the numbers have gaps: RabbitMQ begins each segment file with a record of
-its own, which takes an offset and is delivered to nobody. So a gap within what one consumer receives means
-nothing.
+its own, which takes an offset and is delivered to nobody. So a small gap within what one consumer receives
+means nothing. A large one means that the reader was so slow that segment files went before it came to them:
+RabbitMQ goes on with the first one that is left, and says nothing.
 
 A consumer asks for the last record that was read. If that arrives first, nothing is missing behind it. If
 another one does, the log was cut beyond that place, or replaced: what was read before is no longer valid.
@@ -15,9 +16,12 @@ for whatever comes next: an offset that is not higher than the last one that was
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from gateway.model.properties import Value, ValueType, string
 from gateway.model.times import Monotonic
+
+GAP_MAX: Final = 8  # offsets from one record to the next; each segment file costs one of them
 
 
 class Placement(Enum):
@@ -40,6 +44,7 @@ class LogCursor:
         self._probing = False  # the consumer was asked for whatever comes next
         self._ended = False  # records of this consumer no longer count
         self._silent = False  # the last consumer has received nothing
+        self._hole = (-1, -1)  # the last large gap: found again, there never was anything in it
 
     def begin(self, now: Monotonic) -> Value | None:
         """Return the offset that a new consumer has to ask for; None if nothing has been read yet."""
@@ -70,6 +75,10 @@ class LogCursor:
                 return Placement.CUT
         if offset <= self.position:
             return Placement.KNOWN
+        if 0 <= self.position < offset - GAP_MAX and self._hole != (self.position, offset):
+            self._hole = self.position, offset
+            self._ended = True
+            return Placement.CUT
         self.position = offset
         return Placement.NEW
 

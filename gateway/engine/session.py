@@ -393,7 +393,8 @@ class EngineSession(OneSink):
             if now - since >= GIVEN_BACK_SECS:
                 del self._given_back[client]
         self._said = {what: at for what, at in self._said.items() if now - at < MARK_SECS}
-        for state in self.table.kept_by(self.life):
+        # Where two clocks differ either may be the wrong one, that of a node, too: nothing ends meanwhile.
+        for state in () if self.time.why_not else self.table.kept_by(self.life):
             if state.will is not None and 0 < state.will_at <= utc:
                 if self._once(f"will {state.owner}", now):
                     self.clients.publish_left(state)
@@ -857,9 +858,9 @@ class EngineSession(OneSink):
 
     def _freed_by(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         self._freed(session.client_id, session.owner, session.prints(given_back))
-        state = self.table.states.get(session.client_id)
-        if self._connection is None:
+        if self._connection is None or not self._up:  # or the table may not have been read to its end
             return
+        state = self.table.states.get(session.client_id)
         if state is None or session.queue != f"{self.names.sessions}.{state.queue}":
             self._connection.delete_queue(session.queue)  # its session has ended while it was consumed here
 

@@ -16,11 +16,24 @@ def read(cursor: LogCursor, *offsets: int) -> list[Placement]:
     return [cursor.receive(offset, NOW) for offset in offsets]
 
 
-def test_gaps_within_one_consumer_mean_nothing() -> None:
+def test_small_gaps_within_one_consumer_mean_nothing() -> None:
     cursor = LogCursor()
     assert cursor.begin(NOW) is None
-    assert read(cursor, 7, 8, 10, 4_000, 4_002) == [NEW] * 5
-    assert cursor.position == 4_002
+    assert read(cursor, 4_000, 4_001, 4_003, 4_004, 4_006, 4_014) == [NEW] * 6
+    assert cursor.position == 4_014
+
+
+def test_a_large_gap_says_that_the_log_was_cut_before_it_was_read() -> None:
+    """One that is found again where it was is none."""
+    cursor = LogCursor()
+    cursor.begin(NOW)
+    assert read(cursor, 7, 8, 4_000, 4_001) == [NEW, NEW, CUT, KNOWN]
+    cursor.begin_anew()
+    cursor.begin(NOW)
+    assert read(cursor, 3_000, 3_001, 3_002) == [NEW, NEW, NEW]
+    cursor.begin_anew()
+    cursor.begin(NOW)
+    assert read(cursor, 7, 8, 4_000, 4_001) == [NEW] * 4
 
 
 def test_the_next_consumer_asks_for_the_last_record() -> None:
@@ -38,7 +51,7 @@ def test_another_first_record_says_that_the_log_was_cut(first: int) -> None:
     cursor.begin_anew()
     assert read(cursor, 5_003) == [KNOWN]
     assert cursor.begin(NOW) is None
-    assert read(cursor, first, 5_001) == [NEW, NEW]
+    assert read(cursor, first, first + 1) == [NEW, NEW]
 
 
 def test_a_silent_log_is_asked_for_what_comes_next() -> None:

@@ -238,3 +238,33 @@ def test_a_replica_that_reads_for_long_becomes_ready(
             begins.until_ready()
             assert not begins.engine.discarded
             find_sessions(begins.mqtt, name)
+
+
+def test_a_reader_that_the_log_does_not_wait_for_reads_it_again(rabbitmq: RabbitMQ) -> None:
+    """RabbitMQ deletes segment files that it has not come to, and tells nobody."""
+    name = "overtaken"
+    limits = {"retained_bytes_max": SEGMENT}
+    small: dict[str, Any] = {**STATE, "state_bytes_max": 4 * SEGMENT, "limits": limits, "heartbeat_secs": 60}
+    keeper = Replica("keeper", rabbitmq.url, name, **small)
+    with Proxy(rabbitmq.port) as way:
+        slow = Replica("slow", rabbitmq.url.replace(str(rabbitmq.port), str(way.port)), name, **small)
+        with replicas(keeper, slow, but=LOG_CUT):
+            leave_sessions(keeper.mqtt, name)
+            slow.until(lambda: len(slow.engine.kept) >= RETAINED)
+            way.stall("down")
+            with Client(keeper.mqtt, f"{name}-clears") as client:
+                client.publish(f"{name}/kept/0", b"", retain=True)
+                client.publish(f"{name}/kept/0", b"0", retain=True)
+                client.publish(f"{name}/kept/gone", b"x", retain=True)
+                client.publish(f"{name}/kept/gone", b"", retain=True)
+
+            def written() -> None:
+                keeper.ask(lambda: setattr(keeper.engine, "_look_at", 0.0))
+                keeper.until(lambda: not _due(keeper))
+
+            fill(rabbitmq, f"{name}.state", 12, written)
+            way.resume()
+            slow.until(lambda: slow.engine.discarded > 0, 30)
+            slow.until_ready()
+            find_sessions(slow.mqtt, name)
+            assert not keeper.engine.discarded

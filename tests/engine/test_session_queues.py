@@ -20,7 +20,7 @@ def pair(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Replica, Proxy]]:
     with Proxy(rabbitmq.port) as way:
         url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
         two = Replica("one", url, "queues"), Replica("other", rabbitmq.url, "queues")
-        with replicas(*two):
+        with replicas(*two, but="log cut, reading it again"):
             yield *two, way
 
 
@@ -66,7 +66,6 @@ def test_a_late_owner_does_not_declare_it_again(
         consumers = one.ask(lambda: one.engine._connection.consumers)
         (found,) = [it for it in consumers._consumers.values() if it.target.queue == queue]
         one.ask(lambda: consumers._cancelled_by_broker(found.channel, found.name))
-        until(lambda: not one.ask(lambda: one.engine._connection.consumers._checks) or True)
         way.resume()
         client.until(lambda: client.ended)
         until(lambda: not is_there(rabbitmq, queue))
@@ -83,3 +82,43 @@ def test_others_delete_what_the_one_that_ended_it_has_not(
     one.ask(lambda: setattr(one.engine, "_delete_queue", lambda queue: None))  # lost before it comes to that
     Client(one.mqtt, "lost", clean=True).leave()
     until(lambda: not is_there(rabbitmq, queue))
+
+
+def test_it_stays_while_the_log_is_read_again(
+    pair: tuple[Replica, Replica, Proxy], rabbitmq: RabbitMQ
+) -> None:
+    """A client that leaves when its replica has just forgotten all that it knew keeps its session."""
+    one, other, way = pair
+    with lasting(one.mqtt, "forgotten") as client, Client(other.mqtt, "feeds") as feeding:
+        client.subscribe("queues/forgotten", qos=1)
+        queue = queue_of(one, "forgotten")
+        feeding.publish("queues/forgotten", b"1")
+        client.until(lambda: client.messages)
+
+        def forget() -> None:
+            one.engine._discard()
+            assert one.engine._connection is not None
+            one.engine._connection.give_up("the log was cut")
+
+        def leaves() -> bool:
+            """While the log is being read: then nothing is known of its session."""
+            engine = one.engine
+            connection = engine._connection
+            if connection is None or not connection._answering or engine._up or engine.table.states:
+                return False
+            (session,) = [it for it in engine.clients.lasting() if it.client_id == "forgotten"]
+            session.outlet.stream.abort("it leaves now")
+            return True
+
+        way.delay(0.05)
+        one.ask(forget)
+        one.until(leaves)
+        way.delay(0.0)
+        client.leave()  # or it is there again before the next one
+        feeding.publish("queues/forgotten", b"2")
+        one.until_ready()
+        assert one.engine.discarded == 1
+        with lasting(one.mqtt, "forgotten") as again:
+            assert again.present
+            again.until(lambda: ("queues/forgotten", b"2") in again.told)  # the first one may come again
+        assert is_there(rabbitmq, queue)

@@ -10,7 +10,8 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.engine.replicas import Client, lasting
+from gateway import clock
+from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.engine.test_elections import Door, until
 from tests.interop.servers import RabbitMQ
 from tests.interop.wrong_clock import Clock
@@ -19,12 +20,12 @@ SESSIONS = 5  # of each of three kinds
 HOUR = 3_600
 
 
-def door(folder: Path, name: str, rabbitmq: RabbitMQ, replica: str, clock: Clock | None = None) -> Door:
+def door(folder: Path, name: str, rabbitmq: RabbitMQ, replica: str, wrong: Clock | None = None) -> Door:
     made = Door(folder, name, rabbitmq.url, rabbitmq.url, "", replica)
     made.configuration |= {"links": {}, "mappings": []}
     made.configuration["broker"]["queue_type"] = "classic"
-    if clock is not None:
-        made.program = clock.program
+    if wrong is not None:
+        made.program = wrong.program
     return made
 
 
@@ -63,10 +64,10 @@ def find(port: int, name: str) -> int:
 def test_sessions_outlive_a_wrong_clock(rabbitmq: RabbitMQ, tmp_path: Path, off: int) -> None:
     """Those that a replica keeps when its clock is set, those that it inherits, and those of its clients."""
     name = f"clocks-{off}".replace("--", "-back-")
-    clock = Clock(tmp_path / "clock")
+    its = Clock(tmp_path / "clock")
     with ExitStack() as stack:
         right = stack.enter_context(door(tmp_path, name, rabbitmq, "right"))
-        wrong = stack.enter_context(door(tmp_path, name, rabbitmq, "wrong", clock))
+        wrong = stack.enter_context(door(tmp_path, name, rabbitmq, "wrong", its))
         until(lambda: ready(right) and ready(wrong))
         assert abs(wrong.sample("gateway_engine_clock_skew_seconds")) < 1.0
         watcher = stack.enter_context(Client(right.port("mqtt"), "watcher"))
@@ -74,7 +75,7 @@ def test_sessions_outlive_a_wrong_clock(rabbitmq: RabbitMQ, tmp_path: Path, off:
         with clients(wrong.port("mqtt"), f"{name}-kept"), clients(right.port("mqtt"), f"{name}-others"):
             pass
         with clients(wrong.port("mqtt"), f"{name}-leave"):
-            clock.step(off)
+            its.step(off)
             until(lambda: not ready(wrong))
         assert "clock" in wrong.asked("/readyz")[1]
         assert wrong.sample("gateway_engine_clock_skew_seconds") == pytest.approx(off, abs=2.0)
@@ -92,23 +93,45 @@ def test_sessions_outlive_a_wrong_clock(rabbitmq: RabbitMQ, tmp_path: Path, off:
         until(lambda: ready(third))
         for whose in ("kept", "others", "leave"):
             assert find(third.port("mqtt"), f"{name}-{whose}") == SESSIONS
-        clock.step(-off)
+        its.step(-off)
         until(lambda: ready(wrong))
 
 
 def test_a_replica_that_begins_with_a_wrong_clock_is_not_ready(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """And what others have retained and remember is not old for it."""
     name = "clocks-begin"
-    clock = Clock(tmp_path / "clock")
-    clock.step(2 * HOUR)
+    its = Clock(tmp_path / "clock")
+    its.step(2 * HOUR)
     with door(tmp_path, name, rabbitmq, "right") as right:
         until(lambda: ready(right))
         with clients(right.port("mqtt"), name), Client(right.port("mqtt"), "sets") as client:
             client.publish(f"{name}/kept", b"x", retain=True)
-        with door(tmp_path, name, rabbitmq, "wrong", clock) as wrong:
+        with door(tmp_path, name, rabbitmq, "wrong", its) as wrong:
             until(lambda: "clock" in wrong.asked("/readyz")[1])
             assert wrong.sample("gateway_retained_messages") == 1
             assert find(right.port("mqtt"), name) == SESSIONS
-            clock.step(-2 * HOUR)
+            its.step(-2 * HOUR)
             until(lambda: ready(wrong))
             assert find(wrong.port("mqtt"), name) == SESSIONS
+
+
+@pytest.mark.parametrize("off", [2 * HOUR, -2 * HOUR])
+def test_a_node_whose_clock_is_wrong_ends_nothing(rabbitmq: RabbitMQ, off: int) -> None:
+    """Its replica is not ready until the next answer is right."""
+    one = Replica("one", rabbitmq.url, "clocks-node", engine_timeout_secs=4.0)
+
+    def hear_wrong() -> None:
+        time = one.engine.time
+        time.answer(int(clock.utc() + off), clock.now(), clock.now())
+
+    with replicas(one, but="clock wrong, replica not ready"):
+        with lasting(one.mqtt, f"node {off}", secs=HOUR) as client:
+            client.subscribe("clocks/node", qos=1)
+        one.until(lambda: not one.engine.table.states[f"node {off}"].attached)
+        one.ask(hear_wrong)
+        assert "clock" in str(one.ask(one.gateway.readiness.reasons))
+        before = one.ask(lambda: one.engine.kept.position)
+        one.until(lambda: one.engine.kept.position > before + 2)  # signs of life, one each second
+        one.until_ready()
+        with lasting(one.mqtt, f"node {off}", secs=HOUR) as client:
+            assert client.present
