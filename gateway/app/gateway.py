@@ -529,7 +529,10 @@ class Gateway:
         ]
         while required:
             for link in required:
-                if link.up or link.why == ELSEWHERE:
+                lacking = next(iter(link.stats.lacking.items()), None)
+                if link.up and lacking is not None:
+                    self.readiness.lost(f"link {link.name}", f"the broker lacks {lacking[0]}: {lacking[1]}")
+                elif link.up or link.why == ELSEWHERE:
                     self.readiness.met(f"link {link.name}")
                 else:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")

@@ -120,7 +120,7 @@ class SharedOutboxes(AmqpLinkSession):
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
         super().__init__(
             status.name,
-            AmqpLink(**remote | {"prefetch": min(given.in_flight_max, engine.prefetch)}),
+            AmqpLink(**remote | {"prefetch": min(given.in_flight_max, engine.prefetch), "survey_secs": 0.0}),
             dispatcher,
             within,
             status,

@@ -49,6 +49,10 @@ class AmqpLink(Link):
     consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
     """`x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
 
+    survey_secs: float = Field(30.0, ge=0)
+    """How often to look whether exchanges, queues, bindings and consumers of routes are still there, and to
+    restore them; 0 is never."""
+
     def divides(self, queue: str | None) -> bool:
         """A queue does. From an exchange each client identifier has a queue of its own."""
         return queue is not None or self.elected

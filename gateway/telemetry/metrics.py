@@ -72,6 +72,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dead_letters_forwarded": ("Copies of dead letters, by what became of them.", ("outcome",)),
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
+    "gateway_link_restored": (
+        "Exchanges, queues and consumers that a link's broker had lost, and that were restored or came back.",
+        (*ENDPOINT, "reason"),
+    ),
     "gateway_link_lessened": (
         "Messages that a link published with less QoS, or without retain, since its broker offers no more; or"
         " without what they would have had it do.",
@@ -135,6 +139,10 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+    "gateway_link_lacking": (
+        "Exchanges and queues that routes need and the link's broker lacks now.",
+        ENDPOINT,
+    ),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
     "gateway_outbox_messages": ("Messages in an outbox; in a shared one, what waits on the cluster.", OUTBOX),
     "gateway_outbox_bytes": ("What they weigh: bodies, properties, and 256 octets each.", OUTBOX),
@@ -593,6 +601,9 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
         yield "gateway_link_address", (*labels, address), int(stats.up and address == stats.address)
     yield "gateway_link_in_flight", labels, stats.in_flight
     yield "gateway_link_reconnects", labels, stats.reconnects
+    yield "gateway_link_lacking", labels, len(stats.lacking)
+    for kind, count in stats.restored.counts.items():
+        yield "gateway_link_restored", (*labels, kind), count
     for reason, count in stats.failures.counts.items():
         yield "gateway_link_failures", (*labels, reason), count
     if DIALECTS[stats.protocol].assurance_max > 1:

@@ -327,6 +327,8 @@ class LinkStats(EndpointStats):
     ) -> None:
         super().__init__(name, protocol, frame_names)
         self.failed: LastError | None = None  # why the connection before this one ended, or there was none
+        self.lacking: dict[str, str] = {}  # what routes need and the broker does not have now, and why
+        self.restored = Reasons()  # what the broker had lost, and has again, by kind
         self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
         self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
         self.duplicates = 0  # QoS 2 messages that the broker sent again, and that were taken only once

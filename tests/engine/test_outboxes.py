@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 
 from gateway.cli.checking import checked
 from gateway.egress.amqp091.topology import Declaration
-from gateway.engine.outboxes import DOWN, OutboxConsumer
+from gateway.engine.outboxes import OutboxConsumer
 from gateway.errors import ConfigurationError
 from gateway.protocols.amqp091 import methods as m
 from gateway.settings import load_settings
@@ -315,7 +315,7 @@ def test_a_consumer_that_stops_acknowledges_all_in_the_end() -> None:
 def test_what_was_released_goes_back_with_the_channel() -> None:
     consumer, machine = consuming(2)
     consumer.stop()
-    consumer.refused(1, DOWN, 0.0)
+    consumer.give_back_later(1, 0.0)
     accept(consumer, 2)
     consumer.tick(1_000.0)
     assert machine.said == [("ack", 2)]

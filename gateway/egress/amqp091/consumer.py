@@ -33,6 +33,7 @@ class AmqpLinkConsumer:
         "_wake",
         "accepted",
         "channel",
+        "counted",
         "declaration",
         "last",
         "live",
@@ -50,6 +51,7 @@ class AmqpLinkConsumer:
         self.declaration = declaration
         self.channel = channel
         self.live = True
+        self.counted = False  # the broker has counted the queue's consumers since it began, and found some
         self.stopping = False
         self.tag = ""  # of the consumer, once the broker has named it
         self.last = 0  # delivery tag of the last message

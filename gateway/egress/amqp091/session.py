@@ -127,6 +127,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._blocked = False
         self._publishing = 0  # channel number
         self._confirming = False
+        self._survey_at = now + settings.survey_secs
         self._declarer = Declarer(self.machine, settings.declare, session.queue_arguments, self._answered)
 
     # What the stream asks.
@@ -164,6 +165,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._publishing, self._confirming = fresh, False
         if self.open:
             self._declarer.ask(self._session.topology.due(now))
+            every = self._session.options.survey_secs
+            if self._up and every and now >= self._survey_at and self._declarer.idle:
+                self._survey_at = now + every
+                self._declarer.ask(self._session.topology.survey())
         self._stream.mark()
 
     # What the link session asks.
@@ -319,6 +324,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _consume(self, declaration: Declaration) -> None:
         for consumer in self._consumers.values():
             if consumer.declaration.name == declaration.name and not consumer.stopping:
+                if self._is_gone(consumer, declaration):
+                    self.machine.close_channel(consumer.channel)
+                    self._drop(consumer.channel)
+                    self._session.restored("consumer", declaration)
+                    break
                 consumer.declaration = declaration
                 return
         number = self._new_channel()
@@ -326,6 +336,13 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._consumers[number] = self._consuming(declaration, self.machine, number, self._wake)
         else:
             self._session.failed(declaration, "no channel left", trio.current_time())
+
+    @staticmethod
+    def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:
+        """Return True if the broker has counted this consumer before, and counts none any more."""
+        if consumer.tag and declaration.consumer_count:
+            consumer.counted = True
+        return consumer.counted and not declaration.consumer_count
 
     def _consumer_method(self, consumer: AmqpLinkConsumer, method: m.Method) -> None:
         if isinstance(method, m.BasicConsumeOk):
@@ -473,6 +490,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for declaration in (*fresh, *gone):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
+        self.stats.lacking = self.topology.lacking()
         if self._connection is not None:
             self._connection.rearrange(fresh)
 
@@ -536,18 +554,35 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             return False
         if declaration.why:
             log.info("found what a route needs", link=self.name, kind=declaration.kind, name=declaration.name)
+        if declaration.was_there and (declaration.made or declaration.why):
+            self.restored(declaration.made or declaration.kind, declaration)
+        declaration.was_there = True
         declaration.state = DeclarationState.THERE
         declaration.why = ""
+        declaration.drop = frozenset()
+        self.stats.lacking = self.topology.lacking()
         if declaration.kind == "exchange":
             self.publisher.allow(declaration.name)
             self.publisher.pump()
         return True
 
+    def restored(self, kind: str, declaration: Declaration) -> None:
+        """Count and log what a survey found missing, and what is there again."""
+        self.stats.restored.add(kind)
+        log.warning(
+            "the broker had lost what a route needs, restored it",
+            link=self.name,
+            kind=kind,
+            name=declaration.exchange if kind == "exchange" and declaration.exchange else declaration.name,
+        )
+
     def failed(self, declaration: Declaration, why: str, now: float) -> None:
         """The broker does not have what is needed, or does not let us use it; other routes go on."""
         if self.topology.in_force(declaration) is not declaration:
             return
-        if self.topology.failed(declaration, why, now):
+        news = self.topology.failed(declaration, why, now)
+        self.stats.lacking = self.topology.lacking()
+        if news:
             log.warning(
                 "a route lacks something",
                 link=self.name,

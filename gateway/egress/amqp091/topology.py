@@ -50,16 +50,19 @@ class Declaration:
 
     __slots__ = (
         "consume",
+        "consumer_count",
         "drop",
         "exchange",
         "keys",
         "kind",
+        "made",
         "name",
         "reached_by",
         "retry_at",
         "state",
         "undeclared",
         "wait",
+        "was_there",
         "why",
     )
 
@@ -86,6 +89,9 @@ class Declaration:
         )
         self.undeclared = undeclared  # only messages name it: it is looked for, and never made
         self.state = DeclarationState.NEW
+        self.made = ""  # what was missing when it was looked for last, and was made
+        self.consumer_count = 0  # of the queue, when it was looked for last
+        self.was_there = False  # on this connection
         self.why = ""
         self.wait = RETRY_SECS_MIN
         self.retry_at = 0.0
@@ -102,15 +108,16 @@ class Declaration:
     def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
         """What has to be said to the broker. `arguments` are those of a queue that has to be made."""
         create = declare == "create" and not self.undeclared
+        self.made = ""
         if self.kind == "exchange":
-            return (yield from _exchange(self.name, create))
+            return (yield from self._exchange(self.name, create))
         if declare == "none":
             return ""
         if self.kind == "bound" and not self.exchange.startswith(RESERVED):
-            why = yield from _exchange(self.exchange, create)
+            why = yield from self._exchange(self.exchange, create)
             if why:
                 return why
-        why = yield from _queue(self.name, create, arguments)
+        why = yield from self._queue(create, arguments)
         if why or not create:
             return why
         if self.reached_by:
@@ -131,25 +138,27 @@ class Declaration:
                 return answer.text
         return ""
 
+    def _exchange(self, name: str, create: bool) -> Steps:
+        made = m.ExchangeDeclare(name, "topic", durable=True) if create else None
+        return (yield from self._found_or_made("exchange", m.ExchangeDeclare(name, passive=True), made))
 
-def _exchange(name: str, create: bool) -> Steps:
-    made = m.ExchangeDeclare(name, "topic", durable=True) if create else None
-    return (yield from _found_or_made(m.ExchangeDeclare(name, passive=True), made))
+    def _queue(self, create: bool, arguments: Headers) -> Steps:
+        made = m.QueueDeclare(self.name, durable=True, arguments=arguments) if create else None
+        return (yield from self._found_or_made("queue", m.QueueDeclare(self.name, passive=True), made))
 
-
-def _queue(name: str, create: bool, arguments: Headers) -> Steps:
-    made = m.QueueDeclare(name, durable=True, arguments=arguments) if create else None
-    return (yield from _found_or_made(m.QueueDeclare(name, passive=True), made))
-
-
-def _found_or_made(find: m.Method, make: m.Method | None) -> Steps:
-    answer = yield find
-    if not isinstance(answer, ChannelClosed):
+    def _found_or_made(self, kind: str, find: m.Method, make: m.Method | None) -> Steps:
+        answer = yield find
+        if isinstance(answer, m.QueueDeclareOk):
+            self.consumer_count = answer.consumer_count
+        if not isinstance(answer, ChannelClosed):
+            return ""
+        if make is None or answer.reply_code != ReplyCode.NOT_FOUND:
+            return answer.text
+        answer = yield make
+        if isinstance(answer, ChannelClosed):
+            return answer.text
+        self.made = self.made or kind
         return ""
-    if make is None or answer.reply_code != ReplyCode.NOT_FOUND:
-        return answer.text
-    answer = yield make
-    return answer.text if isinstance(answer, ChannelClosed) else ""
 
 
 def own_queue(client_id: str, exchange: str) -> str:
@@ -241,6 +250,7 @@ class Topology:
         """A connection stands: returns all that has to be asked for."""
         for declaration in self.declarations.values():
             declaration.state = DeclarationState.NEW
+            declaration.was_there = False
             declaration.wait = RETRY_SECS_MIN
         return [*self.leftovers(), *self.declarations.values()]
 
@@ -259,6 +269,19 @@ class Topology:
         for declaration in found:
             declaration.state = DeclarationState.AGAIN
         return found
+
+    def survey(self) -> list[Declaration]:
+        """Return what was there when it was looked for last: somebody may have deleted it, or made it anew
+        without its bindings. It counts as there until it is found missing."""
+        return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
+
+    def lacking(self) -> dict[str, str]:
+        """Return why routes cannot have what they need, by kind and name; without what only messages name."""
+        return {
+            f"{one.kind if one.kind != 'bound' else 'queue'} {one.name!r}": one.why
+            for one in self.declarations.values()
+            if one.why and not one.undeclared
+        }
 
     def failed(self, declaration: Declaration, why: str, now: float) -> bool:
         """The need is not met; it is tried again later. Returns whether the reason is news."""
@@ -306,6 +329,11 @@ class Declarer:
         self._declaration: Declaration | None = None
         self._steps: Steps | None = None
         self._question: m.Method | None = None  # waits for its channel
+
+    @property
+    def idle(self) -> bool:
+        """Return True if nothing is being asked for."""
+        return self._declaration is None and not self._queue
 
     def ask(self, declarations: Iterable[Declaration]) -> None:
         """Work through `needs` as well."""

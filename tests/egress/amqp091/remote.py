@@ -105,7 +105,8 @@ class Remote:
                 self._missing(channel, f"no queue '{method.queue}'", 50, 10)
                 return
             world.queues.add(method.queue)
-            send(channel, m.QueueDeclareOk(method.queue))
+            count = sum(queue == method.queue for queue, _ in self.consumers.values())
+            send(channel, m.QueueDeclareOk(method.queue, consumer_count=count))
         elif isinstance(method, m.QueueDelete):
             world.queues.discard(method.queue)
             send(channel, m.QueueDeleteOk())

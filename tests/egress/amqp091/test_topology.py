@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gateway.egress.amqp091.topology import own_queue
 from gateway.mapping.router import Subscriptions, Targets
@@ -233,3 +236,105 @@ async def test_shutting_down_says_goodbye() -> None:
     one.connection.shut_down()
     one.remote.receive(one.stream.last)
     assert one.remote.machine.closed
+
+
+# Surveys.
+
+
+async def surveyed(one: LinkRig) -> None:
+    """As much time as lies between two surveys, and that of another attempt."""
+    await trio.sleep(31)
+    one.tick()
+    one.move()
+
+
+async def test_bindings_of_an_exchange_that_was_made_anew_are_restored(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = LinkRig()
+    one.route(BOUND)
+    one.connect()
+    bound = set(one.world.bindings)
+    assert len(bound) == 2
+    one.world.bindings.clear()  # the exchange was deleted and declared again, which nobody is told
+    await surveyed(one)
+    assert one.world.bindings == bound
+    assert len(one.remote.consumers) == 1, "the consumer is the one that it was"
+
+
+async def test_an_exchange_that_was_deleted_is_made_and_bound_again_and_that_is_told(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = LinkRig()
+    one.route(BOUND, ALL)
+    one.connect()
+    bound = set(one.world.bindings)
+    one.world.bindings.clear()
+    one.world.exchanges.clear()
+    with capture_logs() as logged:
+        await surveyed(one)
+    assert one.world.bindings == bound
+    assert {"events", "telemetry"} <= set(one.world.exchanges)
+    told = [(line["kind"], line["name"]) for line in logged if "had lost" in line["event"]]
+    assert sorted(told) == [("exchange", "events"), ("exchange", "telemetry")]
+    assert one.stats.restored.counts == {"exchange": 2}
+    assert one.stats.lacking == {}
+
+
+async def test_what_may_only_be_looked_for_is_lacking_until_it_is_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = LinkRig(declare="check")
+    one.world.exchanges["telemetry"] = "topic"
+    one.world.queues |= {"commands", "jobs"}
+    one.route(FROM_QUEUE, ALL)
+    one.connect()
+    assert one.stats.lacking == {}
+    del one.world.exchanges["telemetry"]
+    one.world.queues.discard("jobs")
+    await surveyed(one)
+    assert list(one.stats.lacking) == ["exchange 'telemetry'", "queue 'jobs'"]
+    assert "no exchange 'telemetry'" in one.stats.lacking["exchange 'telemetry'"]
+    one.world.exchanges["telemetry"] = "topic"
+    one.world.queues.add("jobs")
+    for _ in range(3):
+        await surveyed(one)
+    assert one.stats.lacking == {}
+    assert one.stats.restored.counts == {"exchange": 1, "queue": 1}
+
+
+async def test_a_consumer_that_went_without_a_word_is_back(autojump_clock: trio.testing.MockClock) -> None:
+    one = LinkRig()
+    one.route(FROM_QUEUE)
+    one.connect()
+    await surveyed(one)
+    one.remote.consumers.clear()
+    await surveyed(one)
+    assert one.remote.consumed == ["commands"]
+    assert one.stats.restored.counts == {"consumer": 1}
+
+
+async def test_a_broker_that_counts_no_consumers_is_believed_to_have_ours(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = LinkRig()
+    one.route(FROM_QUEUE)
+    one.connect()
+    consumers, one.remote.consumers = one.remote.consumers, {}
+    for _ in range(3):
+        await surveyed(one)
+    assert (one.remote.consumers, len(consumers), one.stats.restored.counts) == ({}, 1, {})
+
+
+@pytest.mark.parametrize("settings", [{"survey_secs": 0}, {"declare": "none"}])
+async def test_a_survey_may_be_unwanted(
+    autojump_clock: trio.testing.MockClock, settings: dict[str, Any]
+) -> None:
+    one = LinkRig(**settings)
+    one.world.queues.add("commands")
+    one.world.exchanges["telemetry"] = "topic"
+    one.route(FROM_QUEUE, Targets(scopes=() if settings.get("declare") else ("telemetry",)))
+    one.connect()
+    before = len(one.world.heard)
+    await surveyed(one)
+    assert len(one.world.heard) == before
