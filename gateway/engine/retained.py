@@ -71,6 +71,7 @@ class EngineRetained(Retained):
             self._take_from(store)
 
     def _take_from(self, store: Store) -> None:
+        utc = clock.utc()
         for key, octets in store.things(self._placed_kind):
             assert isinstance(octets, bytes)
             assert isinstance(key, bytes)
@@ -78,7 +79,7 @@ class EngineRetained(Retained):
         for key, message in store.things(self._kind):
             assert isinstance(message, Message)
             with set_aside(self._kind, key):
-                self._set(message)
+                self._set(message, utc)
         for _, octets in store.things(self._log_kind):
             assert isinstance(octets, bytes)
             self.position = self._noted = int.from_bytes(octets, "big")
@@ -106,19 +107,28 @@ class EngineRetained(Retained):
         before = self._placed.get(topic)
         if before is not None and before.origin > first:
             return False
-        kept = self._set(message)
+        kept = self._set(message, written / 1000)
+        if kept is None:
+            self._drop(topic)
         key = message.address.wire
         if kept:
             placed = self._placed[topic] = Placed(offset, first, written)
             if store is not None:
                 store.put(self._kind, key, message)
                 store.put(self._placed_kind, key, PLACED.pack(*placed))
-        elif before is not None:
-            del self._placed[topic]
-            if store is not None:
-                store.delete(self._kind, key)
-                store.delete(self._placed_kind, key)
+        elif self._placed.pop(topic, None) is not None and store is not None:
+            store.delete(self._kind, key)
+            store.delete(self._placed_kind, key)
         return True
+
+    def tick(self) -> None:
+        """What has expired goes when another record needs its place, by the time of that: at all replicas."""
+
+    def _forgotten(self, message: Message) -> None:
+        self._placed.pop(message.address.name, None)
+        if self._kept_in is not None:
+            self._kept_in.delete(self._kind, message.address.wire)
+            self._kept_in.delete(self._placed_kind, message.address.wire)
 
     def note(self) -> None:
         """The wake-up is over: the position goes to disk with what was read."""
@@ -130,7 +140,7 @@ class EngineRetained(Retained):
         """The log does not go back as far as we have read, or is another one: what it says now counts."""
         for message in self.messages():
             if not message.address.name.startswith(SYS):
-                self._set(Message(message.address, b""))
+                self._drop(message.address.name)
         self._placed.clear()
         self.position = -1
         if self._kept_in is not None:
