@@ -78,6 +78,7 @@ class EngineRetained(Retained):
             self._take_from(store)
 
     def _take_from(self, store: Store) -> None:
+        utc = clock.utc()
         for key, octets in store.things(self._placed_kind):
             assert isinstance(octets, bytes)
             assert isinstance(key, bytes)
@@ -89,7 +90,7 @@ class EngineRetained(Retained):
         for key, message in store.things(self._kind):
             assert isinstance(message, Message)
             with set_aside(self._kind, key):
-                self._set(message)
+                self._set(message, utc)
         for _, octets in store.things(self._log_kind):
             assert isinstance(octets, bytes)
             self._noted = int.from_bytes(octets, "big")
@@ -126,7 +127,9 @@ class EngineRetained(Retained):
             if cleared is not None:
                 self._clear(topic, cleared._replace(written=DUE))
             return False
-        kept = self._set(message)
+        kept = self._set(message, written / 1000)
+        if kept is None:
+            self._drop(topic)
         key = message.address.wire
         placed = Placed(offset, first, written)
         if kept:
@@ -155,6 +158,15 @@ class EngineRetained(Retained):
         if self._cleared.pop(topic, None) is not None and self._kept_in is not None:
             self._kept_in.delete(self._cleared_kind, topic.encode())
 
+    def tick(self) -> None:
+        """What has expired goes when another record needs its place, by the time of that: at all replicas."""
+
+    def _forgotten(self, message: Message) -> None:
+        self._placed.pop(message.address.name, None)
+        if self._kept_in is not None:
+            self._kept_in.delete(self._kind, message.address.wire)
+            self._kept_in.delete(self._placed_kind, message.address.wire)
+
     def note(self) -> None:
         """The wake-up is over: the position goes to disk with what was read."""
         if self._kept_in is not None and self.position != self._noted:
@@ -165,7 +177,7 @@ class EngineRetained(Retained):
         """The log does not go back as far as we have read, or is another one: what it says now counts."""
         for message in self.messages():
             if not message.address.name.startswith(SYS):
-                self._set(Message(message.address, b""))
+                self._drop(message.address.name)
         self._placed.clear()
         self._cleared.clear()
         self.cursor.begin_anew()

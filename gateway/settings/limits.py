@@ -168,9 +168,10 @@ class Limits(Section):
     subscriptions_per_user_max: int = Field(0, ge=0)
     """The same of one user name. 0: nine tenths of the total."""
     retained_messages_max: int = Field(100_000, ge=0)
-    """MQTT topics with a retained message: they stay for ever unless cleared."""
+    """MQTT topics with a retained message: they stay until they expire or are cleared. Beyond, publishers are
+    refused (MQTT 5: 0x97)."""
     retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
-    """Octets of all retained messages."""
+    """Octets of all retained messages. Beyond, publishers are refused, and the topic keeps what it has."""
 
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""

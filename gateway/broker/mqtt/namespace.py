@@ -628,6 +628,7 @@ class MqttNamespace:
             self._share_again()
         if self._ended is not None:
             self._ended.tick()
+        self.retained.tick()
         due = [
             session
             for session in self.sessions.values()

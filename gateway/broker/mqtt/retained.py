@@ -5,23 +5,34 @@ With a store each is written, too, and is there after a restart. Whoever publish
 when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
 later.
 
+Beyond the limits nothing is acknowledged and lost: the publisher is refused, and the topic retains what it
+did before. A message that has expired frees its place, when the clock ticks or another one needs it.
+
 Whoever subscribes is sent them in pieces, by a Walk through the topics: a filter may match all of them, and
 so may each of the next two hundred.
 """
 
 from __future__ import annotations
 
+import sys
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gateway import clock
 from gateway.broker.topics import TopicTree
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 PIECE_MESSAGES_MAX: Final = 256
 PIECE_STEPS_MAX: Final = 2_000  # branches of the tree that are looked at in one turn
+EXPIRED_MAX: Final = 1_000  # messages that are forgotten in one turn
+SLACK: Final = 64  # entries of the heap that may be out of date, besides as many as are not
+RETAINED_FULL: Final = Outcome(
+    Verdict.REJECTED, Reason.QUOTA, "limits.retained_... are reached: the topic retains what it did before"
+)
 KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
 
 
@@ -35,7 +46,7 @@ class Retained:
         octets_max: int = 256 * 1024 * 1024,
         store: Store | None = None,
     ) -> None:
-        """Each keeps a body: beyond the limits a new topic is not retained, and counted in `refused`.
+        """Each keeps a body: what is beyond the limits is refused, and counted in `refused`.
 
         What is in `store`, which has not been started, is retained from the beginning.
         """
@@ -45,6 +56,7 @@ class Retained:
         self.refused = 0
         self._messages: dict[str, Message] = {}
         self._tree: TopicTree[Message] = TopicTree()
+        self._expiring: list[tuple[float, str]] = []  # heap of when, and which topic; some are out of date
         self._store = store
         if store is not None:
             self._restore(store)
@@ -63,28 +75,32 @@ class Retained:
                 store.delete(KIND, key)
                 continue
             with set_aside(KIND, key):
-                self._set(message)
+                self._set(message, utc)
 
     def publish(self, part: SubBatch) -> None:
         """Keep each message for its topic."""
-        for message in part.messages:
-            self.keep(message)
+        refused = [at for at, message in enumerate(part.messages) if not self.keep(message)]
+        if refused:
+            part.settle_at(refused, RETAINED_FULL)
         if self._store is None or not any(message.assurance for message in part.messages):
             part.accept()
             return
         part.settle_at([at for at, message in enumerate(part.messages) if not message.assurance])
         self._store.after_commit(part.settle)
 
-    def keep(self, message: Message) -> None:
-        """Keep `message` for its topic; an empty body forgets the topic (5: 3.3.1.3)."""
+    def keep(self, message: Message) -> bool:
+        """Keep `message` for its topic; an empty body forgets the topic (5: 3.3.1.3). Return False if there
+        is no room: the topic is as it was.
+        """
         address = message.address
         known = address.name in self._messages
-        kept = self._set(message)
+        kept = self._set(message, clock.utc())
         if self._store is not None:
             if kept:
                 self._store.put(KIND, address.wire, message)
-            elif known:
+            elif known and kept is False:
                 self._store.delete(KIND, address.wire)
+        return kept is not None
 
     def messages(self) -> list[Message]:
         """All of them now."""
@@ -99,25 +115,67 @@ class Retained:
 
     def show(self, message: Message) -> None:
         """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
-        self._set(message)
+        self._set(message, clock.utc())
 
-    def _set(self, message: Message) -> bool:
-        """In memory; False: the topic has no retained message now."""
+    def _set(self, message: Message, utc: float) -> bool | None:
+        """In memory. False: the topic has no retained message now; None: there is no room for this one."""
         topic = message.address.name
+        if not len(message.body):
+            self._drop(topic)
+            return False
+        if self._has_no_room(topic, message.octets):
+            self.forget_expired(utc)
+            if self._has_no_room(topic, message.octets):
+                self.refused += 1
+                return None
         before = self._messages.pop(topic, None)
         if before is not None:
             self.octets -= before.octets
-        empty = not len(message.body)
-        full = len(self._messages) >= self.messages_max or self.octets + message.octets > self.octets_max
-        if empty or full:
-            self.refused += not empty
-            if before is not None:
-                self._tree.remove(topic.split("/"))
-            return False
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
         self.octets += message.octets
+        if message.expires:
+            self._will_expire(message.expires, topic)
         return True
+
+    def _has_no_room(self, topic: str, octets: int) -> bool:
+        before = self._messages.get(topic)
+        if before is None:
+            return len(self._messages) >= self.messages_max or self.octets + octets > self.octets_max
+        return self.octets - before.octets + octets > self.octets_max
+
+    def _drop(self, topic: str) -> None:
+        before = self._messages.pop(topic, None)
+        if before is not None:
+            self.octets -= before.octets
+            self._tree.remove(topic.split("/"))
+
+    # Expiry.
+
+    def _will_expire(self, expires: float, topic: str) -> None:
+        heappush(self._expiring, (expires, topic))
+        if len(self._expiring) > 2 * len(self._messages) + SLACK:
+            self._expiring = [(one.expires, topic) for topic, one in self._messages.items() if one.expires]
+            heapify(self._expiring)
+
+    def tick(self) -> None:
+        """Forget some of what has expired."""
+        self.forget_expired(clock.utc(), EXPIRED_MAX)
+
+    def forget_expired(self, utc: float, most: int = sys.maxsize) -> None:
+        """Forget what has expired by `utc`, at most so many."""
+        while self._expiring and self._expiring[0][0] <= utc and most > 0:
+            expires, topic = heappop(self._expiring)
+            message = self._messages.get(topic)
+            if message is not None and message.expires == expires:
+                most -= 1
+                self._drop(topic)
+                self._forgotten(message)
+
+    def _forgotten(self, message: Message) -> None:
+        """It has expired, and is in memory no more."""
+        if self._store is not None:
+            self._store.delete(KIND, message.address.wire)
 
     def find(
         self, pattern: list[str], after: list[str] | None, most: int, steps: int

@@ -1,0 +1,162 @@
+"""Retained messages at their limits: expired ones free their places, and nothing is acknowledged and lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import clock
+from gateway.broker.mqtt.retained import RETAINED_FULL, SLACK, Retained
+from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.engine.retained import EngineRetained
+from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from tests.broker.mqtt.test_durable_sessions import World
+from tests.broker.parts import Space, connected, mqtt, publish
+from tests.store.crashes import Crashes
+
+
+class Utc:
+    """A wall clock that stands still until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Utc:
+    made = Utc()
+    monkeypatch.setattr(clock, "utc", lambda: made.now)
+    return made
+
+
+def one(topic: str, body: bytes = b"x", expires: float = NEVER, qos: int = 1) -> Message:
+    return mqtt(topic, body, qos, retain=True, expires=expires)
+
+
+def told(retained: Retained, *given: Message) -> list[Outcome]:
+    """What each is answered, in its order."""
+    answers = dict(publish(retained, list(given)).told)
+    return [answers[at] for at in range(len(given))]
+
+
+def bodies(retained: Retained) -> dict[str, bytes]:
+    return {message.address.name: bytes(message.body) for message in retained.messages()}
+
+
+@pytest.mark.parametrize("limits", [{"messages_max": 3}, {"octets_max": 3 * (1 + MESSAGE_OCTETS)}])
+def test_expired_messages_free_their_places(utc: Utc, limits: dict[str, Any]) -> None:
+    retained = Retained(**limits)
+    soon = utc.now + 10
+    assert told(retained, one("a", expires=soon), one("b", expires=soon + 10), one("c")) == [ACCEPTED] * 3
+    assert told(retained, one("d")) == [RETAINED_FULL]
+    utc.now = soon
+    assert told(retained, one("d")) == [ACCEPTED]
+    assert told(retained, one("e")) == [RETAINED_FULL]
+    assert bodies(retained) == {"b": b"x", "c": b"x", "d": b"x"}
+    assert (retained.refused, retained.octets) == (2, 3 * (1 + MESSAGE_OCTETS))
+
+
+def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
+    space = Space()
+    for topic in "abc":
+        space.retained.keep(one(topic, expires=utc.now + 10))
+    utc.now += 10
+    space.expire(0.0)
+    assert (len(space.retained), space.retained.octets) == (0, 0)
+    outlet = connected(space.session("c"))
+    space.subscribe(space.sessions["c"], "#", SubscriptionOptions(1))
+    space.sessions["c"].pull()
+    assert outlet.rows == []
+
+
+def test_what_has_another_life_now_stays(utc: Utc) -> None:
+    retained = Retained()
+    soon = utc.now + 10
+    for topic, expires in (("longer", soon + 10), ("for ever", NEVER), ("cleared", soon)):
+        retained.keep(one(topic, expires=soon))
+        retained.keep(one(topic, b"" if topic == "cleared" else b"new", expires=expires))
+    utc.now = soon
+    retained.tick()
+    assert bodies(retained) == {"longer": b"new", "for ever": b"new"}
+    utc.now = soon + 10
+    retained.tick()
+    assert bodies(retained) == {"for ever": b"new"}
+
+
+def test_updates_of_what_expires_take_no_more_memory(utc: Utc) -> None:
+    retained = Retained()
+    for number in range(10 * SLACK):
+        retained.keep(one("a", expires=utc.now + 1_000 + number))
+    assert len(retained._expiring) <= SLACK + 3
+    utc.now += 1_000 + 10 * SLACK
+    retained.tick()
+    assert len(retained) == 0
+
+
+def test_an_update_at_the_limit_keeps_the_old_value_and_is_refused() -> None:
+    retained = Retained(octets_max=2 * (MESSAGE_OCTETS + 10))
+    assert told(retained, one("a", b"a" * 10), one("b", b"b" * 10)) == [ACCEPTED] * 2
+    assert told(retained, one("a", b"A" * 11), one("b", b"B" * 10)) == [RETAINED_FULL, ACCEPTED]
+    assert bodies(retained) == {"a": b"a" * 10, "b": b"B" * 10}
+    assert told(retained, one("a", b"A" * 9), one("b", b"B" * 11)) == [ACCEPTED] * 2
+    assert told(retained, one("a", b"", qos=0)) == [ACCEPTED], "there is always room for less"
+    assert bodies(retained) == {"b": b"B" * 11}
+
+
+def test_at_the_limit_of_topics_they_are_updated_all_the_same() -> None:
+    retained = Retained(messages_max=1)
+    answers = publish(retained, [one("a"), one("b"), one("a", b"new"), one("b", b"")])
+    assert dict(answers.told) == {0: ACCEPTED, 1: RETAINED_FULL, 2: ACCEPTED, 3: ACCEPTED}
+    assert bodies(retained) == {"a": b"new"}
+
+
+def test_subscribers_get_what_is_not_retained() -> None:
+    space = Space(retained=Retained(messages_max=0))
+    outlet = connected(space.session("c", "a"))
+    space.give(one("a"))
+    assert told(space.retained, one("a")) == [RETAINED_FULL]
+    assert len(outlet.rows) == 1
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: bool) -> None:
+    crashes = Crashes()
+    crashes.settled = {b"old", b"gone"}
+    with World(tmp_path, crashes=crashes) as world:
+        world.space.retained.octets_max = 2 * (MESSAGE_OCTETS + 5)
+        answers = publish(world.space.retained, [one("a", b"kept"), one("b", b"gone", utc.now + 10)])
+        assert world.one.commit() is ACCEPTED
+        assert answers.outcomes == [ACCEPTED] * 2
+        answers = publish(world.space.retained, [one("a", b"refused" * 5), one("b", b"", qos=1)])
+        assert answers.told == [(0, RETAINED_FULL)]
+        assert world.one.commit() is ACCEPTED
+        assert answers.told[1:] == [(1, ACCEPTED)]
+        world.space.retained.keep(one("c", b"old", utc.now + 10))
+        assert world.one.commit() is ACCEPTED
+        utc.now += 10
+        if not restart:
+            world.space.expire(0.0)
+            assert world.one.commit() is ACCEPTED
+            assert b"old" not in crashes.last.bodies
+    with World(tmp_path, crashes=crashes) as world:
+        assert bodies(world.space.retained) == {"a": b"kept"}
+        assert world.one.commit() is ACCEPTED
+    assert crashes.last.bodies == {b"kept"}
+    crashes.check()
+
+
+def test_replicas_free_places_by_the_time_of_the_record_that_needs_one(utc: Utc) -> None:
+    """So that all of them retain the same, whatever their clocks say."""
+    retained = EngineRetained("n", lambda message: None, messages_max=1, octets_max=1 << 20, store=None)
+    utc.now += 1e6
+    retained.apply(one("a", expires=1_000.0), 0, origin=-1, written=900_000)
+    retained.tick()
+    assert set(bodies(retained)) == {"a"}
+    retained.apply(one("b"), 1, origin=-1, written=999_000)
+    assert set(bodies(retained)) == {"a"}
+    retained.apply(one("c"), 2, origin=-1, written=1_000_000)
+    assert set(bodies(retained)) == {"c"}
+    assert [origin for _, origin in retained.due(0.0, 1)] == [2]
