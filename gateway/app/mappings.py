@@ -75,6 +75,7 @@ class MappingFiles:
         self._ids = message_ids()
         self.refused = ""  # why the files were not taken when they were read last
         self._in_force: dict[str, str] = {}  # texts by file, of the routes in force
+        self._routed = False  # there are any
 
     def load(self) -> Router:
         """The routes of the files as they are now, to be put in force. Raises ConfigurationError."""
@@ -86,6 +87,7 @@ class MappingFiles:
             raise
         self.refused = ""
         self._in_force = {one.file: one.text for one in mappings}
+        self._routed = bool(router.routes)
         return router
 
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
@@ -115,7 +117,7 @@ class MappingFiles:
         )
         if refused := refused_routes(router.routes, given):
             raise _all(refused)
-        if self._in_force and not drafts and not router.routes:
+        if self._routed and not drafts and not router.routes:
             raise MappingError("there are no routes any more; restart the gateway if that is meant")
         return router, mappings
 

@@ -136,3 +136,13 @@ def test_all_files_of_a_folder_never_vanish(tmp_path: Path) -> None:
     one.unlink()
     with pytest.raises(MappingError, match="no routes any more"):
         files.load()
+
+
+def test_no_routes_may_stay_none(tmp_path: Path) -> None:
+    """As with the shipped file, and listeners of one protocol alone."""
+    path = tmp_path / "m.yaml"
+    path.write_text(ROUTE.replace("NAME", "first") + "    optional: true\n")
+    mqtt = settings_of().listeners["mqtt"]
+    files = MappingFiles(settings_of(listeners={"mqtt": mqtt}, mappings=[str(path)]), b"")
+    assert not files.load().routes
+    assert not files.load().routes
