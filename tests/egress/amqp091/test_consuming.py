@@ -366,3 +366,32 @@ async def test_a_queue_that_is_not_wanted_is_left_when_its_messages_are_answered
 async def test_prefetch_is_what_the_settings_say(one: LinkRig) -> None:
     asked = {method.prefetch_count for method in one.world.heard if isinstance(method, BasicQos)}
     assert asked == {50}
+
+
+async def test_what_a_full_disk_released_leaves_no_trace_when_it_is_accepted(
+    one: LinkRig, shelf: Shelf
+) -> None:
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    shelf.outcome = FULL
+    consume(one, "commands", EVENTS, b"a", b"b")
+    assert one.session.held_back.on, "it is known by which route to try again"
+    shelf.outcome = ACCEPTED
+    one.tick()
+    assert shelf.accepted == [b"a", b"b"]
+    assert (one.session.held_back.on, one.session.held_back._undone) == (False, {})
+
+
+async def test_what_is_held_back_takes_the_routes_of_a_new_mapping(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    router = routed(tmp_path, MAPPING.replace("name: commands", "name: renamed"))
+    one.dispatcher.use(router)
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.move()
+    shelf.outcome = ACCEPTED
+    await trio.sleep(2)
+    one.tick()
+    assert shelf.accepted == [b"a"]
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
