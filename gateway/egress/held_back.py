@@ -122,10 +122,15 @@ class HeldBack(Generic[R]):
         self._undone[id(message)] = message, routes
         self.on = True
 
+    def try_all(self, receipt: R) -> bool:
+        """Return True if some route has released a message that another has rejected. All of them are tried
+        again then: the source cannot be told of the one without the other losing the message."""
+        return self._undone.pop(id(self._message_of(receipt)), None) is not None
+
     def left_of(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
         """Return what is left of an entry: the routes that have not accepted the message. If a reload has
         renamed or removed all of them, that is every route."""
-        undone = self._undone.get(id(self._message_of(receipt)))
+        undone = self._undone.pop(id(self._message_of(receipt)), None)
         if undone is None:
             return entry
         left = entry.by_routes(undone[1])

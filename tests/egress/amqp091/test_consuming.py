@@ -395,3 +395,32 @@ async def test_what_is_held_back_takes_the_routes_of_a_new_mapping(
     one.tick()
     assert shelf.accepted == [b"a"]
     assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+
+
+async def test_a_rejection_waits_until_the_other_route_has_accepted(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The broker can be told once: then it would drop what the other route has only released."""
+    copies = """
+  - name: copies
+    from: {endpoint: erp, queue: commands}
+    to: {endpoint: crm, topic: "copies/{routing_key...}"}
+"""
+    router = routed(tmp_path, MAPPING + copies, crm="mqtt")
+    dispatcher = Dispatcher(router, DeadLetters())
+    one = LinkRig(dispatcher, prefetch=50)
+    shelf, other = Shelf(), Shelf()
+    dispatcher.namespaces |= {"mqtt": shelf, "crm": other, "erp": one.session}
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.connect()
+    shelf.outcome, other.outcome = DROPPED, BUSY
+    consume(one, "commands", EVENTS, b"a")
+    assert one.world.nacks == []
+    other.outcome = ACCEPTED
+    await trio.sleep(2)
+    one.tick()
+    one.move()
+    assert other.accepted == [b"a"]
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
+    assert one.session.idle
+    assert not one.session.held_back.on
