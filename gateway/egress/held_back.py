@@ -40,7 +40,8 @@ class Line(Generic[R]):
 
 
 class HeldBack(Generic[R]):
-    """The receipts of one link that wait for a target. `on`: there are some."""
+    """The receipts of one link that wait for a target. `on`: there are some, or it is known of some which
+    routes are to have them."""
 
     def __init__(
         self, message_of: Callable[[R], Message], jitter: Callable[[], float] = random.random
@@ -52,7 +53,8 @@ class HeldBack(Generic[R]):
         self._lines: dict[Hashable, Line[R]] = {}
         # On their way again, by the id of the message: line, number, and the receipt, which keeps the id.
         self._tried: dict[int, tuple[Line[R], int, R]] = {}
-        self._undone: dict[int, frozenset[str]] = {}  # the routes that have not accepted a message, likewise
+        # The only routes that have not accepted a message, likewise, and the message, which keeps the id.
+        self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
 
     def __len__(self) -> int:
         """Return how many messages wait, without those that are on their way again."""
@@ -93,15 +95,14 @@ class HeldBack(Generic[R]):
         key = id(self._message_of(receipt))
         self._undone.pop(key, None)
         tried = self._tried.pop(key, None)
-        if tried is None:
-            return
-        line = tried[0]
-        line.in_flight -= 1
-        if by_target:
-            line.backoff.accepted(1)
-        if not line.waiting and not line.in_flight and self._lines.get(line.key) is line:
-            del self._lines[line.key]
-            self.on = bool(self._lines)
+        if tried is not None:
+            line = tried[0]
+            line.in_flight -= 1
+            if by_target:
+                line.backoff.accepted(1)
+            if not line.waiting and not line.in_flight and self._lines.get(line.key) is line:
+                del self._lines[line.key]
+        self.on = bool(self._lines or self._undone)
 
     def due(self, now: Monotonic) -> list[R]:
         """Return the receipts that are to be tried now, in order. Each is settled or released in the end."""
@@ -117,12 +118,23 @@ class HeldBack(Generic[R]):
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
         """Note the only routes that have not accepted a message."""
-        self._undone[id(self._message_of(receipt))] = routes
+        message = self._message_of(receipt)
+        self._undone[id(message)] = message, routes
+        self.on = True
+
+    def try_all(self, receipt: R) -> bool:
+        """Return True if some route has released a message that another has rejected. All of them are tried
+        again then: the source cannot be told of the one without the other losing the message."""
+        return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
     def left_of(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
-        """Return what is left of an entry: the routes that have not accepted the message."""
-        undone = self._undone.get(id(self._message_of(receipt)))
-        return entry if undone is None else entry.by_routes(undone)
+        """Return what is left of an entry: the routes that have not accepted the message. If a reload has
+        renamed or removed all of them, that is every route."""
+        undone = self._undone.pop(id(self._message_of(receipt)), None)
+        if undone is None:
+            return entry
+        left = entry.by_routes(undone[1])
+        return left if left.plan.branches else entry
 
     def give_up(self) -> list[R]:
         """Forget all, and return the receipts that waited: their messages are sent again by their broker."""

@@ -130,7 +130,9 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
         if self.dispatcher.memory.short:
             return
         for receipt in self.held.due():
-            if receipt[0].live and not self.held_back.behind(self.line_of(receipt), receipt):
+            if not receipt[0].live:
+                self.held_back.settled(receipt, by_target=False)
+            elif not self.held_back.behind(self.line_of(receipt), receipt):
                 self.retry(receipt, self.batch)
         self.send_held_back(Monotonic(now))
 

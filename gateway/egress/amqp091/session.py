@@ -508,7 +508,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if refused:
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]
-                if outcome.verdict is Verdict.RELEASED:
+                if outcome.verdict is Verdict.RELEASED or self.held_back.try_all(receipts[at]):
                     self.released(receipts[at], outcome)
                 else:
                     consumer.rejected(tag)

@@ -312,7 +312,7 @@ class MqttLinkReceiver:
         """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
         the message becomes a dead letter and is acknowledged: it would only block those behind it."""
         connection, packet_id, qos, message = receipt
-        if outcome.verdict is Verdict.RELEASED:
+        if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
                 self._held_back.settled(receipt, by_target=False)
                 self._held.refused(receipt)  # it is tried again, with what came behind it, when there is some

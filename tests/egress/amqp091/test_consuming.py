@@ -366,3 +366,61 @@ async def test_a_queue_that_is_not_wanted_is_left_when_its_messages_are_answered
 async def test_prefetch_is_what_the_settings_say(one: LinkRig) -> None:
     asked = {method.prefetch_count for method in one.world.heard if isinstance(method, BasicQos)}
     assert asked == {50}
+
+
+async def test_what_a_full_disk_released_leaves_no_trace_when_it_is_accepted(
+    one: LinkRig, shelf: Shelf
+) -> None:
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    shelf.outcome = FULL
+    consume(one, "commands", EVENTS, b"a", b"b")
+    assert one.session.held_back.on, "it is known by which route to try again"
+    shelf.outcome = ACCEPTED
+    one.tick()
+    assert shelf.accepted == [b"a", b"b"]
+    assert (one.session.held_back.on, one.session.held_back._undone) == (False, {})
+
+
+async def test_what_is_held_back_takes_the_routes_of_a_new_mapping(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    router = routed(tmp_path, MAPPING.replace("name: commands", "name: renamed"))
+    one.dispatcher.use(router)
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.move()
+    shelf.outcome = ACCEPTED
+    await trio.sleep(2)
+    one.tick()
+    assert shelf.accepted == [b"a"]
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+
+
+async def test_a_rejection_waits_until_the_other_route_has_accepted(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The broker can be told once: then it would drop what the other route has only released."""
+    copies = """
+  - name: copies
+    from: {endpoint: erp, queue: commands}
+    to: {endpoint: crm, topic: "copies/{routing_key...}"}
+"""
+    router = routed(tmp_path, MAPPING + copies, crm="mqtt")
+    dispatcher = Dispatcher(router, DeadLetters())
+    one = LinkRig(dispatcher, prefetch=50)
+    shelf, other = Shelf(), Shelf()
+    dispatcher.namespaces |= {"mqtt": shelf, "crm": other, "erp": one.session}
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.connect()
+    shelf.outcome, other.outcome = DROPPED, BUSY
+    consume(one, "commands", EVENTS, b"a")
+    assert one.world.nacks == []
+    other.outcome = ACCEPTED
+    await trio.sleep(2)
+    one.tick()
+    one.move()
+    assert other.accepted == [b"a"]
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
+    assert one.session.idle
+    assert not one.session.held_back.on
