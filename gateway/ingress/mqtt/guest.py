@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from mypy_extensions import trait
-
 from gateway.broker.routing import RoutingEntry
 from gateway.ingress.guest import Guest
 from gateway.model.message import Message, Sender
@@ -14,22 +12,7 @@ from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-@trait
-class Publisher:
-    """Whoever published a message with a receipt, and hears what became of it."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
-
-    @abstractmethod
-    def refused(self, receipt: Told, outcome: Outcome) -> None:
-        """A target did not take the message."""
-
-
-class MqttGuest(Guest, Publisher):
+class MqttGuest(Guest):
     """The owner of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
@@ -44,13 +27,20 @@ class MqttGuest(Guest, Publisher):
         """The protocol machine counts them."""
         return self.machine
 
+    # What the source tells of published messages.
+
+    @abstractmethod
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+
+    @abstractmethod
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A target did not take the message."""
+
     @abstractmethod
     def taken_over(self, *, patient: bool = False) -> None:
         """Another connection has come with the same client identifier (3.1.4). `patient`: a goodbye that is
         on its way may come first."""
 
 
-Told = tuple[Publisher, int, int, Message, RoutingEntry]
-"""Publisher, packet id, QoS, message, entry: by which a message is answered."""
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
-"""The same, of a client."""
