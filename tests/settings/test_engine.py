@@ -70,9 +70,7 @@ def test_a_protocol_may_be_for_the_embedded_broker(tmp_path: Path, monkeypatch: 
 
 def test_clients_of_amqp_connect_to_the_cluster(tmp_path: Path) -> None:
     text = RABBIT + "listeners: {a: {protocol: amqp091, port: 5673}, m: {protocol: mqtt}}\n"
-    with pytest.raises(
-        ConfigurationError, match=r"listeners\.a: protocol amqp091 is for the embedded"
-    ):
+    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqp091 is for the embedded"):
         load(tmp_path, text)
     assert load(tmp_path, RABBIT).endpoints() == {"mqtt": "mqtt"}
 

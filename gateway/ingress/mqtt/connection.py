@@ -26,7 +26,7 @@ from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
-from gateway.ingress.mqtt.guest import Receipt, Told
+from gateway.ingress.mqtt.guest import Receipt
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import (
     NOT_TEXT,
@@ -407,7 +407,7 @@ class MqttConnection(AdmittedGuest):
         else:
             session.outlet.send_received(packet_id)
 
-    def refused(self, receipt: Told, outcome: Outcome) -> None:
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
         """A target did not take the message: MQTT 5 has words for it, older versions are tried again, or have
         made a dead letter."""
         _, packet_id, qos, _, _ = receipt
@@ -430,14 +430,14 @@ class MqttConnection(AdmittedGuest):
             self._try_again(receipt, outcome)
 
     @staticmethod
-    def _given_up(receipt: Told, outcome: Outcome) -> bool:
+    def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
         """Return True if no route that the message took asks for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
             branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
 
-    def _try_again(self, receipt: Told, outcome: Outcome) -> None:
+    def _try_again(self, receipt: Receipt, outcome: Outcome) -> None:
         """Publish a message once more, later; its client waits."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
@@ -453,7 +453,7 @@ class MqttConnection(AdmittedGuest):
             return False
         return outcome.reason in FINAL or not retries
 
-    def _forget_incoming(self, receipt: Told) -> None:
+    def _forget_incoming(self, receipt: Receipt) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from mypy_extensions import trait
-
 from gateway.broker.routing import RoutingEntry
 from gateway.ingress.guest import Guest
 from gateway.model.message import Message, Sender
@@ -14,27 +12,7 @@ from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-@trait
-class Publisher:
-    """Whoever published a message with a receipt, and hears what became of it."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
-
-    @abstractmethod
-    def refused(self, receipt: Told, outcome: Outcome) -> None:
-        """A target did not take the message."""
-
-    @abstractmethod
-    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if the publisher cannot be told that a route rejects a message, so that the route has
-        to keep it. `retries`: the route asks for another attempt."""
-
-
-class MqttGuest(Guest, Publisher):
+class MqttGuest(Guest):
     """The owner of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
@@ -49,6 +27,21 @@ class MqttGuest(Guest, Publisher):
         """The protocol machine counts them."""
         return self.machine
 
+    # What the source tells of published messages.
+
+    @abstractmethod
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+
+    @abstractmethod
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A target did not take the message."""
+
+    @abstractmethod
+    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
+        """Return True if the client cannot be told that a route rejects a message, so that the route has to
+        keep it. `retries`: the route asks for another attempt."""
+
     @abstractmethod
     def not_served(self, why: str) -> None:
         """Turn away a client whose CONNECT has not been answered yet, for now (0x88; 3: code 3)."""
@@ -59,7 +52,4 @@ class MqttGuest(Guest, Publisher):
         on its way may come first."""
 
 
-Told = tuple[Publisher, int, int, Message, RoutingEntry]
-"""Publisher, packet id, QoS, message, entry: by which a message is answered."""
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
-"""The same, of a client."""

@@ -26,7 +26,7 @@ from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
-from gateway.ingress.mqtt.guest import MqttGuest, Publisher, Receipt, Told
+from gateway.ingress.mqtt.guest import MqttGuest, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
@@ -121,13 +121,18 @@ class MqttIngress(ListenerSource):
     # What batches ask: this is their source.
 
     def settle(
-        self, receipts: list[Told | None], refused: dict[int, Outcome] | None, received: Monotonic
+        self,
+        receipts: list[Receipt | SentWill | None],
+        refused: dict[int, Outcome] | None,
+        received: Monotonic,
     ) -> None:
         """Each receipt's client hears what became of its message."""
         for at, receipt in enumerate(receipts):
             if receipt is None:
                 continue
-            if refused is not None and at in refused:
+            if isinstance(receipt, SentWill):
+                receipt.settled(None if refused is None else refused.get(at))
+            elif refused is not None and at in refused:
                 receipt[0].refused(receipt, refused[at])
             else:
                 receipt[0].accepted(receipt[1], receipt[2])
@@ -327,12 +332,19 @@ class MqttIngress(ListenerSource):
         batch.untold = self._is_untold
         return batch
 
-    def _is_untold(self, receipt: Told | None, retries: bool, outcome: Outcome) -> bool:
+    def _is_untold(self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome) -> bool:
         """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
-        if receipt is None or not receipt[0].is_untold(retries, outcome):
+        if receipt is None:
             return False
-        self.tell_refused(receipt[3], outcome)
-        return True
+        if isinstance(receipt, SentWill):
+            untold = outcome.reason in FINAL or not retries
+            message = receipt.message
+        else:
+            untold = receipt[0].is_untold(retries, outcome)
+            message = receipt[3]
+        if untold:
+            self.tell_refused(message, outcome)
+        return untold
 
     def bury(
         self,
@@ -419,18 +431,17 @@ class MqttIngress(ListenerSource):
         except RouteRefused as error:
             self.denied(sender, "will", will.topic, str(error))
             return
-        sent = SentWill(self, will, sender, principal)
+        sent = SentWill(self, will, message, principal)
         if not self.ends_here(entry):
             sent.keep()
         try:
-            receipt = (sent, 0, will.qos, message, entry)
-            taken = self.dispatcher.publish(self.begun_batch(), entry, message, receipt)
+            taken = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
         except RemoteProtocolError:  # nobody can publish it, after a restart neither
-            sent.accepted(0, will.qos)
+            sent.settled(None)
             raise
         if not taken:
             self.unclaimed(entry, message, None)
-            sent.accepted(0, will.qos)
+            sent.settled(None)
         self.turn_done()
 
     async def _publish_will_later(
@@ -445,46 +456,50 @@ class MqttIngress(ListenerSource):
         log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))
 
 
-class SentWill(Publisher):
-    """The publisher of a will whose client is gone: keeps its record until the message is settled.
+class SentWill:
+    """The receipt of a will, whose client is gone: keeps its record until the message is settled.
 
     A will that is not taken for now is published again when the clock next ticks; one that is refused for
     good is a dead letter.
     """
 
-    __slots__ = ("_ingress", "_key", "_principal", "_sender", "_will")
+    __slots__ = ("_ingress", "_key", "_principal", "_will", "message")
 
-    def __init__(self, ingress: MqttIngress, will: Will, sender: Sender, principal: Principal | None) -> None:
+    def __init__(
+        self,
+        ingress: MqttIngress,
+        will: Will,
+        message: Message,
+        principal: Principal | None,
+    ) -> None:
         self._ingress = ingress
         self._will = will
-        self._sender = sender
+        self.message = message
         self._principal = principal
         self._key = ""
 
     def keep(self) -> None:
         """Record the will, so that it is published again if this process ends before it is settled."""
-        namespace = self._ingress.namespace
-        self._key = namespace.new_will_key(self._sender.client)
-        namespace.keep_will(self._key, self._will, self._sender)
+        namespace, sender = self._ingress.namespace, self.message.sender
+        self._key = namespace.new_will_key(sender.client)
+        namespace.keep_will(self._key, self._will, sender)
 
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """The message is safe."""
-        if self._key:
-            self._ingress.namespace.forget_will(self._key)
-
-    def is_untold(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to keep the will: its client is gone."""
-        return outcome.reason in FINAL or not retries
-
-    def refused(self, receipt: Told, outcome: Outcome) -> None:
-        """Publish it again, or make it a dead letter."""
-        ingress, will = self._ingress, self._will
-        ingress.tell_refused(receipt[3], outcome)
+    def settled(self, outcome: Outcome | None) -> None:
+        """Forget the record of a will that was accepted (`outcome` None); publish it again, or make it a dead
+        letter."""
+        if outcome is None:
+            self._forget()
+            return
+        ingress, message = self._ingress, self.message
+        ingress.tell_refused(message, outcome)
         if outcome.verdict is Verdict.REJECTED:
-            then = partial(self.accepted, 0, will.qos)
-            ingress.bury(receipt[3], outcome, then, partial(self.refused, receipt))
+            ingress.bury(message, outcome, self._forget, self.settled)
             return
         if not self._key:
             self.keep()
-        publish = partial(ingress.publish_will, will, self._sender, self._principal)
+        publish = partial(ingress.publish_will, self._will, message.sender, self._principal)
         ingress.namespace.delay_will(self._key, OVERDUE, publish)
+
+    def _forget(self) -> None:
+        if self._key:
+            self._ingress.namespace.forget_will(self._key)
