@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final
 
+import pika
 import pytest
 from pika.exceptions import NackError
 
@@ -172,6 +173,27 @@ def test_a_full_queue_with_the_right_refuses(right: str) -> None:
         rejecting_queue(gateway, stack)
         assert publish_by_mqtt(gateway, Version.V5) == [0] + [QUOTA] * (MESSAGES - 1)
         assert publish_by_amqp(gateway) == [QUOTA] * MESSAGES
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_is_repeated_only_to_who_has_not_accepted_it(qos: int) -> None:
+    """An MQTT 3.1.1 client cannot hear that a queue is full, so its message is tried again until that has
+    room. The subscriber beside the queue gets it once."""
+    with gateway_with(roles=False) as gateway, ExitStack() as stack:
+        rejecting_queue(gateway, stack)
+        subscriber = healthy(gateway, stack)
+        channel = stack.enter_context(closing(amqp(gateway, "writer"))).channel()
+        channel.basic_publish("amq.topic", "plant.b", b"0", pika.BasicProperties(delivery_mode=2))
+        assert bodies(subscriber, 1) == [0]
+        client, _ = connect(gateway, "writer", version=Version.V311, user=("writer", PASSWORD.encode()))
+        stack.enter_context(client)
+        client.publish("plant/a", b"1", qos, 1)
+        gateway.until(lambda: sum(route.retried for route in gateway.gateway.dispatcher.router.routes) > 1)
+        assert channel.basic_get("own", auto_ack=True)[2] == b"0"
+        assert client.acked(PacketType.PUBACK if qos == 1 else PacketType.PUBREC)[0] == 1
+        assert channel.basic_get("own", auto_ack=True)[2] == b"1"
+        assert bodies(subscriber, 1) == [1]
+        assert subscriber.quiet()
 
 
 def test_whoever_names_the_queue_hears_that_it_is_full() -> None:

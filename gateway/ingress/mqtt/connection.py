@@ -442,9 +442,19 @@ class MqttConnection(AdmittedGuest):
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.doubt(packet_id)
+        self._needed_retries().add(receipt, outcome, self._ingress.now())
+
+    def _needed_retries(self) -> Retries:
         if self._retries is None:
             self._retries = Retries(self._ingress.disk_healthy)
-        self._retries.add(receipt, outcome, self._ingress.now())
+        return self._retries
+
+    def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+        if not self.gone and self.machine.state is State.OPEN and self.machine.version < Version.V5:
+            self._needed_retries().note_undone(packet_id, routes)
+
+    def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+        return entry if self._retries is None else self._retries.left_of(packet_id, entry)
 
     def is_untold(self, retries: bool, outcome: Outcome) -> bool:
         """Return True if the client cannot be told that a route rejects what it published, and waits for an

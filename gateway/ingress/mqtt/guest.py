@@ -43,6 +43,14 @@ class MqttGuest(Guest):
         keep it. `retries`: the route asks for another attempt."""
 
     @abstractmethod
+    def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+        """The routes of these names alone have not accepted a message, and take it for now."""
+
+    @abstractmethod
+    def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+        """Return what is left of an entry for a message that is tried again: who has not accepted it."""
+
+    @abstractmethod
     def not_served(self, why: str) -> None:
         """Turn away a client whose CONNECT has not been answered yet, for now (0x88; 3: code 3)."""
 

@@ -219,6 +219,7 @@ class MqttIngress(ListenerSource):
             then = partial(connection.accepted, packet_id, qos)
             self.bury(message, NOT_ALLOWED, then, partial(connection.refused, receipt))
             return
+        entry = connection.left_of(packet_id, entry)
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
@@ -330,7 +331,14 @@ class MqttIngress(ListenerSource):
         """Return an empty batch, whose routes keep what a client cannot be told of."""
         batch = super().new_batch()
         batch.untold = self._is_untold
+        batch.undone = self._note_undone
         return batch
+
+    @staticmethod
+    def _note_undone(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
+        """Have a message that is tried again go to the routes that have not accepted it."""
+        if receipt is not None and not isinstance(receipt, SentWill):
+            receipt[0].note_undone(receipt[1], routes)
 
     def _is_untold(self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome) -> bool:
         """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
