@@ -216,8 +216,8 @@ class Rights:
         return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Whether it is given on that topic exchange with that routing key; None: with every key, which an
-        authorizer is asked about as `#`."""
+        """Return whether `permission` is given on a topic exchange with a routing key. None stands for every
+        key, which an authorizer is asked about as `#`."""
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")

@@ -83,7 +83,7 @@ class AmqpGrant(NamedTuple):
         return found is not None and found.search(name) is not None
 
     def allows_key(self, permission: str, exchange: str, key: str | None) -> bool:
-        """Whether it is given on that topic exchange with that routing key; None: with every key."""
+        """Return True if `permission` is given on a topic exchange with a routing key (None: every key)."""
         if not self.allows(permission, exchange):
             return False
         found = self.key

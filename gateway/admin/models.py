@@ -483,8 +483,8 @@ class Refused(Row):
 
 
 class Redriven(Row):
-    """What became of dead letters that were published again. `redriven`: those that the target accepted,
-    which are deleted."""
+    """Result of redriving dead letters. `redriven` counts those that the target accepted, which are
+    deleted."""
 
     redriven: int
     left: list[Refused]

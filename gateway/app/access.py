@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """What became of the users when others were put in force: how many there are, and who is gone."""
+    """Result of replacing the users: how many there are now, and the names of those who were removed."""
 
     total: int
     gone: frozenset[str]

@@ -31,7 +31,7 @@ def everybody_may_hold(user: str | None) -> bool:
 
 
 class FullQueues:
-    """What all queues of a gateway share for when they are full: whose may hold publishers, and counts."""
+    """Rights and counters of full queues, shared by all queues of a gateway."""
 
     __slots__ = ("dropped", "may_hold", "refused")
 

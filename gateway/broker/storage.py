@@ -297,7 +297,7 @@ class QueueStorage(PagedLog):
             self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """These need not survive any longer than it takes to write what is published in this wake-up."""
+        """Settle these messages in the transaction that writes what is published in this wake-up."""
         self._store.settle_beside(self.log, positions)
 
     def refill(self) -> bool:

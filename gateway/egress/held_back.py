@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class Line(Generic[R]):
-    """What waits for the same routes. `waiting` is a heap, by numbers in the order of arrival."""
+    """Messages that wait for the same routes. `waiting` is a heap, by numbers in the order of arrival."""
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
 

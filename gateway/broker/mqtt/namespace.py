@@ -399,7 +399,7 @@ class MqttNamespace:
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, told: Told, outcome: Outcome
     ) -> None:
-        """Another session owes the message, or the disk does not take it there."""
+        """Hear whether another session owes the message now, or the disk did not take it there."""
         told(outcome)
         if outcome is not ACCEPTED:
             if ended:

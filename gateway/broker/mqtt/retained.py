@@ -173,7 +173,7 @@ class Retained:
                 self._forgotten(message)
 
     def _forgotten(self, message: Message) -> None:
-        """It has expired, and is in memory no more."""
+        """Delete an expired message from the store; it is no longer in memory."""
         if self._store is not None:
             self._store.delete(KIND, message.address.wire)
 

@@ -618,7 +618,7 @@ class Session:
         return UNKEPT
 
     def _forget_in_flight(self, packet_id: int, row: Row) -> None:
-        """Another session owes it."""
+        """Forget a message in flight, which another session owes now."""
         self.finish(packet_id)
 
     def leave(self) -> Log | None:

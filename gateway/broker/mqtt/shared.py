@@ -113,4 +113,4 @@ class SharedGroup:
 
 
 def _nobody(outcome: Outcome) -> None:
-    """Nobody waits for it."""
+    """Ignore the outcome: no publisher waits for it."""

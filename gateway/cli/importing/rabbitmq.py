@@ -87,7 +87,7 @@ def _is_stream(queue: dict[str, Any]) -> bool:
 
 
 def _is_bound(binding: dict[str, Any], queues: Container[tuple[Any, Any]]) -> bool:
-    """Whether a binding leads to one of these queues, by virtual host and name."""
+    """Return True if a binding leads to one of these queues, by virtual host and name."""
     return (
         binding.get("destination_type", "queue") == "queue"
         and (binding.get("vhost"), binding.get("destination")) in queues
