@@ -113,7 +113,7 @@ def filled(gateway: Running, client: httpx.Client) -> Iterator[httpx.Client]:
     subscriber.publish("x/kept", b"kept", 1, retain=True).wait_for_publish(10)
     subscriber.publish("up/t", b"21.5", 1).wait_for_publish(10)
     gateway.until(lambda: len(gateway.gateway.mqtt.retained) == 1)
-    gateway.ask(lambda: gateway.gateway.fast_hosts.partials.claim("/", "slow", b"head", 1_000))
+    gateway.ask(lambda: gateway.gateway.fast_hosts.partials.claim("/", "guest", "slow", b"head", 1_000))
     lost = Message(topic_address("lost/t"), b"lost", sender=Sender("mqtt", "c1", "ann"))
     outcome = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
     gateway.ask(lambda: gateway.gateway.dead_letters.add([lost], "up", outcome))

@@ -37,18 +37,13 @@ class Replica(Running):
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
         *,
-        amqp: dict[str, Any] | None = None,
         fast: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """`amqp`, `fast`: keys of a listener for AMQP, and AMQP/Fast; `settings`: other parts."""
+        """`fast`: keys of a listener for AMQP/Fast; `settings`: other parts."""
         urls = (url,) if isinstance(url, str) else url
         listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0)}
-        if amqp is not None:
-            listeners["amqp091"] = make_listener(
-                **{"protocol": "amqp091", "host": LOOPBACK, "port": 0} | amqp
-            )
         if fast is not None:
             own = {"protocol": "amqpfast", "host": LOOPBACK, "port": 0, "negotiation_pause_secs": 0.0}
             listeners["amqpfast"] = make_listener(**own | fast)

@@ -15,6 +15,7 @@ import trio.testing
 from gateway.app.topics import common_of, topics_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.shares import DefinitionShares
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -27,13 +28,14 @@ from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.engine import RabbitEngine
 from gateway.telemetry.stats import LinkStats
-from tests.configured import make_link
+from tests.configured import make_link, make_listener
 from tests.egress.amqp091.remote import Remote, World
 from tests.egress.queue_rig import NotedStatus, QueueRig
 from tests.interop.gateway_fixture import settings_of
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
+LISTENERS: Final = {"mqtt": make_listener(protocol="mqtt"), "amqpfast": make_listener(protocol="amqpfast")}
 ENGINE: Final = RabbitEngine(engine="rabbitmq", urls=("amqp://remote",), namespace="endings")
 
 
@@ -80,14 +82,16 @@ def status() -> LinkStatus:
 
 
 def topics() -> Any:
-    settings = settings_of(broker=ENGINE, replica="one")
-    _, engine = topics_of(settings, dispatcher(), None, lambda: None, ClusterClock())
+    settings = settings_of(broker=ENGINE, replica="one", listeners=LISTENERS)
+    _, engine = topics_of(
+        settings, dispatcher(), None, lambda: None, lambda user: True, DefinitionShares(), ClusterClock()
+    )
     assert engine is not None
     return engine
 
 
 def logs() -> Any:
-    common = common_of(settings_of(broker=ENGINE, replica="one"), ClusterClock())
+    common = common_of(settings_of(broker=ENGINE, replica="one", listeners=LISTENERS), ClusterClock())
     assert common is not None
     return common.session
 
