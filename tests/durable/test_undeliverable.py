@@ -1,7 +1,8 @@
-"""What no consumer can be told is a dead letter: acknowledged to its sender, and there after `kill -9`.
+"""Messages that a consumer cannot receive: acknowledged to their sender, and still there after `kill -9`.
 
-The gateway is killed as soon as the last message was acknowledged. Each message is then where it waited, or
-among the dead letters, and never nowhere.
+A message that no consumer of a session can decode is a dead letter. A message that does not fit the frames of
+one consumer stays in its queue for others. The gateway is killed as soon as the last message was
+acknowledged; each message is then where it waited, or among the dead letters, and never nowhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import pytest
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Confirms
-from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.properties import encode_property
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
@@ -110,11 +110,9 @@ def fast_queue(gateway: GatewayProcess) -> Iterator[set[bytes]]:
     with Fast(gateway, frame_max=FRAME_MAX).open() as consumer:
         consumer.consume(consumer.handle("q"))
         yield set()
-    with Fast(gateway).open() as browser:
-        handle = browser.handle("q")
-        ids, _ = browser.index(handle)
-        browser.say(*[f.HandleBrowse(handle, 0, number) for number in ids])
-        yield set(browser.bodies(len(ids)))
+    with Fast(gateway).open() as other:
+        other.consume(other.handle("q"))
+        yield set(other.bodies(COUNT - len(letters(gateway))))
 
 
 def session(gateway: GatewayProcess) -> Iterator[set[bytes]]:
@@ -149,4 +147,7 @@ def test_what_cannot_be_delivered_is_somewhere(gateway: GatewayProcess, target: 
         publish(gateway)
         gateway.restart()
         assert next(waiting) | letters(gateway) == set(BODIES)
-        assert letters(gateway), "some had been tried by then"
+        if target == "mqtt":
+            assert letters(gateway), "some had been tried by then"
+        else:
+            assert not letters(gateway), "another consumer could take them"

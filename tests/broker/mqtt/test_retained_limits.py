@@ -150,7 +150,14 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
 
 def test_replicas_free_places_by_the_time_of_the_record_that_needs_one(utc: Utc) -> None:
     """So that all of them retain the same, whatever their clocks say."""
-    retained = EngineRetained("n", lambda message: None, messages_max=1, octets_max=1 << 20, store=None)
+    retained = EngineRetained(
+        "n",
+        lambda message: None,
+        messages_max=1,
+        octets_max=1 << 20,
+        store=None,
+        utc=lambda: float(utc.now),
+    )
     utc.now += 1e6
     retained.apply(one("a", expires=1_000.0), 0, origin=-1, written=900_000)
     retained.tick()

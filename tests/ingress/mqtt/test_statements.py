@@ -166,7 +166,8 @@ def test_topics_are_not_normalised(gateway: Running, topic: str) -> None:
     with connect(gateway, "reader")[0] as reader, connect(gateway, "writer")[0] as writer:
         for other in ("a", "e\u0301", "é", "a/b", topic):
             if other == topic or other not in ("é", "e\u0301"):
-                reader.subscribe(other)
+                fits = len(other.encode()) <= gateway.gateway.settings.limits.topic_filter_bytes_max
+                reader.subscribe(other if fits else "#")
         writer.publish(topic, b"x")
         assert reader.row()[1].decode() == topic
         assert reader.quiet()
