@@ -115,7 +115,7 @@ def test_new_segment_files_cost_no_session_and_no_retained_message(
 
 def test_a_log_that_was_cut_is_read_from_its_beginning(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """A replica that was away meanwhile forgets what it knew, and has what the log still says."""
-    name = "cut-log"
+    name = "cutlog"
     small: dict[str, Any] = {
         **STATE,
         "state_bytes_max": 4 * SEGMENT,
