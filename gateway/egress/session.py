@@ -126,7 +126,7 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
             batch.send()
 
     def tick(self, now: float) -> None:
-        """What waits for the disk is tried again, when it has recovered, and what waits for a target."""
+        """Try again the messages that wait for the disk, once it has recovered, or for a target."""
         if self.dispatcher.memory.short:
             return
         for receipt in self.held.due():

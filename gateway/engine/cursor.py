@@ -25,7 +25,7 @@ GAP_MAX: Final = 8  # offsets from one record to the next; each segment file cos
 
 
 class Placement(Enum):
-    """What one record means to a replica that follows a log."""
+    """Meaning of one record to a replica that follows a log."""
 
     NEW = "new"
     KNOWN = "known"  # or of a consumer whose records no longer count

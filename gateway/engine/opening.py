@@ -40,7 +40,7 @@ class Opening:
         self._answered.set()
 
     def lose(self, why: str) -> None:
-        """There will be none: the client is turned away, and told why."""
+        """Turn the client away with the reason: it gets no session."""
         if not self.coming.guest.stream.closed:
             self.coming.guest.not_served(why)
         self._answered.set()

@@ -159,7 +159,7 @@ class EngineRetained(Retained):
             self._kept_in.delete(self._cleared_kind, topic.encode())
 
     def tick(self) -> None:
-        """What has expired goes when another record needs its place, by the time of that: at all replicas."""
+        """Keep expired messages: a record that needs their place drops them, at all replicas alike."""
 
     def _forgotten(self, message: Message) -> None:
         self._placed.pop(message.address.name, None)

@@ -231,7 +231,7 @@ class MessageReader:
                 return []
             offsets, messages = self._decode(octets)
             return [(at, message.holding(b"")) for at, message in zip(offsets, messages, strict=True)]
-        except Exception:  # the damage is there
+        except Exception:  # the heads are damaged too; the caller reports the row
             return []
 
     def decode_one(self, octets: bytes) -> Message:

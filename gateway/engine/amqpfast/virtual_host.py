@@ -99,7 +99,7 @@ class TopicSink:
 
 
 class Lookup:
-    """Whether the queue of a durable subscription is there, of which nothing else is known; whose it is."""
+    """Lookup of a durable subscription at the cluster: whether its queue exists, and its owner."""
 
     def __init__(self, engine: FastEngineSession, queue: str, user: str | None, arguments: Headers) -> None:
         """`arguments`: with a mark of `user`, None: it does not matter whose the queue is."""

@@ -151,7 +151,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, what, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
-        """The same of a routing key of a topic exchange; None: of every key."""
+        """Check a right on a routing key of a topic exchange; None stands for every key."""
         rights = self.rights
         if rights.unlimited:
             return

@@ -112,8 +112,8 @@ class AmqpGuest(AmqpNewcomer):
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """The same of a routing key of an exchange, None: of every key. It matters if that is a topic
-        exchange."""
+        """Check a right on a routing key of an exchange; None stands for every key. Only topic exchanges
+        have such rights."""
 
     @abstractmethod
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:

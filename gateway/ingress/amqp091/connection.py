@@ -100,8 +100,8 @@ class AmqpConnection(ActingGuest):
     # What it may do.
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """The same of a routing key of an exchange, None: of every key. It matters if that is a topic
-        exchange, or may yet become one."""
+        """Check a right on a routing key of an exchange; None stands for every key. Only topic exchanges, and
+        names that may yet become one, have such rights."""
         if not self.rights.unlimited and exchange:
             found = self.host.exchanges.get(exchange)
             if found is None or found.kind == "topic":
