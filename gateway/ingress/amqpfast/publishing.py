@@ -20,6 +20,7 @@ from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
     Call,
+    Delivery,
     FastChannel,
     FastGuest,
     FastHandle,
@@ -441,45 +442,22 @@ class Publisher:
         """CHANNEL COMMIT, all or nothing: the reply waits until everything that was sent is safe, and what
         was acknowledged is so on disk. When something is refused, nothing is acknowledged.
         """
-        connection = self._connection
         ingress = self._ingress
         entries = self._entries_of(channel)
         if entries is None:
             return
         pending, acknowledged = channel.commit(everything=ingress.commits_all)
-        calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
             ingress.partials.hand_over(partial)
-
-        def answer(outcome: Outcome) -> None:
-            self.unsettled -= 1
-            if channel.silent:
-                return
-            if outcome is ACCEPTED:
-                self._make_calls(calls)
-                connection.machine.reply_channel(channel.number, command.tag)
-                connection.stream.mark()
-            else:
-                _, code = REFUSALS[outcome.reason]
-                connection.close_channel(channel, code, outcome.text)
-
-        def done(outcome: Outcome) -> None:
-            for partial in transferred:
-                ingress.partials.end(partial, taken=outcome is ACCEPTED)
-            if channel.finish(acknowledged, taken=outcome is ACCEPTED):
-                # What is settled is so although the disk is full: it is written when that takes it.
-                ingress.after_commit(lambda written: answer(ACCEPTED))
-            else:
-                answer(outcome)
-
+        commit = _Commit(self, channel, command.tag, acknowledged, transferred)
         self.unsettled += 1
         lasting = any(message.durable for _, message in pending)
         if lasting and not ingress.disk_healthy() and (acknowledged or len(pending) > 1):
             assert ingress.store is not None
-            done(ingress.store.refusal)
+            commit.finish(ingress.store.refusal)
             return
-        join = Join(len(pending) + 1, done)
+        join = Join(len(pending) + 1, commit.finish)
         ingress.begun_batch()
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
@@ -491,6 +469,20 @@ class Publisher:
             ingress.after_commit(join.settled)
         else:
             join.settled(ACCEPTED)
+
+    def answer_commit(self, channel: FastChannel, tag: int, calls: list[Call], outcome: Outcome) -> None:
+        """Reply to a CHANNEL COMMIT, and make its calls to peers when it was accepted."""
+        self.unsettled -= 1
+        if channel.silent:
+            return
+        connection = self._connection
+        if outcome is ACCEPTED:
+            self._make_calls(calls)
+            connection.machine.reply_channel(channel.number, tag)
+            connection.stream.mark()
+        else:
+            _, code = REFUSALS[outcome.reason]
+            connection.close_channel(channel, code, outcome.text)
 
     def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
         """Return where the messages of a transaction go, by the rules and routes as they are now.
@@ -555,3 +547,43 @@ class Publisher:
         if self._held and self.unsettled <= self._ingress.unsettled_max // 2:
             self._held = False
             self._connection.stream.release()
+
+
+class _Commit:
+    """A CHANNEL COMMIT whose messages are not all settled yet.
+
+    This is an object and not a nested function, because mypyc stores a nested function in the frame that it
+    refers to. Such a cycle keeps the files of large bodies until the garbage collector runs.
+    """
+
+    __slots__ = ("_acknowledged", "_calls", "_channel", "_publisher", "_tag", "_transferred")
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        channel: FastChannel,
+        tag: int,
+        acknowledged: list[Delivery],
+        transferred: list[Partial],
+    ) -> None:
+        self._publisher = publisher
+        self._channel = channel
+        self._tag = tag
+        self._acknowledged = acknowledged
+        self._transferred = transferred
+        self._calls = channel.take_calls()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Settle what the transaction acknowledged, then answer; `outcome` is the worst of its messages."""
+        publisher = self._publisher
+        ingress = publisher._ingress
+        for partial in self._transferred:
+            ingress.partials.end(partial, taken=outcome is ACCEPTED)
+        if self._channel.finish(self._acknowledged, taken=outcome is ACCEPTED):
+            # A settlement stands although the disk is full: it is written once the disk takes it.
+            ingress.after_commit(self._answer_accepted)
+        else:
+            publisher.answer_commit(self._channel, self._tag, self._calls, outcome)
+
+    def _answer_accepted(self, written: Outcome) -> None:
+        self._publisher.answer_commit(self._channel, self._tag, self._calls, ACCEPTED)
