@@ -48,6 +48,11 @@ def lowered(allowed: int, octets: int) -> int:
     return min(allowed, max(octets * 5 // 8, FLOOR))
 
 
+def hold_sources(part: SubBatch) -> list[Callable[[], None]]:
+    """Have the connections that published `part` stop reading; returns what lets each go on."""
+    return part.batch.source.hold({message.sender for message in part.messages})
+
+
 class Pressure:
     """Remembers whom to call when a full queue has drained."""
 
@@ -58,8 +63,7 @@ class Pressure:
 
     def hold_sources(self, part: SubBatch) -> None:
         """Have the connections that published `part` stop reading until `relieve`."""
-        senders = {message.sender for message in part.messages}
-        self._waiting += part.batch.source.hold(senders)
+        self._waiting += hold_sources(part)
 
     def relieve(self) -> None:
         """There is room again."""

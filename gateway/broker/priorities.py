@@ -147,7 +147,7 @@ class PriorityQueue(Queue):
             self._avoided.pop(position, None)
             found = self._waiting.pop(position, None)
             if found is not None:
-                self.octets -= self.weigh(found[:1])
+                self.shrink(self.weigh(found[:1]))
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, and are redelivered."""

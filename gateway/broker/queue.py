@@ -296,6 +296,7 @@ class Queue:
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
+        self._tell_drained()
 
     def add(self, consumer: Consumer) -> None:
         """A consumer joins; messages that wait go out at once."""
@@ -617,7 +618,13 @@ class Queue:
             self.gone.append(position)
         if self._expired is not None:
             self._expired(message)
+        self._tell_drained(leaving=1)
         return True
+
+    def shrink(self, octets: int) -> None:
+        """Count that much less than was thought to be on disk; held publishers go on if that drains it."""
+        self.octets -= octets
+        self._tell_drained()
 
     def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
         """`octets`: what they weigh, if that is known."""
@@ -626,6 +633,12 @@ class Queue:
         if self._pressure:
             self._tell_drained()
 
-    def _tell_drained(self) -> None:
-        if len(self) <= self.messages_max // 2 and self.octets <= self.octets_max // 2:
+    def _tell_drained(self, leaving: int = 0) -> None:
+        """Let held publishers go on if half of what may wait has gone; `leaving` messages go right now."""
+        if self._pressure and self.drained(leaving):
             self._pressure.relieve()
+
+    def drained(self, leaving: int = 0) -> bool:
+        """Return True if so little waits that publishers who were held may go on."""
+        waiting = len(self) - leaving
+        return waiting <= self.messages_max // 2 and self.octets <= self.octets_max // 2

@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from gateway.broker.pressure import Pressure
+from gateway.broker.pressure import hold_sources
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -105,6 +105,7 @@ class PagedLog:
     def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
         """The store has read; `end` is where all that was put had ended when that was asked for."""
         if epoch != self._epoch:
+            self._arrived(0)  # whoever waits for it has to look again
             return
         self._reading = False
         if found:
@@ -167,7 +168,6 @@ class QueueStorage(PagedLog):
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
         self._loaded: list[Callable[[], None]] = []
-        self._pressure = Pressure()
         extent = store.extent(log)
         self.recovered = extent.end  # positions below it are from before this process
         self._untouched: list[Range] = []  # of those
@@ -244,7 +244,7 @@ class QueueStorage(PagedLog):
                 part.settle_at(range(start, stop))
             start = stop
         if self._store.congested:
-            self._pressure.hold_sources(part)
+            self._store.hold(hold_sources(part))
 
     def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> None:
         """The disk takes nothing now: neither does the queue, but for what is transient and fits into memory.
@@ -279,15 +279,13 @@ class QueueStorage(PagedLog):
             if alone:
                 octets = self._weigh(messages)
                 self.take_back(len(messages), octets)
-                self._queue.octets -= octets
+                self._queue.shrink(octets)
             else:
                 self._queue.withdraw(first, len(messages))
         if stop - start == len(part.messages):
             part.settle(outcome)
         else:
             part.settle_at(range(start, stop), outcome)
-        if not self._store.congested:
-            self._pressure.relieve()
 
     # Out.
 
@@ -314,7 +312,7 @@ class QueueStorage(PagedLog):
         self.read_ahead()
 
     def _has_arrived(self, lacking: int) -> None:
-        self._queue.octets -= lacking
+        self._queue.shrink(lacking)
         self._queue.dispatch()
         loaded, self._loaded = self._loaded, []
         for then in loaded:
@@ -336,4 +334,3 @@ class QueueStorage(PagedLog):
     def drop(self) -> None:
         """The queue is deleted."""
         self._store.drop(self.log)
-        self._pressure.relieve()

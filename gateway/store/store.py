@@ -73,6 +73,7 @@ class Store:
         self._pending_octets_max = pending_octets_max
         self._on_damage = on_damage
         self._calls: Calls = []
+        self._held: list[Callable[[], None]] = []  # sources that wait until this is not congested any more
         self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
         self._letters_added = self._letters_octets_added = 0  # handed to the thread since the start
         self._fenced = True
@@ -99,6 +100,7 @@ class Store:
                 self.figures,
                 probe_secs=probe_secs,
                 on_health=self._health_changed,
+                on_told=self._release_held,
                 failure=failure or self._open(reserve),
             )
         except BaseException:
@@ -259,6 +261,16 @@ class Store:
     def congested(self) -> bool:
         """So much waits for the disk that sources should stop."""
         return self.figures.pending_octets > self._pending_octets_max
+
+    def hold(self, releases: list[Callable[[], None]]) -> None:
+        """Call these, which let sources go on, as soon as the store is not congested any more."""
+        self._held += releases
+
+    def _release_held(self) -> None:
+        if self._held and not self.congested:
+            held, self._held = self._held, []
+            for release in held:
+                release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
         """The messages at these positions need not survive any more. Unknown ones are passed over."""

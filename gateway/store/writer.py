@@ -68,9 +68,12 @@ class Writer:
         *,
         probe_secs: float,
         on_health: Callable[[bool], None],
+        on_told: Callable[[], None],
         failure: str = "",
     ) -> None:
-        """`failure`: why the disk is known not to take anything before it was tried."""
+        """`on_told` is called in the loop when less waits for the disk. `failure`: why the disk is known not
+        to take anything before it was tried.
+        """
         self.calls: queue.SimpleQueue[Calls | None] = queue.SimpleQueue()
         self.call_soon: CallSoon = _call
         self.failure = failure
@@ -84,6 +87,7 @@ class Writer:
         self._figures = figures
         self._probe_secs = probe_secs
         self._on_health = on_health
+        self._on_told = on_told
         self._probe_at = 0.0
         self._tidy_at = monotonic() + TIDY_BUSY_SECS
         self._rest: float | None = TIDY_SECS  # until it is time to tidy; None: all is tidy
@@ -128,6 +132,7 @@ class Writer:
                     arguments[0]()
                 if method in (Group.append, Group.barrier):
                     self.call_soon(partial(arguments[-1], self.refusal))
+                    self.call_soon(self._on_told)
 
     def heard(self) -> None:
         """The loop knows of the failure; what it handed in before that has been refused."""
@@ -248,7 +253,21 @@ class Writer:
     def _tell(self, outcome: Outcome) -> None:
         told, messages, octets = self.group.take_told()
         if told:
-            self.call_soon(partial(_tell_all, told, outcome, messages, octets, self._figures))
+            self.call_soon(partial(self._tell_all, told, outcome, messages, octets))
+
+    def _tell_all(self, told: list[Done], outcome: Outcome, messages: int, octets: int) -> None:
+        """In the event loop."""
+        figures = self._figures
+        figures.pending -= messages
+        figures.pending_octets -= octets
+        if outcome is not ACCEPTED:
+            figures.refused += messages
+        for done in told:
+            try:
+                done(outcome)
+            except Exception as error:  # it concerns whoever waited, and nobody behind
+                contained("store", error)
+        self._on_told()
 
     # A disk that is full or fails.
 
@@ -305,16 +324,3 @@ def refusal_of(failure: str) -> Outcome:
 def _call(function: Callable[[], None]) -> None:
     """Before there is a loop to run it."""
     function()
-
-
-def _tell_all(told: list[Done], outcome: Outcome, messages: int, octets: int, figures: Figures) -> None:
-    """In the event loop."""
-    figures.pending -= messages
-    figures.pending_octets -= octets
-    if outcome is not ACCEPTED:
-        figures.refused += messages
-    for done in told:
-        try:
-            done(outcome)
-        except Exception as error:  # it concerns whoever waited, and nobody behind
-            contained("store", error)

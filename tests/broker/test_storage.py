@@ -19,7 +19,7 @@ from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, publish
-from tests.store.parts import Opened
+from tests.store.parts import Disk, Opened
 
 MEMORY_MAX = 5
 PIECE_MAX = 3
@@ -207,3 +207,19 @@ def _accepted(count: int) -> Answers:
 
 TestKeptQueue = pytest.mark.needs("time")(KeptQueueModel.TestCase)
 TestKeptQueue.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_publishers_of_transient_messages_go_on_when_a_slow_disk_has_caught_up(tmp_path: Path) -> None:
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory(), pending_octets_max=MESSAGE_OCTETS) as one:
+        queue = Queue("q")
+        QueueStorage(
+            queue, one.store, one.store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20
+        )
+        disk.gate.clear()
+        publish(queue, [Message(amqp_address("", "q"), b"x" * 100, durable=True, sender=SENDER)])
+        one.store.flush()
+        source = publish(queue, [Message(amqp_address("", "q"), b"x", durable=False, sender=SENDER)])
+        assert (len(source.held), source.released) == (1, 0)
+        disk.gate.set()
+        one.until(lambda: source.released == 1)

@@ -116,6 +116,11 @@ class Rig:
             self.notes += complaints(self.other.log)
         return self.gateway.log
 
+    def idle_report(self) -> list[str]:
+        """Return what still waits in the gateways, a line each."""
+        others = [] if self.other is None else self.other.idle_report()
+        return self.gateway.idle_report() + others
+
     @property
     def log(self) -> str:
         """What the gateway has said until now."""

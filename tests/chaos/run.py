@@ -26,6 +26,7 @@ PROBED_SECS_MAX: Final = 30.0
 # So long nothing has come before it counts as quiet: a late repeat is found within it.
 QUIET_SECS: Final = 0.7
 POLL_SECS: Final = 0.02
+IDLE_SECS_MAX: Final = 10.0  # after which nothing may wait in a gateway any more
 # Half of the faults strike while the receiver lags behind by so much.
 BACKLOG_SECS: Final = (0.1, 0.6)
 LOG_SHOWN: Final = 3_000
@@ -137,6 +138,8 @@ def _drain(rig: AnyRig) -> None:
     wanted = owed(rig.history.records, rig.excused)
     _until(lambda: wanted <= receiver.heard, patience)
     _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
+    if not _until(lambda: not rig.idle_report(), IDLE_SECS_MAX):
+        rig.notes += [f"not idle: {line}" for line in rig.idle_report()]
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from gateway.app import Gateway, mappings
 from gateway.ingress import listener
 from gateway.settings import Http, Limits, Settings, Store
 from tests.configured import make_listener
+from tests.idle import await_idle
 from tests.needs import needed
 
 LOOPBACK: Final = "127.0.0.1"
@@ -121,6 +123,11 @@ class Running:
 
         assert trio.from_thread.run(watch, trio_token=self._token), "it did not come true"
 
+    def check_idle(self) -> None:
+        """Fail if something still waits in the gateway, which has nothing left to do (tests/idle.py)."""
+        if self._thread.is_alive() and not self.gateway._stopping.is_set():
+            self.await_(partial(await_idle, self.gateway))
+
     def stop(self) -> None:
         """Drain, wait for the end, and raise what went wrong."""
         if self._thread.is_alive():
@@ -167,6 +174,7 @@ def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Runn
         one.start()
         try:
             yield one
+            one.check_idle()
         finally:
             one.stop()
             print(*lines, sep="\n")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -16,11 +17,12 @@ import yaml
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.servers import free_ports
-from tests.interop.zygote import Forked, started
+from tests.interop.zygote import IDLE_REPORT, Forked, started
 from tests.needs import needed, refuse_alone
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECS: Final = 30.0
+POLL_SECS: Final = 0.01
 PROGRAM: Final = (sys.executable, "-c", "from gateway.cli import main; main()")
 ANNOUNCED: Final = re.compile(r"^  (\S+) +\S+(?: with TLS)? on \S*:(\d+)$|page +http://localhost:(\d+)/")
 
@@ -148,6 +150,24 @@ class GatewayProcess:
     def log(self) -> str:
         """What it has logged, over all its lives."""
         return (self.folder / "log").read_text()
+
+    def idle_report(self) -> list[str]:
+        """Return what waits in the gateway, a line each (tests/idle.py); empty if nothing does.
+
+        Only a gateway that was forked can be asked: one that is another program's child has no such signal.
+        """
+        if not isinstance(self.process, Forked) or self.configuration.get("workers", 1) > 1:
+            return []
+        file = self.folder / IDLE_REPORT
+        file.unlink(missing_ok=True)
+        self.process.send_signal(signal.SIGUSR2)
+        end = time.monotonic() + PATIENCE_SECS
+        while not file.exists():
+            if self.process.poll() is not None or time.monotonic() > end:
+                return ["the gateway did not answer"]
+            time.sleep(POLL_SECS)
+        lines: list[str] = json.loads(file.read_text())
+        return lines
 
     def kill(self) -> None:
         """SIGKILL; a second time does nothing."""

@@ -9,6 +9,7 @@ command line to show (tests/cli), and for everything that is given another progr
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -28,7 +29,11 @@ import trio
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REQUEST_OCTETS_MAX: Final = 1_048_576
-IMPORTED: Final = ("gateway.app.process", "gateway.cli.run", "gateway.cli.welcome", "gateway.telemetry.logs")
+IMPORTED: Final = (
+    *("gateway.app.process", "gateway.cli.run", "gateway.cli.welcome", "gateway.telemetry.logs"),
+    "tests.idle",
+)
+IDLE_REPORT: Final = "idle.json"  # in the folder of the process: what SIGUSR2 makes it write
 
 
 class Forked:
@@ -172,6 +177,17 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, others: tuple[int
     # What is drawn when Trio is imported says where its clock begins and which task is next.
     trio._core._run._r.seed()
     random.seed()
+    signal.signal(signal.SIGUSR2, _write_idle_report)
     sys.argv[:] = ["gateway", *request["arguments"]]
     main = importlib.import_module("gateway.cli").main
     sys.exit(main())
+
+
+def _write_idle_report(*_: object) -> None:
+    """Write what waits in the gateway of this process, as a JSON list of lines (tests/idle.py)."""
+    gateway_type = importlib.import_module("gateway.app").Gateway
+    idle_report = importlib.import_module("tests.idle").idle_report
+    lines = [line for one in gc.get_objects() if isinstance(one, gateway_type) for line in idle_report(one)]
+    unfinished = Path(f"{IDLE_REPORT}.part")
+    unfinished.write_text(json.dumps(lines))
+    unfinished.rename(IDLE_REPORT)

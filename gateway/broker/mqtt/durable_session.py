@@ -44,6 +44,7 @@ from gateway.broker.mqtt.session import (
     Told,
     decode_grant,
 )
+from gateway.broker.pressure import hold_sources
 from gateway.broker.storage import PagedLog
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
@@ -156,7 +157,7 @@ class DurableSession(Session):
                 part.settle_at(range(start, stop))
             start = stop
         if self._records.store.congested:
-            self._records.pressure.hold_sources(part)
+            self._records.store.hold(hold_sources(part))
         if self.outlet is not None:
             self.pump()
 
@@ -234,8 +235,6 @@ class DurableSession(Session):
             else:
                 self._withdraw(first, first + count)
         told(outcome)
-        if not self._records.store.congested:
-            self._records.pressure.relieve()
         if self._stuck:
             self.pump()
 

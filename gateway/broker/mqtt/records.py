@@ -23,7 +23,6 @@ from dataclasses import asdict
 from typing import Final, NamedTuple
 
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.broker.pressure import Pressure
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
@@ -62,7 +61,6 @@ class Records:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.changes = 0
-        self.pressure = Pressure()  # on those who publish more to sessions than the disk takes
         self._wills: set[str] = set()
 
     @property

@@ -90,6 +90,10 @@ class ReplicaRig:
             self.notes += complaints(replica.log, OF_WORKERS if self.row.workers > 1 else ())
         return self.log
 
+    def idle_report(self) -> list[str]:
+        """Return what still waits in the replicas, a line each."""
+        return [line for replica in self.replicas for line in replica.idle_report()]
+
     @property
     def log(self) -> str:
         """What they have said until now, the first one last."""

@@ -1,0 +1,153 @@
+"""A client that a full queue or a read from disk keeps waiting goes on, however the reason ends.
+
+`running` fails a test whose gateway still holds somebody at its end (tests/idle.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.broker import storage
+from gateway.model.properties import Headers, Value, ValueType
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.events import Got
+from gateway.settings import Limits, Store
+from tests.idle import idle_report
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.clients import eventually
+from tests.interop.gateway_fixture import Running, running, settings_of
+
+FULL = Limits(queue_messages_max=10)
+TTL_MS = 300
+
+
+def holds(gateway: Running) -> bool:
+    """Whether a queue holds somebody, and the report says so."""
+    return any("not read" in line for line in gateway.ask(lambda: idle_report(gateway.gateway)))
+
+
+def waiting(gateway: Running) -> int:
+    """Return how many messages wait in the queue, 0 if there is none."""
+    queue = gateway.gateway.host.queues.get("q")
+    return 0 if queue is None else len(queue)
+
+
+def table(arguments: dict[str, str | int]) -> Headers:
+    """Return the arguments of a declaration as headers."""
+    return tuple(
+        (key, Value(ValueType.INT32 if isinstance(value, int) else ValueType.STRING, value))
+        for key, value in arguments.items()
+    )
+
+
+def declared(gateway: Running, arguments: dict[str, str | int], *, durable: bool) -> None:
+    with Amqp(gateway).open() as client:
+        client.call(m.QueueDeclare("q", durable=durable, arguments=table(arguments)), m.QueueDeclareOk)
+        client.call(m.QueueDeclare("dead", durable=durable), m.QueueDeclareOk)
+
+
+def full_and_holding(gateway: Running, client: Amqp) -> None:
+    """Fill the queue until its publisher is held."""
+    client.publish("", "q", *[b"x"] * 10)
+    eventually(lambda: gateway.ask(lambda: waiting(gateway)) == 10)
+    client.publish("", "q", b"x")
+    eventually(lambda: holds(gateway))
+
+
+def expired(gateway: Running) -> None:
+    """Wait until all messages have reached their time to live."""
+    eventually(lambda: gateway.ask(lambda: waiting(gateway) == 0))
+
+
+def purged(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.call(m.QueuePurge("q"), m.QueuePurgeOk)
+
+
+def deleted(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.call(m.QueueDelete("q"), m.QueueDeleteOk)
+
+
+def got(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        for _ in range(11):
+            client.say(m.BasicGet("q", no_ack=True))
+            client.next(Got)
+
+
+DELAY = {"x-message-ttl": TTL_MS, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "drain"),
+    [
+        ({"x-message-ttl": TTL_MS}, expired),
+        (DELAY, expired),
+        ({"x-message-ttl": TTL_MS, "x-max-priority": 3}, expired),
+        ({}, purged),
+        ({}, deleted),
+        ({}, got),
+    ],
+    ids=["ttl", "delay-queue", "priorities", "purge", "delete", "get"],
+)
+def test_a_publisher_that_a_full_queue_held_goes_on_when_it_drains(
+    arguments: dict[str, str | int], drain: Callable[[Running], None], stored: bool, tmp_path: Path
+) -> None:
+    store = Store(enabled=stored, path=tmp_path)
+    with running(settings_of(limits=FULL, store=store)) as gateway, Amqp(gateway).open() as client:
+        declared(gateway, arguments, durable=stored)
+        full_and_holding(gateway, client)
+        drain(gateway)
+        assert client.call(m.QueueDeclare("another"), m.QueueDeclareOk).queue == "another"
+
+
+@contextmanager
+def store_busy(gateway: Running) -> Iterator[None]:
+    """Keep the thread of the store from reading."""
+    store, done = gateway.gateway.store, threading.Event()
+    assert store is not None
+
+    def job() -> Callable[[], None]:
+        assert done.wait(30.0)
+        return int  # nothing to do in the loop
+
+    def begin() -> None:
+        store._do(job)
+        store.flush()
+
+    gateway.ask(begin)
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@pytest.mark.parametrize("ends", [m.QueuePurge("q", no_wait=True), m.QueueDelete("q", no_wait=True)])
+def test_a_get_that_reads_from_disk_ends_when_the_queue_is_emptied_meanwhile(
+    ends: m.QueuePurge | m.QueueDelete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PIECE_MESSAGES_MAX", 1)  # so that most gets wait for the disk
+    limits = Limits(queue_memory_messages_max=1)
+    settings = settings_of(limits=limits, store=Store(path=tmp_path))
+    with running(settings) as gateway, Amqp(gateway).open() as one, Amqp(gateway).open() as other:
+        one.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+        one.call(m.ConfirmSelect(), m.ConfirmSelectOk)
+        one.publish("", "q", b"x")
+        eventually(lambda: gateway.ask(lambda: waiting(gateway) == 1))
+        one.publish("", "q", *[b"x"] * 19)  # on disk alone
+        eventually(lambda: gateway.ask(lambda: waiting(gateway) == 20))
+        with store_busy(gateway):
+            one.say(*[m.BasicGet("q", no_ack=True)] * 8)
+            eventually(lambda: holds(gateway))
+            other.say(ends)
+            eventually(lambda: gateway.ask(lambda: waiting(gateway) == 0))
+        one.events()
+        with Amqp(gateway).open() as client:
+            client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
