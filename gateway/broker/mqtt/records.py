@@ -52,8 +52,8 @@ class SessionRecord(NamedTuple):
     utc: float
     attached: bool
     sent: int
-    user: str = ""
-    place: str = ""
+    user: str
+    place: str
 
 
 class Records:
