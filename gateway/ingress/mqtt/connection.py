@@ -306,15 +306,23 @@ class MqttConnection(AdmittedGuest):
         five = self.machine.version is Version.V5
         utc = time.time() if five else 0.0
         raw = b""
+        like: Row | None = None  # the one that `raw` was encoded for
         octets = 0
         given = []
         for row in rows:
             message, grant = row.message, row.grant
-            if five:
+            if five and not (
+                like is not None
+                and message.property_set is like.message.property_set
+                and message.expires == like.message.expires
+                and message.hops == like.message.hops
+                and grant is like.grant
+            ):
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
                 except Exception as error:
                     return self._send_singly(rows, error)
+                like = row
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + len(raw) + 32
