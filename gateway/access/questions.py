@@ -4,8 +4,8 @@ Three questions: may this user enter a virtual host (`vhost`), may it configure,
 exchange (`resource`), and with which routing key at a topic exchange (`topic`). The answer is `allow` or
 `deny`. Any other, or none in time, is no: who asks for something that nobody can decide does not get it.
 
-Asking takes its time, and what asks is synchronous: it raises Undecided, is held, and asks again when the
-answer is known, which it stays for a while.
+A request takes its time, and a check is synchronous: it raises Pending, and is repeated when the response
+is known, which it stays for a while.
 """
 
 from __future__ import annotations
@@ -46,24 +46,16 @@ class Authorizer(Protocol):
         """See to it that the answer is known."""
 
 
-class Asked(Protocol):
-    """Something that a client has to wait for."""
-
-    async def ask(self) -> None:
-        """Wait for it."""
-
-
-class Undecided(Exception):
-    """It is not known yet whether something is allowed: `ask`, and try again."""
+class AuthorizerResponse:
+    """The authorizer's response to one question, as something to wait for."""
 
     def __init__(self, question: Question, authorizer: Authorizer) -> None:
-        super().__init__(question)
-        self.question = question
+        self._question = question
         self._authorizer = authorizer
 
-    async def ask(self) -> None:
-        """Find out."""
-        await self._authorizer.ask(self.question)
+    async def wait(self) -> None:
+        """Have the authorizer asked, unless its response is known."""
+        await self._authorizer.ask(self._question)
 
 
 class HttpQuestions:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from gateway.access.principal import Principal
-from gateway.access.questions import Authorizer, Question, Undecided
+from gateway.access.questions import Authorizer, AuthorizerResponse, Question
 from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
 from gateway.access.scopes import Scope, parse_scopes
 from gateway.access.templates import wildcard
 from gateway.model.address import Address
+from gateway.model.pending import Pending
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
@@ -57,7 +58,7 @@ class Rights:
         shared: dict[tuple[str, ...], MqttGrant] | None = None,
     ) -> None:
         """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes.
-        `authorizer` knows what they do not say; then each question may raise Undecided.
+        `authorizer` knows what they do not say; then each question may raise Pending.
         `shared`: what is compiled of roles, for all that have the same.
         """
         self._user = principal.name
@@ -89,14 +90,14 @@ class Rights:
         return None if not stated else 0 if 0 in stated else max(stated)
 
     def _elsewhere(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
-        """What no rule allows. Raises Undecided."""
+        """What no rule allows. Raises Pending."""
         authorizer = self._authorizer
         if authorizer is None:
             return Decision(False, NOTHING)
         question = Question(kind, (("username", self._user), *fields.items()))
         known = authorizer.known(question)
         if known is None:
-            raise Undecided(question, authorizer)
+            raise Pending(AuthorizerResponse(question, authorizer))
         said = ", ".join(f"{name} {text}" for name, text in fields.items())
         return Decision(known, f"the authorizer has said so: {kind} ({said})")
 

@@ -22,7 +22,6 @@ import trio
 from gateway import clock
 from gateway.access.authorization import Authorization, Roles
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
 from gateway.app.access import Candidate, Identities, roles_of
 from gateway.app.clients import revoke
 from gateway.broker.amqp091.hosts import AmqpHosts
@@ -34,6 +33,7 @@ from gateway.documents import refuse_lost_end
 from gateway.errors import ConfigurationError
 from gateway.ingress.guest import Guest
 from gateway.ingress.listener import Listener
+from gateway.model.pending import Pending
 from gateway.reloads import Stamp, Watched, stamp_if_there
 from gateway.settings import Settings, load_settings
 from gateway.telemetry.audit import audit
@@ -242,7 +242,7 @@ def _look_at(connection: Guest) -> None:
     try:
         if not connection.stream.closed:
             connection.rules_changed()
-    except Undecided:
+    except Pending:
         raise
     except Exception as error:  # of one client
         connection.stream.fail(error)
@@ -255,8 +255,8 @@ async def _look(look: Callable[[], None]) -> None:
         for _ in range(QUESTIONS_MAX):
             try:
                 look()
-            except Undecided as question:
-                await question.ask()
+            except Pending as pending:
+                await pending.awaited.wait()
             else:
                 return
     except Exception as error:

@@ -263,6 +263,7 @@ class Dispatcher:
         self._outbox = surroundings.outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
+        self._entrances: dict[Route, Namespace | None] = {}
         self._unheard_routes: dict[Route, bool] = {}
         self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what decides them
         self.latencies: dict[str, Latency] = {}  # by the names of routes that are in force
@@ -290,6 +291,7 @@ class Dispatcher:
         self.generation += 1
         self._recipients.clear()
         self._guards.clear()
+        self._entrances.clear()
         self._unheard_routes.clear()
         self._plans.clear()
 
@@ -452,7 +454,14 @@ class Dispatcher:
         return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is Gate
 
     def _entrance(self, route: Route) -> Namespace | None:
-        """`end`, or the guard in front of it."""
+        """`end`, or the guard in front of it; found once for all addresses."""
+        try:
+            return self._entrances[route]
+        except KeyError:
+            found = self._entrances[route] = self._guarded_end(route)
+            return found
+
+    def _guarded_end(self, route: Route) -> Namespace | None:
         end = self.end(route)
         if end is None or route.rule.deduplicate is None:
             return end
@@ -515,8 +524,11 @@ class Dispatcher:
         if target is not None and message.hops < plan.hops_max:
             route.matched += 1
             crossed = message.crossed(target)
-            if message.property_set is not NO_PROPERTIES and route.foreign:
-                self._note_losses(batch, route, crossed)  # whose form its receiver needs, too
+            property_set = message.property_set
+            if property_set is not NO_PROPERTIES and route.foreign:
+                known = route.examined
+                if property_set is not known.property_set or crossed.hops != known.hops or known.losses:
+                    self._note_losses(batch, route, crossed)  # whose form its receiver needs, too
             batch.add_only(receipt, recipient, crossed)
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)

@@ -17,7 +17,6 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.access.questions import Asked
 from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
@@ -38,6 +37,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
+from gateway.model.pending import Pending
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
@@ -244,14 +244,14 @@ class EngineNamespace(MqttNamespace):
         ids = None if session is None else session.received_ids
         return ids.number(receipt[1]) if isinstance(ids, LoggedReceivedIds) else None
 
-    def taking(self, session: Session, packet_ids: list[int]) -> Asked | None:
-        """The log knows the ids of a lasting session's messages before these are published."""
+    def taking(self, session: Session, packet_ids: list[int]) -> None:
+        """Log the ids of a lasting session's messages before these are published. Raises Pending."""
         ids = session.received_ids
         if not isinstance(ids, LoggedReceivedIds) or not ids.announce(packet_ids):
-            return None
-        logged = Logged()
-        self._engine.after_logged(logged.told)
-        return logged
+            return
+        logged = trio.Event()
+        self._engine.after_logged(lambda outcome: logged.set())
+        raise Pending(logged)
 
     # Sessions.
 
@@ -271,14 +271,14 @@ class EngineNamespace(MqttNamespace):
             return "sessions_max"
         return super().make_room(user, place, client_id)
 
-    def arriving(self, guest: object, coming: Newcomer) -> Asked | None:
-        """A client wants in: it has to wait for the log. None: the log knows it."""
+    def arriving(self, guest: object, coming: Newcomer) -> None:
+        """Log a client that connects. Raises Pending until the log knows it."""
         assert isinstance(guest, MqttGuest)
         found = self._arrived.get(coming.client_id)
         if found is not None and found[0].coming.guest is guest:
-            return None
+            return
         will = None if coming.will is None else _said(coming.will, coming.sender)
-        return self._engine.open(
+        opening = self._engine.open(
             Coming(
                 guest,
                 coming.client_id,
@@ -290,6 +290,7 @@ class EngineNamespace(MqttNamespace):
                 coming.only_own,
             )
         )
+        raise Pending(opening)
 
     def arrived(self, opening: Opening, arrival: Arrival) -> None:
         """The log knows that a client has come to this replica, and what it has found."""
@@ -439,21 +440,6 @@ class EngineNamespace(MqttNamespace):
         """The process ends: another replica sees to what waits for a delay."""
         self._engine.stopped = True
         return False
-
-
-class Logged:
-    """Something that waits until the log knows what was said."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    async def ask(self) -> None:
-        """Wait for it."""
-        await self._event.wait()
-
-    def told(self, outcome: Outcome) -> None:
-        """It does."""
-        self._event.set()
 
 
 def _by_own_queue(sink: Sink) -> bool:

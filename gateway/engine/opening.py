@@ -31,7 +31,7 @@ class Opening:
         self.owner = owner
         self._answered = trio.Event()
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Wait for the answer."""
         await self._answered.wait()
 

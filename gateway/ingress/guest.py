@@ -105,7 +105,7 @@ class Guest(ABC):
     def rules_changed(self) -> None:
         """Other rules are in force. Nobody knows what this client holds by the old ones: it goes, and comes
         back by the new ones. A protocol that does know takes what is not allowed any more. Raises
-        Undecided."""
+        Pending."""
         self.shut_down(Farewell.RULES_CHANGED)
 
     @property

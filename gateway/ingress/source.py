@@ -16,7 +16,6 @@ from mypy_extensions import mypyc_attr
 
 from gateway import clock
 from gateway.access.principal import Principal
-from gateway.access.questions import Asked
 from gateway.access.rights import Decision, Rights
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.guest import Farewell, Guest
@@ -27,6 +26,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
+from gateway.model.pending import Awaited
 from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.telemetry.audit import audit
@@ -282,22 +282,22 @@ class ListenerSource(ABC):
                 raise RouteRefused(f"route {branch.route.name} takes it from role {role}")
         return entry
 
-    def decide(self, stream: Stream, question: Asked, then: Callable[[], None] | None = None) -> None:
-        """Find out what a client has to wait for, as what it may do; meanwhile it is not read. What it has
-        said is gone on with as it was left, or by `then`."""
+    def suspend(self, stream: Stream, awaited: Awaited, then: Callable[[], None] | None = None) -> None:
+        """Suspend a client's commands until what one of them needs is known. The connection postpones that
+        one and those behind it; or `then` completes it, also if the client has gone meanwhile."""
 
         async def task() -> None:
             try:
-                await question.ask()
-                if then is not None and not stream.closed:
+                await awaited.wait()
+                if then is not None:
                     then()
             except Exception as error:
                 stream.fail(error)
             finally:
-                stream.release()
+                stream.resume()
             self.flush()
 
-        stream.hold()
+        stream.suspend()
         self.tasks.start_soon(task)
 
     def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:

@@ -23,7 +23,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import Properties, PropertySet, Value, property_set, string
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
 
 HOPS_ANY: Final = 1 << 16  # more than any message has made
 FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
@@ -69,8 +69,21 @@ class Short(NamedTuple):
     extra: Extra
 
 
+class Examined:
+    """What the last message that a route looked at loses. So do all that have the same properties, hops and
+    retain flag, for losses depend on nothing else: a run of them is looked at once."""
+
+    __slots__ = ("hops", "losses", "property_set", "retain")
+
+    def __init__(self) -> None:
+        self.property_set = NO_PROPERTIES
+        self.hops = 0
+        self.retain = False
+        self.losses: tuple[str, ...] = ()
+
+
 class Route:
-    """One compiled route. The counters are the only things that change.
+    """One compiled route. The counters and `examined` are the only things that change.
 
     `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
     the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address could
@@ -86,6 +99,7 @@ class Route:
         "dropped",
         "duplicates",
         "escape",
+        "examined",
         "failed",
         "file",
         "fits",
@@ -160,6 +174,7 @@ class Route:
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.foreign = pattern.dialect is not target.dialect
+        self.examined = Examined()
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.returns: ReturnAddresses | None = None  # which make reply addresses, instead of `_reverses`
@@ -352,11 +367,17 @@ class Route:
 
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
         """Count what so many messages with the properties of this one, which has crossed, lose; its names."""
-        dialect = self.target.dialect
-        names = dialect.losses(message)
-        for name in names:
+        known = self.examined
+        if (
+            message.property_set is not known.property_set
+            or message.hops != known.hops
+            or message.retain != known.retain
+        ):
+            known.losses = self.target.dialect.losses(message)
+            known.property_set, known.hops, known.retain = message.property_set, message.hops, message.retain
+        for name in known.losses:
             self.lost[name] = self.lost.get(name, 0) + count
-        return names
+        return known.losses
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
         if self.returns is None:

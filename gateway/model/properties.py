@@ -176,7 +176,7 @@ class PropertySet:
     """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
 
     `forms` is for translators: what they made of this set, under a key of their own; `form` has what the last
-    one of AMQP 0-9-1 made, with its key in front, for most sets that come once go one way. `known` is for the
+    of them made, with its key in front, for most sets that come once go one way. `known` is for the
     protocol that wrote it: what it has found out when the octets came, None: nothing yet. `asks` is False
     when it is known that there is no reply address in here, so that nobody has to decode it for that.
     `read_texts` cuts all that there is out of `raw`, if that is headers with texts of ASCII for values; see

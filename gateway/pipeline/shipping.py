@@ -159,7 +159,7 @@ def _complete(segments: list[Segment]) -> Iterator[tuple[Segment, Summary | None
             summary = summary_of(file, segment)
         if summary is not None:
             yield segment, summary, summary.next
-        elif following is not None:  # of an older gateway, or one that was killed
+        elif following is not None:  # its writer was killed
             yield segment, None, following.first
 
 

@@ -21,7 +21,7 @@ from gateway.store.damage import Findings, Keep, Row, examine, wal_faults
 from gateway.store.database import FILE, REPAIRED, connect
 from gateway.store.folder import FolderLock
 from gateway.store.heap import HEAP
-from gateway.store.schema import STEPS, refuse_others
+from gateway.store.schema import newest_layout, refuse_others
 from gateway.store.statements import transaction
 
 REPAIRING: Final = "repairing"
@@ -95,8 +95,10 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 def _identify(connection: sqlite3.Connection) -> None:
     version = refuse_others(connection)
-    if version != len(STEPS):
-        raise StoreError(f"its schema is {version}, this gateway's {len(STEPS)}: repair it with that gateway")
+    if version != newest_layout():
+        raise StoreError(
+            f"its schema is {version}, this gateway's {newest_layout()}: repair it with that gateway"
+        )
 
 
 def _is_clean(connection: sqlite3.Connection, findings: Findings) -> bool:

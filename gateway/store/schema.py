@@ -1,7 +1,9 @@
 """The tables of the database, and how an older database becomes a newer one.
 
-`user_version` is the number of STEPS that have been taken; a database with more than this gateway knows was
-written by a newer one and is refused. A step runs in a transaction together with its count.
+`user_version` is the number of the layout. The first of STEPS writes the layout BASE, that of release 0.1.0,
+and each further one changes the layout before it to the next. A database with a higher number was written by
+a newer gateway, one with a lower number by none that was released; both are refused. A step runs in a
+transaction together with its number.
 
 A row of `rows` is a run of messages of one log, encoded as one (messages.py). What of it is settled stands in
 a table of its own: a changed column would make SQLite write the messages again, up to a mebibyte for each
@@ -21,11 +23,14 @@ from gateway.store.statements import transaction
 
 APPLICATION_ID: Final = 0x47574159  # "GWAY", so that no other program's database is taken for ours
 
+BASE: Final = 2
+"""The layout that the first step writes: there is no way to it from an older one, which no release wrote."""
+
 Step = Callable[[sqlite3.Connection], None]
 
 
-def _first(connection: sqlite3.Connection) -> None:
-    """Version 1."""
+def _base(connection: sqlite3.Connection) -> None:
+    """Create the tables of the layout BASE."""
     for statement in (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "CREATE TABLE logs (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL)",
@@ -35,6 +40,8 @@ def _first(connection: sqlite3.Connection) -> None:
         " count INTEGER NOT NULL, octets INTEGER NOT NULL, tag BLOB NOT NULL, messages BLOB NOT NULL)",
         # Bit k of octet k // 8, from the lowest, is set: the message at `first` + k is settled.
         "CREATE TABLE settled (row INTEGER PRIMARY KEY, bits BLOB NOT NULL)",
+        # Large rows are in a file of their own (heap.py), and have no octets in `rows`.
+        "CREATE TABLE places (row INTEGER PRIMARY KEY, at INTEGER NOT NULL, octets INTEGER NOT NULL)",
         # `message`: 1 when the value is an encoded message.
         "CREATE TABLE things (kind TEXT NOT NULL, key NOT NULL, message INTEGER NOT NULL,"
         " value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID",
@@ -47,34 +54,40 @@ def _first(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def _places(connection: sqlite3.Connection) -> None:
-    """Version 2: large rows stand in a file of their own (heap.py), and have no octets in `rows`."""
-    connection.execute(
-        "CREATE TABLE places (row INTEGER PRIMARY KEY, at INTEGER NOT NULL, octets INTEGER NOT NULL)"
-    )
+STEPS: Final[tuple[Step, ...]] = (_base,)
 
 
-STEPS: Final[tuple[Step, ...]] = (_first, _places)
+def newest_layout(steps: Sequence[Step] = STEPS) -> int:
+    """Return the number of the layout that these steps lead to."""
+    return BASE + len(steps) - 1
 
 
 def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS) -> int:
-    """How many steps were taken. Raises StoreError for a database of a newer gateway or another program."""
+    """Return the layout of a database; 0 if it is empty. Raises StoreError if a newer gateway, one that was
+    never released or another program wrote it."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
         raise StoreError("it belongs to another program; name another folder in store.path")
-    if version > len(steps):
+    newest = newest_layout(steps)
+    if version > newest:
         raise StoreError(
-            f"it was written by a newer gateway: its schema is {version}, this gateway knows {len(steps)}; "
+            f"it was written by a newer gateway: its schema is {version}, this gateway knows {newest}; "
             "start the newer gateway, or name another folder in store.path"
+        )
+    if tables and version < BASE:
+        raise StoreError(
+            f"its schema {version} is older than that of release 0.1.0, {BASE}: empty its queues with the "
+            "gateway that wrote it, then name another folder in store.path"
         )
     return version
 
 
 def migrate(connection: sqlite3.Connection, version: int, steps: Sequence[Step] = STEPS) -> None:
-    """Take the steps that follow the first `version` ones. Raises sqlite3.Error."""
-    for number, step in enumerate(steps[version:], start=version + 1):
+    """Bring a database of the layout `version` (0: empty) to the newest one. Raises sqlite3.Error."""
+    taken = version - BASE + 1 if version else 0
+    for number, step in enumerate(steps[taken:], start=BASE + taken):
         with transaction(connection):
             step(connection)
             connection.execute(f"PRAGMA user_version = {number}")

@@ -222,6 +222,7 @@ class Stream:
         "_lingering",
         "_output_holds",
         "_postponed",
+        "_suspensions",
         "_watcher",
         "_writes",
         "backlog_max",
@@ -283,6 +284,7 @@ class Stream:
         self.doomed: Exception | None = None  # why it fails when this wake-up ends
         self.ending = False
         self._postponed: list[Any] | None = None
+        self._suspensions = 0
         self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
         self.queued = 0  # octets that the owner has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
@@ -403,6 +405,23 @@ class Stream:
         if self._holds == 0 and not self.closed and not self.ending:
             self.reading = True
             self._watcher.watch(self)
+
+    def suspend(self) -> None:
+        """Hold the stream, and have its owner postpone what it has decoded, until as many `resume` calls have
+        come: a command of the peer is not done yet, and those behind it keep their order.
+        """
+        self._suspensions += 1
+        self.hold()
+
+    def resume(self) -> None:
+        """Undo one `suspend`. The owner gets another turn for what it has postponed."""
+        self._suspensions -= 1
+        self.release()
+
+    @property
+    def is_suspended(self) -> bool:
+        """True between `suspend` and `resume`."""
+        return self._suspensions > 0
 
     def hold_output(self) -> None:
         """Write nothing until as many `release_output` calls have come: what the owner says next

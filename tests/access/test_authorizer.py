@@ -12,14 +12,17 @@ from urllib.parse import parse_qs
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 
+from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
+from gateway.protocols.amqpfast.sending import Producer
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.settings import HttpAuthorizer
 from tests.access.test_doors import NOBODY, NOT_AUTHORIZED, OK, PASSWORD, amqp, fast, settings
-from tests.ingress.amqpfast.client import QUEUE
-from tests.ingress.clients import connect
+from tests.ingress.amqp_client import Amqp, MethodReceived
+from tests.ingress.amqpfast.client import EMPTY, QUEUE
+from tests.ingress.clients import Raw, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running
 
 Fields = dict[str, str]
@@ -197,6 +200,70 @@ def test_who_asks_is_held_and_others_are_not(gateway: Running, server: Server) -
             server.gate.set()
             assert client.acked(PacketType.PUBACK) == (1, NOBODY)
             assert client.acked(PacketType.PUBACK) == (2, NOBODY)
+
+
+def test_amqp_methods_behind_a_pending_one_keep_their_order(gateway: Running, server: Server) -> None:
+    with Amqp(gateway, user="bob", password=PASSWORD).open() as client:
+        server.gate.clear()
+        before = len(server.asked)
+        client.say(m091.QueueDeclare("bob.q"))
+        client.publish("", "bob.q", b"1", b"2")
+        client.say(m091.QueueDeclare("bob.q", passive=True), m091.TxSelect())
+        client.publish("", "bob.q", b"3")
+        client.say(m091.TxCommit(), m091.QueueDeclare("bob.q", passive=True), m091.QueuePurge("bob.q"))
+        gateway.until(lambda: len(server.asked) > before)
+        server.gate.set()
+        assert [client.next(MethodReceived).method for _ in range(6)] == [
+            m091.QueueDeclareOk("bob.q", 0, 0),
+            m091.QueueDeclareOk("bob.q", 2, 0),
+            m091.TxSelectOk(),
+            m091.TxCommitOk(),
+            m091.QueueDeclareOk("bob.q", 3, 0),
+            m091.QueuePurgeOk(3),
+        ]
+
+
+def test_amqpfast_commands_behind_a_pending_one_keep_their_order(gateway: Running, server: Server) -> None:
+    names = ("a", "b", "a", "c", "b", "a")
+    with fast(gateway, "bob").open() as client:
+        handle = client.handle("bob.", QUEUE, consumer=False, browser=False)
+        before = len(server.asked)
+        server.gate.clear()
+        producer = Producer(client.machine, handle, confirm=True)
+        bodies = [b"%d" % at * (1 if name == "a" else 200_000) for at, name in enumerate(names)]
+        tags = producer.send_many(
+            [(name.encode(), EMPTY, body) for name, body in zip(names, bodies, strict=True)]
+        )
+        client.flush()
+        gateway.until(lambda: len(server.asked) > before)
+        server.gate.set()
+        assert [client.reply()[2] for _ in tags] == tags
+        reader = client.handle("bob.a", QUEUE)
+        client.consume(reader)
+        assert client.bodies(3) == [bodies[0], bodies[2], bodies[5]]
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_a_client_that_goes_while_its_command_is_pending_is_forgotten(
+    gateway: Running, server: Server, protocol: str
+) -> None:
+    before = len(server.asked)
+    if protocol == "mqtt":
+        client: Raw = connect(gateway, "c", user=("eve", PASSWORD.encode()))[0]
+        server.gate.clear()
+        client.publish("eve/x", b"x", 1, packet_id=1)  # type: ignore[attr-defined]
+    elif protocol == "amqp091":
+        client = Amqp(gateway, user="bob", password=PASSWORD).open()
+        server.gate.clear()
+        client.say(m091.QueueDeclare("bob.q"), m091.QueueDeclare("bob.r"))
+    else:
+        client = fast(gateway, "bob").open()
+        server.gate.clear()
+        client.ask_handle("bob.q", QUEUE)
+    gateway.until(lambda: len(server.asked) > before)
+    client.sock.close()
+    server.gate.set()
+    gateway.until(lambda: not gateway.gateway.listeners[protocol].connections)
 
 
 @pytest.mark.parametrize("answer", [b"perhaps", b"", None])

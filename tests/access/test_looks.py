@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.access.questions import Question, Undecided
+from gateway.access.questions import AuthorizerResponse, Question
 from gateway.app.rules import _look
 from gateway.containment import counted
+from gateway.model.pending import Pending
 
 
 class Broken:
@@ -26,7 +27,7 @@ def _fails() -> None:
 
 
 def _asks() -> None:
-    raise Undecided(Question("vhost", ()), Broken())
+    raise Pending(AuthorizerResponse(Question("vhost", ()), Broken()))
 
 
 @pytest.mark.parametrize("look", [_fails, _asks])

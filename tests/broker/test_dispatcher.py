@@ -11,9 +11,10 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher, tell_reply_kept
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.broker.routing import AnswerEntry, RoutingEntry
+from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
 from gateway.mapping import parse
 from gateway.mapping.router import Router
+from gateway.mapping.routes import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
@@ -21,6 +22,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
 
@@ -30,6 +32,8 @@ UP += " routing_key: '{all...}'%s}%s}"
 DOWN = "{name: down, from: {endpoint: amqp, exchange: amq.topic, binding_key: '{all...}'},"
 DOWN += " to: {endpoint: mqtt, topic: '{all...}'}}"
 OUT = "{name: out, from: {endpoint: mqtt, topic: 'out/#'}, to: {endpoint: erp, queue: out}%s}"
+FAST = "version: 1\nroutes:\n  - {name: fast, from: {endpoint: mqtt, topic: '{all...}'},"
+FAST += " to: {endpoint: fast, destination: q}}"
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 
 
@@ -334,3 +338,51 @@ def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
     assert [(line["event"], line["route"], line["reason"]) for line in lines] == [
         ("a reply address leads nowhere in a route's target", "up", "reply_kept")
     ] * 2
+
+
+def test_the_way_to_the_end_of_a_route_is_found_once_for_all_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walked: list[str] = []
+    end = Dispatcher.end
+
+    def noted(dispatcher: Dispatcher, route: Route) -> Namespace | None:
+        walked.append(route.name)
+        return end(dispatcher, route)
+
+    monkeypatch.setattr(Dispatcher, "end", noted)
+    bench = Bench(UP % (", mandatory: false", ""), DOWN, OUT % "")
+    bench.queue("q")
+    bench.publish("mqtt", mqtt("out/a"), mqtt("out/b"), mqtt("out/a"))
+    assert sorted(walked) == ["out", "up"]
+    bench.dispatcher.changed()
+    bench.publish("mqtt", mqtt("out/a"))
+    assert sorted(walked) == ["out", "out", "up", "up"], "something else may be at the end now"
+
+
+def test_a_run_of_equal_properties_is_examined_once_and_each_message_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    examined: list[Message] = []
+    losses = type(AMQPFAST).losses
+
+    def noted(dialect: object, message: Message) -> tuple[str, ...]:
+        examined.append(message)
+        return losses(AMQPFAST, message)
+
+    monkeypatch.setattr(type(AMQPFAST), "losses", noted)
+    dispatcher = Dispatcher(
+        Router([parse(FAST, "t.yaml")], {"mqtt": "mqtt", "fast": "amqpfast"}), DeadLetters()
+    )
+    link = Link()
+    dispatcher.namespaces = {"mqtt": Space(), "fast": link}
+    address = topic_address("a")
+    entry = dispatcher.entry("mqtt", None, address)
+    said, other = (property_set(Properties(priority=10 + one)) for one in range(2))
+    batch = dispatcher.batch(Answers(), Monotonic(0.0))
+    for number, (properties, hops) in enumerate([(said, 0)] * 3 + [(said, 1)] * 2 + [(other, 1), (said, 1)]):
+        message = Message(address, b"x", properties, hops=hops)
+        assert dispatcher.publish(batch, entry, message, number)
+    (route,) = dispatcher.router.routes
+    assert [(one.property_set, one.hops) for one in examined] == [(said, 1), (said, 2), (other, 2), (said, 2)]
+    assert route.lost == {"priority_range": 7}

@@ -18,7 +18,8 @@ import pytest
 
 from gateway.errors import StoreError
 from gateway.store.folder import fault
-from gateway.store.schema import STEPS
+from gateway.store.repair import check, repair
+from gateway.store.schema import BASE, STEPS, newest_layout
 from tests.store.parts import Opened, content, log_of, numbered, opened
 
 
@@ -138,7 +139,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     opened(tmp_path, steps=(*STEPS, lambda connection: None)).close()
     before = (tmp_path / "gateway.db").read_bytes()
     told = refusal(tmp_path)
-    assert "written by a newer gateway: its schema is 3, this gateway knows 2" in told
+    assert f"its schema is {newest_layout() + 1}, this gateway knows {newest_layout()}" in told
     assert (tmp_path / "gateway.db").read_bytes() == before
 
 
@@ -154,29 +155,44 @@ def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path
 def test_an_older_store_is_migrated_and_keeps_its_content(tmp_path: Path) -> None:
     filled(tmp_path)
 
-    def third(connection: sqlite3.Connection) -> None:
+    def added(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE logs ADD COLUMN colour TEXT DEFAULT 'red'")
 
-    store = opened(tmp_path, steps=(*STEPS, third))
+    store = opened(tmp_path, steps=(*STEPS, added))
     connection = store._database.connection
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (newest_layout() + 1,)
     assert connection.execute("SELECT colour FROM logs").fetchall() == [("red",)]
     assert len(content(store, log_of(store))) == 2000
     store.close()
-    opened(tmp_path, steps=(*STEPS, third)).close()
+    opened(tmp_path, steps=(*STEPS, added)).close()
 
 
-def test_a_store_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+def test_a_store_that_no_release_wrote_is_refused_and_not_touched(tmp_path: Path) -> None:
     filled(tmp_path)
     with closing(sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)) as connection:
         connection.execute("DROP TABLE places")
-        connection.execute("PRAGMA user_version = 1")
-    (tmp_path / "gateway.heap").unlink()
+        connection.execute(f"PRAGMA user_version = {BASE - 1}")
+    before = (tmp_path / "gateway.db").read_bytes()
+    told = refusal(tmp_path)
+    assert f"its schema {BASE - 1} is older than that of release 0.1.0, {BASE}" in told
+    assert "name another folder in store.path" in told
+    with pytest.raises(StoreError, match="older than that of release"):
+        check(tmp_path)
+    with pytest.raises(StoreError, match="older than that of release"):
+        repair(tmp_path)
+    assert (tmp_path / "gateway.db").read_bytes() == before
+
+
+def test_a_store_whose_creation_was_cut_short_is_created(tmp_path: Path) -> None:
+    """A kill between two statements of the first step leaves no table: it is one transaction."""
+    connection = sqlite3.connect(tmp_path / "gateway.db")
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
     with Opened(tmp_path) as one:
-        one.append(log_of(one.store), 2000, b"y" * 100_000)
-    store = opened(tmp_path)
-    assert [len(body) for _, body in content(store, log_of(store))] == [100] * 2000 + [100_000]
-    store.close()
+        one.append(one.store.log("queue", "q"), 0, b"x")
+    with closing(sqlite3.connect(tmp_path / "gateway.db")) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (newest_layout(),)
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:

@@ -103,6 +103,32 @@ def test_reading_stops_until_every_hold_is_released() -> None:
     assert bench.watch.seen == [(False, False), (True, False)]
 
 
+def test_what_is_postponed_while_suspended_comes_when_all_have_resumed() -> None:
+    bench = Bench(reads=(b"later",))
+    bench.stream.suspend()
+    bench.stream.suspend()
+    bench.stream.postpone(["command"])
+    bench.stream.resume()
+    assert (bench.stream.is_suspended, bench.stream.reading) == (True, False)
+    bench.stream.resume()
+    assert (bench.stream.is_suspended, bench.stream.reading) == (False, True)
+    bench.stream.read(1.0)
+    assert bench.owner.heard == b"", "the postponed command has a turn of its own"
+    assert bench.stream.postponed() == ["command"]
+    bench.stream.read(2.0)
+    assert bench.owner.heard == b"later"
+
+
+def test_back_pressure_does_not_end_with_a_suspension() -> None:
+    bench = Bench()
+    bench.stream.hold()
+    bench.stream.suspend()
+    bench.stream.resume()
+    assert (bench.stream.is_suspended, bench.stream.reading) == (False, False)
+    bench.stream.release()
+    assert bench.stream.reading
+
+
 def test_a_release_after_the_end_reads_nothing() -> None:
     bench = Bench(0)
     bench.stream.hold()

@@ -87,9 +87,9 @@ class Definitions:
                     durable=True,
                     auto_delete=given["auto_delete"],
                     internal=given["internal"],
-                    alternate=given.get("alternate"),
+                    alternate=given["alternate"],
                     find=find,
-                    user=given.get("user", ""),
+                    user=given["user"],
                 )
                 found.append(exchange)
         return found
@@ -136,7 +136,7 @@ class Definitions:
             with set_aside(QUEUE, words):
                 (name,) = words
                 arguments = _read(given["arguments"])
-                found.append((name, given["auto_delete"], arguments, given.get("user", "")))
+                found.append((name, given["auto_delete"], arguments, given["user"]))
         return found
 
     # Bindings.

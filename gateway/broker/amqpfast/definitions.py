@@ -97,7 +97,7 @@ class FastDefinitions:
 
     def names(self, kind: str) -> list[tuple[str, str | None]]:
         """The recorded queues or topics, and who made them."""
-        return [(words[0], given.get("maker")) for words, given in self._records(kind)]
+        return [(words[0], given["maker"]) for words, given in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
         """The recorded subscriptions: client, identifier, what for, whose.
@@ -128,7 +128,7 @@ class FastDefinitions:
                     selects=selects,
                     no_local=given["no_local"],
                 )
-                found.append((client, identifier, interest, given.get("maker")))
+                found.append((client, identifier, interest, given["maker"]))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:

@@ -35,7 +35,7 @@ class ActiveClients:
         return len(self._clients)
 
     def is_active(self, name: str) -> bool:
-        """Whether somebody is called so already. Raises NotKnown when that has to be waited for."""
+        """Whether somebody is called so already. Raises Pending when that has to be waited for."""
         return name in self._clients
 
     def enter(self, name: str, client: FastClient) -> None:

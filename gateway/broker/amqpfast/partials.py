@@ -23,7 +23,6 @@ from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"
-KEY_PARTS: Final = 4  # virtual host, user, client-name, digest
 
 
 class Partial:
@@ -81,9 +80,6 @@ class Partials:
             assert isinstance(key, str)
             assert isinstance(value, bytes)
             with set_aside(PARTIAL, key):
-                if len(json.loads(key)) < KEY_PARTS:  # of a version that recorded no users
-                    store.delete(PARTIAL, key)
-                    continue
                 given = json.loads(value)
                 try:
                     file = self._spool.recall(given["file"])

@@ -15,7 +15,6 @@ from typing import Final, TypedDict
 
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
-from gateway.broker.amqpfast.waiting import Awaited
 from gateway.broker.pressure import FullQueues
 from gateway.broker.shares import DefinitionShares, Shares, share_of, text_octets
 from gateway.errors import GatewayError
@@ -23,6 +22,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.pending import Awaited
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
@@ -351,7 +351,7 @@ class FastHost:
         """Whether queues may be consumed with a selector. Refused 540."""
 
     def look(self, asker: object, queues: list[FastQueue]) -> None:
-        """What waits in these queues is to be listed. Raises NotKnown when that has to be waited for."""
+        """What waits in these queues is to be listed. Raises Pending when that has to be waited for."""
 
     # Temporary destinations, 3.5.2.2.
 

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 import structlog
 from mypy_extensions import mypyc_attr
 
-from gateway.access.questions import Asked
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
@@ -255,9 +254,8 @@ class MqttNamespace:
         """What tells when PUBREL and PUBCOMP of a session may be said; None: at once."""
         return self.store.after_commit if session.kept and self.store is not None else None
 
-    def taking(self, session: Session, packet_ids: list[int]) -> Asked | None:
-        """Messages of QoS 2 have come under these ids; None: they can be published at once."""
-        return None
+    def taking(self, session: Session, packet_ids: list[int]) -> None:
+        """Messages of QoS 2 have come under these ids. Raises Pending until they may be published."""
 
     # Topics.
 
@@ -437,9 +435,8 @@ class MqttNamespace:
 
     # Sessions.
 
-    def arriving(self, guest: object, coming: Newcomer) -> Asked | None:
-        """A client wants in, by this connection; None: it need not wait."""
-        return None
+    def arriving(self, guest: object, coming: Newcomer) -> None:
+        """A client connects. Raises Pending until it may be let in."""
 
     def finds(self, client_id: str) -> bool:
         """Is there an earlier session?"""

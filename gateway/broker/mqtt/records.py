@@ -51,8 +51,8 @@ class SessionRecord(NamedTuple):
     utc: float
     attached: bool
     sent: int
-    user: str = ""
-    place: str = ""
+    user: str
+    place: str
 
 
 class Records:

@@ -10,8 +10,8 @@ import trio
 
 from gateway import clock
 from gateway.broker.amqpfast.hosts import ActiveClients, FastClient
-from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.engine.amqpfast.session import FastEngineSession
+from gateway.model.pending import Pending
 from gateway.model.properties import Headers, string
 from gateway.protocols.amqp091 import methods as m
 
@@ -31,7 +31,7 @@ class Name:
         self._declare = m.QueueDeclare(queue, exclusive=True, arguments=ARGUMENTS)
         self._engine = engine
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Have it, unless somebody else has."""
         deadline = clock.now() + LEAVING_SECS
         while True:
@@ -70,7 +70,7 @@ class SharedClients(ActiveClients):
         if found is None:
             found = self._names[name] = Name(self._engine, self._engine.names.client(name))
         if found.ours is None:
-            raise NotKnown(found)
+            raise Pending(found)
         if not found.ours:
             del self._names[name]
         return not found.ours

@@ -119,6 +119,6 @@ class Looking:
         if self.over:
             self._all.set()
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Wait for all."""
         await self._all.wait()

@@ -206,7 +206,7 @@ class ClusterStorage:
         self._early_messages = self._early_octets = 0
         return early
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Wait until that is known."""
         await self._settled.wait()
 

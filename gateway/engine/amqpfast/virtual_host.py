@@ -1,7 +1,7 @@
 """A virtual host of AMQP/Fast at a replica: names as the embedded broker has them, and destinations on the
 cluster.
 
-What is named is asked for there, and whoever named it waits for the answer (NotKnown). What a replica knows
+What is named is asked for there, and whoever named it waits for the answer (Pending). What a replica knows
 of names is what its own clients have used, and the configuration: a name that is a beginning means those.
 """
 
@@ -17,7 +17,6 @@ import structlog
 from gateway import clock
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription
 from gateway.broker.amqpfast.virtual_host import ANOTHER_USERS, TEMPORARY, FastHost, Named, Refused
-from gateway.broker.amqpfast.waiting import Awaited, NotKnown
 from gateway.engine.amqpfast.destinations import ELSEWHERE, EngineQueue, EngineSubscription
 from gateway.engine.amqpfast.looking import Looking, Seen
 from gateway.engine.amqpfast.names import (
@@ -38,6 +37,7 @@ from gateway.model.batch import Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.pending import Awaited, Pending
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -110,7 +110,7 @@ class Lookup:
         self._user = user
         self._arguments = arguments
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Find out. Whose it is the cluster says when other arguments are declared."""
         code, _ = await self._engine.answer(m.QueueDeclare(self._queue, passive=True))
         if not code and self._user is not None:
@@ -168,7 +168,7 @@ class EngineFastHost(FastHost):
         creates: bool = True,
         maker: str | None = None,
     ) -> list[Named]:
-        """As there, when the cluster has it; NotKnown before."""
+        """As there, when the cluster has it; Pending before."""
         if service == "topic" and len(name.encode()) > TOPIC_OCTETS_MAX:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {NAME_TOO_LONG.text}")
         found = super().find(service, name, whole=whole, slashes=slashes, creates=creates, maker=maker)
@@ -188,7 +188,7 @@ class EngineFastHost(FastHost):
             self._forget(queue)
             raise _refused(failure)
         if not queue.cluster.there:
-            raise NotKnown(queue.cluster)
+            raise Pending(queue.cluster)
 
     def _new_queue(self, name: str, owner: str | None, maker: str | None) -> FastQueue:
         cluster = self.engine.names.queue(self.name, name)
@@ -275,7 +275,7 @@ class EngineFastHost(FastHost):
         raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
 
     def look(self, asker: object, queues: list[FastQueue]) -> None:
-        """What waits in these; NotKnown until they have been looked at."""
+        """What waits in these; Pending until they have been looked at."""
         looking = self._looking.pop(asker, None)
         if looking is None:
             looking = Looking(len(queues))
@@ -285,7 +285,7 @@ class EngineFastHost(FastHost):
         if not looking.over:
             make_room(self._looking, MAKING_MAX)
             self._looking[asker] = looking
-            raise NotKnown(looking)
+            raise Pending(looking)
 
     def _see(self, queue: EngineQueue, looking: Looking, seen: Seen) -> None:
         self._seen.pop(queue, None)
@@ -317,7 +317,7 @@ class EngineFastHost(FastHost):
         slashes: bool = False,
         maker: str | None = None,
     ) -> Named:
-        """As there, when the cluster has it; NotKnown before."""
+        """As there, when the cluster has it; Pending before."""
         making = self._making.pop(channel, None)
         if making is None:
             made = super().create_temporary(
@@ -433,7 +433,7 @@ class EngineFastHost(FastHost):
         return Outcome(Verdict.REJECTED, reason, failure.text)
 
     def find_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
-        """As there, also of one that is known to the cluster alone. Raises NotKnown."""
+        """As there, also of one that is known to the cluster alone. Raises Pending."""
         known = self.known_durable(key, user)
         if known is not None:
             return known
@@ -444,7 +444,7 @@ class EngineFastHost(FastHost):
             make_room(self._looked_up, MAKING_MAX)
             lookup = Lookup(self.engine, unknown.cluster.queue, user, unknown.cluster.arguments)
             self._looked_up[asked] = lookup
-            raise NotKnown(lookup)
+            raise Pending(lookup)
         if lookup.there and not lookup.owned:
             raise Refused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
         return unknown if lookup.there else None

@@ -18,7 +18,6 @@ from gateway.access.authorization import CurrentRights
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
@@ -31,6 +30,7 @@ from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import Sender
+from gateway.model.pending import Pending
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import EXTERNAL
 from gateway.protocols.amqp091.events import Authenticate, Open
@@ -119,7 +119,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def _recheck(self) -> None:
-        """Channels that hold what they may not hold any more are closed. Raises Undecided."""
+        """Channels that hold what they may not hold any more are closed. Raises Pending."""
 
     @property
     def virtual_host(self) -> str:
@@ -273,7 +273,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._entrance.renewed(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._current_rights.forget()
-            with suppress(Undecided):
+            with suppress(Pending):
                 self.rules_changed()
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG

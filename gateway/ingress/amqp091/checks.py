@@ -16,7 +16,7 @@ DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
 
 class Checker(Protocol):
-    """A client, as far as its rights are checked. Both raise Refused, or Undecided."""
+    """A client, as far as its rights are checked. Both raise Refused, or Pending."""
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check `configure`, `write` or `read` of an exchange or queue."""

@@ -9,7 +9,6 @@ from functools import partial
 
 import trio
 
-from gateway.access.questions import Undecided
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -26,7 +25,7 @@ from gateway.ingress.amqp091.channel import (
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
-from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
+from gateway.ingress.amqp091.methods import METHODS, ActingGuest
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
@@ -34,6 +33,7 @@ from gateway.ingress.source import RouteRefused
 from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.pending import Pending
 from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
@@ -56,10 +56,6 @@ from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_pro
 from gateway.transport.stream import Stream
 
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
-
-
-class Taken(Exception):
-    """What follows has been taken over, and goes on later."""
 
 
 class AmqpConnection(ActingGuest):
@@ -195,16 +191,14 @@ class AmqpConnection(ActingGuest):
     def _process(self, events: list[Event]) -> None:
         self.stream.expect(self.machine.due)
         for at, event in enumerate(events):
+            if self.stream.is_suspended:
+                self.stream.postpone(events[at:])
+                break
             try:
                 if not self._go_through(events, at, event):
                     return
-            except Taken:
-                break
-            except Later as wait:
-                self._wait_for(wait, events[at if wait.again else at + 1 :])
-                break
-            except Undecided as question:
-                self._ingress.decide(self.stream, question)
+            except Pending as pending:
+                self._ingress.suspend(self.stream, pending.awaited)
                 self.stream.postpone(events[at:])
                 break
         if self.machine.closed:
@@ -214,8 +208,7 @@ class AmqpConnection(ActingGuest):
         self.stream.mark()
 
     def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
-        """Do what one of the events asks for; False: the others are left for another turn. Raises Later, and
-        Undecided."""
+        """Do what one of the events asks for; False: the others are left for another turn. Raises Pending."""
         if isinstance(event, Publishes):
             if contents := self._publishes(event.contents):
                 self.stream.postpone([Publishes(contents), *events[at + 1 :]])
@@ -224,17 +217,16 @@ class AmqpConnection(ActingGuest):
         elif isinstance(event, Acks):
             self._take_acks(event.acks)
         elif isinstance(event, LargePublish):
-            self._decide(event.content[1])
-            if self._publish_large(event.content, events[at + 1 :]):
-                raise Taken
+            self._check_large(event.content[1])
+            self._publish_large(event.content)
         elif isinstance(event, MethodReceived):
             self._method(event)
         else:
             self._turn(event)
         return True
 
-    def _decide(self, octets: bytes) -> None:
-        """Raises Undecided for a large message while it may still be left; what is wrong is said later."""
+    def _check_large(self, octets: bytes) -> None:
+        """Raises Pending for a large message while it may still be left; what is wrong is said later."""
         entries = self._ingress.entries_of(self.rights, self.host)
         if octets not in entries:
             with suppress(RemoteProtocolError, Refused):
@@ -252,17 +244,6 @@ class AmqpConnection(ActingGuest):
             self._open(event)
         elif isinstance(event, Closed):
             self._closed(event)
-
-    def _wait_for(self, wait: Later, events: list[Event]) -> None:
-        """Go on with `events` when what is waited for has come."""
-
-        def go_on() -> None:
-            if not self.stream.closed:
-                self.stream.release()
-                self._process(events)
-
-        self.stream.hold()
-        wait.when(go_on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
@@ -286,9 +267,9 @@ class AmqpConnection(ActingGuest):
 
     # Publishing.
 
-    def _publish_large(self, content: Content, events: list[Event]) -> bool:
-        """One that is not in memory. True: its file must be safe before its place in a queue is, so this goes
-        on later, and with `events` behind it.
+    def _publish_large(self, content: Content) -> None:
+        """Publish a message that is not in memory. If its file must be safe before its place in a queue is,
+        that is done later, and what is behind it waits.
         """
         _, _, raw, body = content
         try:
@@ -296,12 +277,11 @@ class AmqpConnection(ActingGuest):
         except RemoteProtocolError:
             durable = False  # it is refused for that, as any other
         if durable and isinstance(body, Spooled) and self._ingress.store is not None:
-            self._sync(body, content, events)
-            return True
-        self._publishes([content], large=True)
-        return False
+            self._sync(body, content)
+        else:
+            self._publishes([content], large=True)
 
-    def _sync(self, body: Spooled, content: Content, events: list[Event]) -> None:
+    def _sync(self, body: Spooled, content: Content) -> None:
         file = body.file
         assert isinstance(file, SpoolFile)
 
@@ -313,15 +293,14 @@ class AmqpConnection(ActingGuest):
                 fault = error
             if self.stream.closed:
                 return
-            self.stream.release()
             if fault is None:
                 self._publishes([content], large=True)
             else:
                 self.refuse(content[0], failed(f"the spool cannot be written: {fault.strerror}"), PUBLISH)
-            self._process(events)
+            self.stream.resume()
             self._ingress.flush()
 
-        self.stream.hold()
+        self.stream.suspend()
         self._ingress.tasks.start_soon(task)
 
     def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
@@ -364,11 +343,11 @@ class AmqpConnection(ActingGuest):
             except (RemoteProtocolError, Refused) as refusal:
                 self.refuse(number, refusal, PUBLISH)
                 continue
-            except Undecided as question:
+            except Pending as pending:
                 if large:  # it was decided, and is not known any more
                     self.refuse(number, access_refused("it is not known whether this is allowed"), PUBLISH)
                     continue
-                ingress.decide(self.stream, question)
+                ingress.suspend(self.stream, pending.awaited)
                 left = [content, *in_turn]
                 break
             message = Message(

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+import trio
+
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
 from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -19,21 +21,13 @@ from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
 from gateway.ingress.amqp091.checks import binding_key, check_binding, check_leading, named
 from gateway.model.message import Message
+from gateway.model.pending import Pending
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sending import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
 
 RETURNS_OCTETS_MAX: Final = 64  # of what a quorum queue adds: how often a message has come back
-
-
-class Later(Exception):
-    """What follows has to wait: `when` is given what goes on then. `again`: begin with the same method."""
-
-    def __init__(self, when: Callable[[Callable[[], None]], None], *, again: bool) -> None:
-        super().__init__()
-        self.when = when
-        self.again = again
 
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
@@ -256,9 +250,13 @@ class ActingGuest(AmqpGuest):
         queue = self._queue(channel, method.queue)
         if queue.loading:
             assert queue.storage is not None
-            raise Later(queue.storage.when_loaded, again=True)
+            loaded = trio.Event()
+            queue.storage.when_loaded(loaded.set)
+            raise Pending(loaded)
         if queue.gate.shut:  # what is there may be withdrawn, and come again
-            raise Later(queue.gate.wait, again=True)
+            opened = trio.Event()
+            queue.gate.wait(opened.set)
+            raise Pending(opened)
         if not method.no_ack:
             self._check_unacknowledged(channel)
         taken = self._take_sound(queue)
@@ -349,22 +347,23 @@ class ActingGuest(AmqpGuest):
 
     def _tx_commit(self, channel: AmqpChannel, method: m.TxCommit) -> None:
         """What the client says next waits for the commit, or it could overtake it."""
-        told: list[bool] = []
-        waiting: list[Callable[[], None]] = []
+        transaction, told, suspended = _transaction(channel), False, False
 
         def committed(whole: bool) -> None:
-            told.append(whole)
+            nonlocal told
+            told = True
             if whole:
                 self._reply(channel, True, m.TxCommitOk())
             else:
                 self.refuse(channel.number, failed("partial tx completion"), method)
             self.stream.mark()
-            for go_on in waiting:
-                go_on()
+            if suspended:
+                self.stream.resume()
 
-        _transaction(channel).commit(committed)
+        transaction.commit(committed)
         if not told:
-            raise Later(waiting.append, again=False)
+            suspended = True
+            self.stream.suspend()
 
     def _tx_rollback(self, channel: AmqpChannel, method: m.TxRollback) -> None:
         _transaction(channel).rollback()

@@ -120,14 +120,6 @@ class FastGuest(HandshakingGuest[ServerConnection]):
         """Close a channel from our side."""
 
     @abstractmethod
-    def pause(self) -> None:
-        """What has been read waits until `go_on`."""
-
-    @abstractmethod
-    def go_on(self) -> None:
-        """Undo one `pause`."""
-
-    @abstractmethod
     def reopen_channel(self, number: int) -> None:
         """The number of a channel that was left is used again."""
 

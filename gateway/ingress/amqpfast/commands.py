@@ -240,13 +240,7 @@ class ActingGuest(FastGuest):
 
         awaited = host.awaited(subscription)
         if awaited is not None:
-
-            def begin_then_go_on() -> None:
-                begin(host.outcome_of(subscription))
-                self.go_on()
-
-            self.pause()
-            self.ingress.decide(self.stream, awaited, begin_then_go_on)
+            self.ingress.suspend(self.stream, awaited, lambda: begin(host.outcome_of(subscription)))
         elif key is None or subscription is known:
             begin(ACCEPTED)
         else:  # a new durable subscription is promised when it is on disk

@@ -10,11 +10,9 @@ from weakref import WeakValueDictionary
 from gateway.access.authorization import CurrentRights
 from gateway.access.backends import Denial
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import Refused
-from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
@@ -27,6 +25,7 @@ from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
+from gateway.model.pending import Pending
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_credentials
@@ -110,8 +109,6 @@ class FastConnection(ActingGuest):
         self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
         self.arrivals = IncomingTransfers(self, ingress, self.publisher)
         self.sending = {}  # channels with a large message under way
-        self._pauses = 0
-        self._paused: list[Event] = []  # what has been read and is not done yet
         self._delivering: dict[FastChannel, None] = {}
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
@@ -233,22 +230,6 @@ class FastConnection(ActingGuest):
         self._leave()
         self._ingress.forget(self, reason)
 
-    # What takes its time.
-
-    def pause(self) -> None:
-        """Do nothing more of what the client says until `go_on`: something of it is not done yet."""
-        self._pauses += 1
-        self.stream.hold()
-
-    def go_on(self) -> None:
-        """It is done; as often as `pause`."""
-        self._pauses -= 1
-        self.stream.release()
-        if not self._pauses:
-            waiting, self._paused = self._paused, []
-            if not self.gone:
-                self._process(waiting)
-
     @property
     def gone(self) -> bool:
         """Nobody is there to hear anything."""
@@ -276,7 +257,7 @@ class FastConnection(ActingGuest):
     @property
     def idle(self) -> bool:
         """Nothing that this client wants to be told about awaits its outcome."""
-        return not self.publisher.unsettled and not self._pauses
+        return not self.publisher.unsettled and not self.stream.is_suspended
 
     def in_flight(self) -> InFlight:
         """What is under way."""
@@ -353,8 +334,8 @@ class FastConnection(ActingGuest):
 
     def _process(self, events: list[Event]) -> None:
         for at, event in enumerate(events):
-            if self._pauses:
-                self._paused += events[at:]
+            if self.stream.is_suspended:
+                self.stream.postpone(events[at:])
                 break
             if isinstance(event, Sends):
                 if rows := self.publisher.sends(event.rows):
@@ -363,8 +344,8 @@ class FastConnection(ActingGuest):
                     return
             elif isinstance(event, Acks):
                 self._acks(event.rows)
-            elif self._undecided(event):
-                self._paused += events[at:]
+            elif not self._perform(event):
+                self.stream.postpone(events[at:])
                 break
         if self.arrivals.unwritten:
             self.arrivals.write()
@@ -372,9 +353,9 @@ class FastConnection(ActingGuest):
             self.stream.end("closed")
         self.stream.mark()
 
-    def _undecided(self, event: Event) -> bool:
-        """Do what is no message or acknowledgement; True: it has to wait until it is known whether the client
-        may."""
+    def _perform(self, event: Event) -> bool:
+        """Do what is no message or acknowledgement. Return False if its result is pending, and it is to be
+        postponed."""
         try:
             if isinstance(event, Fragment):
                 self.arrivals.fragment(event)
@@ -382,21 +363,10 @@ class FastConnection(ActingGuest):
                 self._command(event.command)
             elif (hear := RARE.get(type(event))) is not None:
                 hear(self, event)
-        except Undecided as question:
-            self.pause()
-            self._ingress.decide(self.stream, question, self.go_on)
-            return True
-        except NotKnown as unknown:
-            self.pause()
-            self._ingress.decide(self.stream, unknown, self._go_on_reading)
-            return True
-        return False
-
-    def _go_on_reading(self) -> None:
-        """The same, and what the machine has kept for after the handshake."""
-        self.go_on()
-        if not self.gone:
-            self.receive(b"", self._ingress.now())
+        except Pending as pending:
+            self._ingress.suspend(self.stream, pending.awaited)
+            return False
+        return True
 
     def _handle_closed(self, event: HandleClosed) -> None:
         if not event.by_peer:

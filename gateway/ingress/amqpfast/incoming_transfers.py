@@ -140,7 +140,7 @@ class IncomingTransfers:
         if handle is None:
             return
         if event.first:
-            self._publisher.decide(handle, event.dest_name)
+            self._publisher.check_destination(handle, event.dest_name)
         if event.bits & STREAMING:
             self._publisher.stream(handle, event)
         elif event.bits & OUT_OF_BAND:
@@ -215,9 +215,9 @@ class IncomingTransfers:
             if not handle.silent:
                 connection.machine.ready(handle.number, size)
                 connection.stream.mark()
-            connection.go_on()
+            connection.stream.resume()
 
-        connection.pause()
+        connection.stream.suspend()
         self._ingress.after_commit(recorded)
 
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
@@ -290,10 +290,10 @@ class IncomingTransfers:
                 connection.refuse(handle, error.code, str(error))
             except (OSError, SpoolFull) as error:
                 connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
-            connection.go_on()
+            connection.stream.resume()
             self._ingress.flush()
 
-        connection.pause()
+        connection.stream.suspend()
         self._ingress.start(task)
 
     # Out of band, 3.5.3.1.

@@ -11,10 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from gateway.access.questions import Undecided
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
-from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
@@ -35,6 +33,7 @@ from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.pending import Awaited, Pending
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Body, Spooled
 from gateway.protocols.amqpfast.commands import ChannelCommit
@@ -106,8 +105,8 @@ class Publisher:
                     break
                 try:
                     self._send(handle, tag, properties.raw, body, name)
-                except (Undecided, NotKnown) as question:
-                    ingress.decide(connection.stream, question)
+                except Pending as pending:
+                    ingress.suspend(connection.stream, pending.awaited)
                     left = [row, *in_turn]
                     break
                 generation = dispatcher.generation
@@ -282,8 +281,8 @@ class Publisher:
         handle.entries[name] = tuple(entries)
         return handle.entries[name]
 
-    def decide(self, handle: FastHandle, name: bytes) -> None:
-        """Raises Undecided for a message whose first part has come; what is wrong is said when it is
+    def check_destination(self, handle: FastHandle, name: bytes) -> None:
+        """Raises Pending for a message whose first part has come; what is wrong is said when it is
         complete."""
         rights = self._connection.rights
         if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
@@ -374,8 +373,8 @@ class Publisher:
             return
         try:
             self._send(handle, tag, properties.raw, body, name, partial)
-        except (Undecided, NotKnown) as question:
-            self._send_whole_later(question, handle, tag, head, body, name, partial)
+        except Pending as pending:
+            self._send_whole_later(pending.awaited, handle, tag, head, body, name, partial)
             return
         ingress.stats.messages_in += 1
         if (rate := connection.stream.rate) is not None:
@@ -384,7 +383,7 @@ class Publisher:
 
     def _send_whole_later(
         self,
-        question: Undecided | NotKnown,
+        awaited: Awaited,
         handle: FastHandle,
         tag: int,
         head: bytes,
@@ -396,17 +395,13 @@ class Publisher:
         waits."""
         connection, ingress = self._connection, self._ingress
 
-        async def task() -> None:
-            await question.ask()
+        def send_or_release() -> None:
             if not handle.silent and not connection.gone:
                 self.send_whole(handle, tag, head, body, name, partial)
             elif partial is not None:
                 ingress.partials.release(partial)
-            connection.go_on()
-            ingress.flush()
 
-        connection.pause()
-        ingress.start(task)
+        ingress.suspend(connection.stream, awaited, send_or_release)
 
     # Transactions.
 

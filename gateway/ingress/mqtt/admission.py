@@ -14,7 +14,6 @@ from typing import Any, Final
 from gateway.access.backends import Denial
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.access.tokens import Tokens
@@ -27,6 +26,7 @@ from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
 from gateway.ingress.source import RouteRefused
 from gateway.model.message import Sender
+from gateway.model.pending import Pending
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import is_utf8, violation
@@ -303,15 +303,6 @@ class AdmittedGuest(MqttGuest):
         client_id = packet.client_id or assigned or self._ingress.new_client_id()
         rights = self._ingress.rights_of(principal, client_id)
         sender = Sender(self._ingress.name, client_id, principal.name, self.stream.remote)
-        try:
-            refusal = self._refusal(packet, rights, sender)
-        except Undecided as question:
-            again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
-            self._ingress.decide(self.stream, question, again)
-            return
-        if refusal is not None:
-            self._refuse(*refusal)
-            return
         namespace, machine = self._ingress.namespace, self.machine
         expires, place = (
             expiry_secs(packet, self._ingress.expiry_secs_max(rights)),
@@ -320,9 +311,15 @@ class AdmittedGuest(MqttGuest):
         coming = Newcomer(
             client_id, packet.clean_start, expires, place, packet.will, sender, not rights.unlimited
         )
-        if (waiting := namespace.arriving(self, coming)) is not None:
+        try:
+            refusal = self._refusal(packet, rights, sender)
+            if refusal is not None:
+                self._refuse(*refusal)
+                return
+            namespace.arriving(self, coming)
+        except Pending as pending:
             again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
-            self._ingress.decide(self.stream, waiting, again)
+            self._ingress.suspend(self.stream, pending.awaited, again)
             return
         before = namespace.recorded
         self._ingress.take_over(client_id)  # a session that ends with its connection is not found any more

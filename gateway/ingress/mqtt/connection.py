@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.access.authorization import CurrentRights
-from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session, SubscriptionOptions
@@ -43,6 +42,7 @@ from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.ingress.source import RouteRefused
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
+from gateway.model.pending import Pending
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.connection import State
@@ -141,7 +141,7 @@ class MqttConnection(AdmittedGuest):
         """The client has proved anew who it is, and perhaps with other rights."""
         self._current_rights.forget()
         self._generation = -1
-        with suppress(Undecided):  # what it holds it keeps until it is known otherwise
+        with suppress(Pending):  # what it holds it keeps until it is known otherwise
             self.rules_changed()
 
     def rules_changed(self) -> None:
@@ -175,7 +175,7 @@ class MqttConnection(AdmittedGuest):
                             return
                     elif isinstance(event, Oversized):
                         self._oversized(event)
-                    elif self._undecided(event):
+                    elif not self._perform(event):
                         self.stream.postpone([event, *events[number:]])
                         return
                     if self.gone:
@@ -306,15 +306,23 @@ class MqttConnection(AdmittedGuest):
         five = self.machine.version is Version.V5
         utc = time.time() if five else 0.0
         raw = b""
+        like: Row | None = None  # the one that `raw` was encoded for
         octets = 0
         given = []
         for row in rows:
             message, grant = row.message, row.grant
-            if five:
+            if five and not (
+                like is not None
+                and message.property_set is like.message.property_set
+                and message.expires == like.message.expires
+                and message.hops == like.message.hops
+                and grant is like.grant
+            ):
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
                 except Exception as error:
                     return self._send_singly(rows, error)
+                like = row
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + len(raw) + 32
@@ -471,14 +479,14 @@ class MqttConnection(AdmittedGuest):
 
     # Packets.
 
-    def _undecided(self, event: Event) -> bool:
-        """Do what a packet says; True: it has to wait until it is known whether the client may."""
+    def _perform(self, event: Event) -> bool:
+        """Do what a packet asks for. Return False if its result is pending, and it is to be postponed."""
         try:
             self._control(event)
-        except Undecided as question:
-            self._ingress.decide(self.stream, question)
-            return True
-        return False
+        except Pending as pending:
+            self._ingress.suspend(self.stream, pending.awaited)
+            return False
+        return True
 
     def _control(self, event: Event) -> None:
         if isinstance(event, Acks):
@@ -539,8 +547,8 @@ class MqttConnection(AdmittedGuest):
             topic = rows[0][1]
             try:
                 shared = entries.get(topic) or self._first_seen(topic, entries)
-            except Undecided as question:
-                ingress.decide(self.stream, question)
+            except Pending as pending:
+                ingress.suspend(self.stream, pending.awaited)
                 return rows
             if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
                 self._publish_burst(shared, burst)
@@ -555,8 +563,8 @@ class MqttConnection(AdmittedGuest):
                     break
                 try:
                     entry = self._first_seen(topic, entries)
-                except Undecided as question:
-                    ingress.decide(self.stream, question)
+                except Pending as pending:
+                    ingress.suspend(self.stream, pending.awaited)
                     left = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
             qos = flags >> 1 & 3
@@ -600,14 +608,15 @@ class MqttConnection(AdmittedGuest):
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
         if not packet_ids or session is None:
             return False
-        question = self._ingress.namespace.taking(session, packet_ids)
-        if question is None:
-            return False
-        if self._elsewhere:  # there these ids are not known: it says the messages again, and that counts
-            self._give_way()
-        else:
-            self._ingress.decide(self.stream, question)
-        return True
+        try:
+            self._ingress.namespace.taking(session, packet_ids)
+        except Pending as pending:
+            if self._elsewhere:  # there these ids are not known: it says the messages again, and that counts
+                self._give_way()
+            else:
+                self._ingress.suspend(self.stream, pending.awaited)
+            return True
+        return False
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
         """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
@@ -757,9 +766,7 @@ class MqttConnection(AdmittedGuest):
         bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
         identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
         reasons: list[int] = []
-        decisions = [
-            rights.mqtt_subscribe(one.filter, one.qos) for one in packet.subscriptions
-        ]  # or Undecided
+        decisions = [rights.mqtt_subscribe(one.filter, one.qos) for one in packet.subscriptions]  # or Pending
         for wanted, decision in zip(packet.subscriptions, decisions, strict=True):
             refused = self._filter_refusal(session, decision, wanted)
             if refused is not None:

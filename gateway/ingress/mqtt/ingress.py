@@ -16,7 +16,6 @@ import structlog
 import trio
 
 from gateway.access.principal import Principal
-from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
@@ -36,6 +35,7 @@ from gateway.model.batch import Batch
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Verdict
+from gateway.model.pending import Pending
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
@@ -368,12 +368,12 @@ class MqttIngress(ListenerSource):
         self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
     ) -> bool:
         """End the subscriptions that are not allowed; True: there were some. What is not known without asking
-        somebody is kept if `patient`; otherwise this raises Undecided."""
+        somebody is kept if `patient`; otherwise this raises Pending."""
         found = False
         for topic_filter, options in list(session.subscriptions.items()):
             try:
                 decision = rights.mqtt_subscribe(topic_filter, options.qos)
-            except Undecided:
+            except Pending:
                 if patient:
                     continue
                 raise
@@ -412,8 +412,8 @@ class MqttIngress(ListenerSource):
         if principal is not None:
             try:
                 decision = self.may_publish(rights, topic_address(will.topic))
-            except Undecided as question:
-                self.tasks.start_soon(self._publish_will_later, question, will, sender, principal)
+            except Pending as pending:
+                self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal)
                 return
             if not decision.allowed:
                 self.denied(sender, "will", will.topic, decision.rule)
@@ -453,9 +453,9 @@ class MqttIngress(ListenerSource):
         self.turn_done()
 
     async def _publish_will_later(
-        self, question: Undecided, will: Will, sender: Sender, principal: Principal
+        self, pending: Pending, will: Will, sender: Sender, principal: Principal
     ) -> None:
-        await question.ask()
+        await pending.awaited.wait()
         self.publish_will(will, sender, principal)
         self.flush()
 

@@ -111,7 +111,7 @@ class Archive:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
             given = json.loads(stream.read())
-        left = tuple(Left(**one) for one in given.get("left", ()))  # earlier releases have none
+        left = tuple(Left(**one) for one in given["left"])
         files = tuple(Filed(**file) for file in given["files"])
         return Manifest(given["number"], given["offsets"], files, left)
 

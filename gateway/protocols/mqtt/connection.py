@@ -600,7 +600,8 @@ class Connection:
             else:
                 middle = b""
             if v5:
-                middle += encode_varint(len(properties)) + properties if properties else b"\0"
+                size = len(properties)
+                middle += (lengths[size] if size < known else encode_varint(size)) + properties
             size = len(topic) + 2 + len(middle) + len(body)
             length = lengths[size] if size < known else encode_varint(size)
             if size > common:

@@ -60,7 +60,7 @@ _FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items() if field 
 _RESERVED: Final = frozenset((HOPS, TYPES, REPLY_TO, *FIELDS.values()))
 
 FORM: Final = "mqtt5"
-"""The key of what `encode_properties` remembers in PropertySet.forms, of sets that came from elsewhere."""
+"""The key of what `encode_properties` remembers in a PropertySet that came from elsewhere."""
 
 LOSSES: Final = (
     Loss("header_name", "headers", "a name over 65 535 octets, no UTF-8, or with U+0000", "drop"),
@@ -232,7 +232,10 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     A message that has expired is not to be sent; here it gets the least interval, 1 s.
     """
     property_set = message.property_set
-    octets = _listed(property_set)
+    if property_set.protocol == "mqtt":
+        octets: bytes = _forwarded(property_set) if property_set.known is None else property_set.known
+    else:
+        octets = _form(property_set).octets
     if message.expires:
         left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
         octets += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
@@ -250,8 +253,7 @@ def losses(message: Message) -> tuple[str, ...]:
     property_set = message.property_set
     if property_set.protocol == "mqtt":
         return ()
-    lost = _form(property_set).losses
-    return tuple([name for name in lost if name in LOSING]) if lost else ()
+    return _form(property_set).losses
 
 
 def _hops(count: int) -> bytes:
@@ -261,35 +263,36 @@ def _hops(count: int) -> bytes:
 _HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cross more routes
 
 
-def _listed(property_set: PropertySet) -> bytes:
-    """The list without what differs from message to message."""
-    if property_set.protocol != "mqtt":
-        return _form(property_set).octets
-    octets: bytes | None = property_set.known
-    if octets is None:
-        octets = property_set.known = _forwarded(property_set)
-    return octets
-
-
 class Form(NamedTuple):
-    """A property list, without what differs from message to message, and its losses."""
+    """A property list, without what differs from message to message, and the LOSING ones of its losses."""
 
+    key: str
     octets: bytes
     losses: tuple[str, ...]
 
 
 def _form(property_set: PropertySet) -> Form:
-    found: Form | None = property_set.forms.get(FORM)
+    last = property_set.form
+    if last is not None and last[0] == FORM:
+        form: Form = last
+        return form
+    found: Form | None = property_set.made(FORM)
     if found is None:
-        if property_set.read_texts is not None and (
-            straight := write_texts(property_set.read_texts(property_set.raw, USER_HEAD, b"", False))
-        ):
-            found = Form(straight, ())
-        else:
-            lost: set[str] = set()
-            found = Form(_encode(property_set, lost), tuple(sorted(lost)))
-        property_set.forms[FORM] = found
+        found = _make_form(property_set)
+    if last is not None:
+        property_set.forms[last[0]] = last
+    property_set.form = found
     return found
+
+
+def _make_form(property_set: PropertySet) -> Form:
+    if property_set.read_texts is not None:
+        straight = write_texts(property_set.read_texts(property_set.raw, USER_HEAD, b"", False))
+        if straight:
+            return Form(FORM, straight, ())
+    lost: set[str] = set()
+    octets = _encode(property_set, lost)
+    return Form(FORM, octets, tuple(sorted(lost & LOSING)))
 
 
 _OF_THE_WAY: Final = frozenset(
@@ -299,12 +302,14 @@ _OF_THE_WAY: Final = frozenset(
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
+    """Find the list that goes on from what an MQTT client sent, and remember it as `known`."""
     raw = property_set.raw
-    return b"".join(
+    octets = property_set.known = b"".join(
         raw[span.start : span.stop]
         for span in spans(raw, PacketType.PUBLISH)
         if span.id not in _OF_THE_WAY and not (span.id is Property.USER_PROPERTY and span.value[0] == HOPS)
     )
+    return octets
 
 
 def _encode(property_set: PropertySet, lost: set[str]) -> bytes:

@@ -25,7 +25,6 @@ from gateway.model.properties import PropertySet
 from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
-    VERSION,
     BlockStatistics,
     Buffer,
     Draft,
@@ -117,7 +116,7 @@ class Encoder:
             *sets.entries,
         ]
         first, last = min([part.received_us for part in parts]), max([part.received_us for part in parts])
-        header = Header(VERSION, 0, self._shard, 0, base, rows, first, last, len(COLUMNS), 0, 0, 0)
+        header = Header(0, self._shard, 0, base, rows, first, last, len(COLUMNS), 0, 0, 0)
         done = [part.settled_us for part in parts]
         statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
         return Draft(header, ENCODED_COLUMNS, buffers, statistics)

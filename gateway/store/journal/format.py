@@ -5,7 +5,7 @@ one behind the other; a block is what one flush wrote, complete in itself. All n
 block's length and everything in it starts at a multiple of 8 octets from the start of the block.
 
     header      72 octets, HEADER below; its last four are the CRC-32 of the 68 before
-    low water   8 octets: a time, see below (formats 1 and 2 have none)
+    low water   8 octets: a time, see below
     directory   where the buffers lie, then which columns there are
     buffers     in any order, zero octets between them
 
@@ -13,12 +13,11 @@ The content CRC covers everything behind the header. The directory is, for each 
 offset in the block, the octets stored there, and its octets; where these differ it is compressed (zlib, RFC
 1950), or written as runs. Of those the octets stored have their highest bit set, and are: two uint32, the
 number of runs and the octets of a value; for each run a uint32, its length in values; zeros up to a multiple
-of 8; the value of each run (format 1 has no runs). Two buffers may lie at the same place. An empty buffer has
-three zeros. Then for each column: its kind
-(one octet), the length of its name (one octet), one octet for each buffer of its kind with that buffer's
-number in the table (255: the column has no such buffer), for kind 9 one octet more, and its name in ASCII;
-then zeros up to a multiple of 8. A reader passes over columns whose names it does not know, and must refuse
-kinds that it does not know.
+of 8; the value of each run. Two buffers may lie at the same place. An empty buffer has three zeros. Then for
+each column: its kind (one octet), the length of its name (one octet), one octet for each buffer of its kind
+with that buffer's number in the table (255: the column has no such buffer), for kind 9 one octet more, and
+its name in ASCII; then zeros up to a multiple of 8. A reader passes over columns whose names it does not
+know, and must refuse kinds that it does not know.
 
 | kind      | buffers                            | a row                                              |
 |-----------|------------------------------------|----------------------------------------------------|
@@ -35,7 +34,7 @@ kinds that it does not know.
 The dictionary of a coded column is its last three buffers, as of kind 6; it is the block's own. A text may be
 there twice, or not be used by any row, so what it lacks no row has, but not the other way round.
 
-The dictionary of a wire column (format 4) has octets, of which its texts are made, and a form (one octet) for
+The dictionary of a wire column has octets, of which its texts are made, and a form (one octet) for
 each entry. Without indices the entry of a row is that of its own place. The octet more in the directory says
 which text the column is: 0, 1 and 2 are of an address, as one text, its scope and its name; 3 and 4 are of
 properties, as JSON and their message id. Of form 0 the octets are these texts themselves (three, or two),
@@ -62,8 +61,8 @@ nothing crosses there is one a minute.
 
 The last block of a segment that is complete has the flag INDEX, no rows, and what is in the segment: a JSON
 object behind the mark (`gateway/store/journal/summary.py` has its keys), spaces up to a multiple of 8, then
-"GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is the one in use, or
-older than format 3. Segments that are complete may be written anew with fewer, larger blocks and the same
+"GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is the one in use, or its
+writer was killed. Segments that are complete may be written anew with fewer, larger blocks and the same
 rows, under the name of the first of them; the others are deleted then, and for a moment rows may be there
 twice. So a reader goes by sequence numbers, passes over rows that it has seen, and looks for the files again
 when one is gone. An incomplete block at the end of the last segment is torn: a reader stops before it (it may
@@ -84,13 +83,14 @@ from gateway.errors import GatewayError
 Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
 VERSION: Final = 4
+"""The one format that is read and written: that of release 0.1.0. What came before was never released."""
 GAP: Final = 1  # flag: rows are missing here
 INDEX: Final = 2  # flag: what is in the segment that ends here
 MARK: Final = 4  # flag: only the low-water mark
 HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
 HEADER_OCTETS: Final = HEADER.size + 4
 LOW_WATER: Final = struct.Struct("<q")
-LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size  # of a block, for its Header
+LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size  # of a block, for its Header; the directory follows
 ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
 RUNS: Final = 1 << 31  # in the octets stored: they are runs
@@ -143,7 +143,6 @@ class Header(NamedTuple):
     """What a block's header says. `octets`: of the whole block. Times are in microseconds UTC: `first_us`
     and `last_us` of the earliest and latest receipt in it, `low_us` the low-water mark (0: not known)."""
 
-    version: int
     flags: int
     shard: int
     octets: int
@@ -156,11 +155,6 @@ class Header(NamedTuple):
     directory_octets: int
     crc: int
     low_us: int = 0
-
-    @property
-    def size(self) -> int:
-        """Octets before the directory."""
-        return LOOK_OCTETS if self.version > 2 else HEADER_OCTETS
 
     @property
     def gap(self) -> bool:
@@ -191,7 +185,7 @@ def encode_header(header: Header) -> bytes:
     """The 72 octets."""
     raw = HEADER.pack(
         MAGIC,
-        header.version,
+        VERSION,
         header.flags,
         header.shard,
         header.octets,
@@ -211,23 +205,24 @@ def encode_header(header: Header) -> bytes:
 def decode_header(raw: bytes) -> Header | None:
     """The header in the first LOOK_OCTETS of a block; None when they are no header, or are damaged.
 
-    Raises JournalError when a newer gateway has written it.
+    Raises JournalError when it is of another format.
     """
-    if len(raw) < HEADER_OCTETS or not raw.startswith(MAGIC):
+    if len(raw) < LOOK_OCTETS or not raw.startswith(MAGIC):
         return None
     if zlib.crc32(raw[: HEADER.size]) != int.from_bytes(raw[HEADER.size : HEADER_OCTETS], "little"):
         return None
     _, version, flags, shard, octets, base, rows, columns, first, last, buffers, _, directory, crc = (
         HEADER.unpack_from(raw)
     )
-    if version > VERSION:
-        raise JournalError(f"the journal is of format {version}; this gateway knows formats up to {VERSION}")
-    low = 0
-    if version > 2 and len(raw) >= LOOK_OCTETS:
-        (low,) = LOW_WATER.unpack_from(raw, HEADER_OCTETS)
-    return Header(
-        version, flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc, low
-    )
+    if version != VERSION:
+        advice = (
+            "read it with a gateway that knows it"
+            if version > VERSION
+            else "no release wrote it; move its files away, or name another folder in journal.path"
+        )
+        raise JournalError(f"the journal is of format {version}, this gateway's is {VERSION}: {advice}")
+    (low,) = LOW_WATER.unpack_from(raw, HEADER_OCTETS)
+    return Header(flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc, low)
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
@@ -343,10 +338,11 @@ def lay_out(draft: Draft, level: int) -> Laid:
         (given,) = buffers
         assert isinstance(given, bytes)
         content = given.ljust(len(given) + len(padding(len(given))))
-        return Laid(header._replace(octets=header.size + len(content)), [_low_water(header) + content])
+        low_water = LOW_WATER.pack(header.low_us)
+        return Laid(header._replace(octets=LOOK_OCTETS + len(content)), [low_water + content])
     directory = len(buffers) * _BUFFER.size + len(columns)
-    pad = padding(header.size + directory)
-    at = header.size + directory + len(pad)
+    pad = padding(LOOK_OCTETS + directory)
+    at = LOOK_OCTETS + directory + len(pad)
     placed: dict[int, tuple[int, int, int]] = {}
     table: list[int] = []
     pieces: list[Octets] = []
@@ -366,13 +362,9 @@ def lay_out(draft: Draft, level: int) -> Laid:
                 pieces.append(tail)
                 at += len(tail)
         table += place
-    head = _low_water(header) + struct.pack(f"<{len(table)}I", *table) + columns + pad
+    head = LOW_WATER.pack(header.low_us) + struct.pack(f"<{len(table)}I", *table) + columns + pad
     done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
     return Laid(done, [head, *pieces], statistics)
-
-
-def _low_water(header: Header) -> bytes:
-    return LOW_WATER.pack(header.low_us) if header.version > 2 else b""
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
@@ -416,9 +408,9 @@ def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
 
 def mark_draft(shard: int, base: int, low_us: int) -> Draft:
     """A block that only says up to when the journal is complete."""
-    return Draft(Header(VERSION, MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
+    return Draft(Header(MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
 
 
 def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:
     """A block that says that `rows` rows from `base` on were not written; `reason` is a JSON object."""
-    return Draft(Header(VERSION, GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])
+    return Draft(Header(GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])

@@ -20,7 +20,6 @@ from gateway.store.journal.entries import Entries, bitmap, offsets
 from gateway.store.journal.format import (
     INDEX,
     MARK,
-    VERSION,
     BlockStatistics,
     Buffer,
     DamageError,
@@ -144,7 +143,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
     routes = frozenset(entry[1].decode() for entry in recipients.numbers)
     first = blocks[0].header
     header = Header(
-        *(VERSION, 0, first.shard, 0, first.base, rows),
+        *(0, first.shard, 0, first.base, rows),
         min(block.header.first_us for block in blocks),
         max(block.header.last_us for block in blocks),
         *(len(COLUMNS), 0, 0, 0),

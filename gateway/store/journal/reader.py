@@ -33,6 +33,7 @@ from gateway.store.journal.format import (
     BUFFERS,
     INDEX,
     ITEM_OCTETS,
+    LOOK_OCTETS,
     MARK,
     RUNS,
     Column,
@@ -276,7 +277,7 @@ def block_from(
 ) -> Block:
     """The block of these octets, which are sound."""
     header = at.header
-    directory = octets[header.size : header.size + header.directory_octets]
+    directory = octets[LOOK_OCTETS : LOOK_OCTETS + header.directory_octets]
     places = buffer_table(directory, header.buffers)
     columns = _columns(directory[12 * header.buffers :], header.columns)
     named = {column.name: column for column in columns}
@@ -426,7 +427,7 @@ class JournalReader:
 
     def low_water(self, shard: str, before: int | None = None) -> int | None:
         """Of all that was received before this time (microseconds UTC) there is nothing behind row `before`
-        (None: the newest). None: the gateway that wrote it did not say."""
+        (None: the newest). None: not known yet."""
         segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
         found = 0
         for segment in segments:
@@ -442,7 +443,8 @@ class JournalReader:
         return found or None
 
     def summary(self, segment: Segment) -> Summary | None:
-        """What the end of a file says is in it; None: it is in use, or old."""
+        """What the end of a file says is in it; None: it is in use, or its
+        writer was killed."""
         known = self._summaries.get(segment.path)
         if known is not None and known[0] == segment:
             return known[1]
@@ -652,7 +654,7 @@ class JournalReader:
         octets = content_of(file, at)
         if octets is None:  # the header has said what matters
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
-        given = json.loads(octets[header.size :])
+        given = json.loads(octets[LOOK_OCTETS:])
         return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
 
     def read(self, shard: str, at: At) -> Block:
@@ -806,7 +808,7 @@ class _Wanted(NamedTuple):
         )
 
 
-_NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+_NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _range(item: At | Stretch | range) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def size_of(file: BinaryIO) -> int:
 def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
     """The blocks of a file from `offset` on, by their headers; ends before an incomplete one at its end.
 
-    `file` is unbuffered. Raises JournalError when a newer gateway wrote it.
+    `file` is unbuffered. Raises JournalError when a block is of another format.
     """
     while True:
         at = block_at(file, path, offset)
@@ -121,7 +121,7 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
         header = decode_header(file.read(LOOK_OCTETS))
     except JournalError as error:
         raise JournalError(f"{path}: {error}") from error
-    if header is None or header.octets < header.size:
+    if header is None or header.octets < LOOK_OCTETS:
         return None
     return At(path, offset, header) if offset + header.octets <= size_of(file) else None
 

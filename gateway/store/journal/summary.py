@@ -14,8 +14,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 from gateway.store.journal.format import (
     INDEX,
+    LOOK_OCTETS,
     MARK,
-    VERSION,
     BlockStatistics,
     DamageError,
     Draft,
@@ -122,7 +122,7 @@ def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
     text = json.dumps(given, separators=(",", ":")).encode()
     text += b" " * len(padding(len(text)))
     base, low = summary.next, summary.low_us
-    header = Header(VERSION, INDEX, shard, 0, base, 0, *summary.received, 0, 0, 0, 0, low)
+    header = Header(INDEX, shard, 0, base, 0, *summary.received, 0, 0, 0, 0, low)
     return Draft(header, b"", [text + TRAILER.pack(TRAILER_MAGIC, offset)])
 
 
@@ -142,7 +142,7 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
     if octets is None:
         return None
     try:
-        given = json.loads(octets[at.header.size : -TRAILER.size])
+        given = json.loads(octets[LOOK_OCTETS : -TRAILER.size])
         given = {name: given[name] for name in Summary.__slots__}  # a later gateway may say more
         given["routes"] = None if given["routes"] is None else set(given["routes"])
         given["spans"] = [Span(*span) for span in given["spans"]]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from gateway.store.journal.format import (
-    HEADER_OCTETS,
-    VERSION,
-    DamageError,
-    JournalError,
-    decode_header,
-    encode_header,
-)
+from gateway.store.journal.format import HEADER_OCTETS, DamageError
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.segments import SEARCH_OCTETS, Hole, segment_name
 from tests.store.journal.samples import block, numbers_of, rows_of, whole, write
@@ -123,15 +115,3 @@ def test_a_journal_in_a_body_is_not_taken_for_blocks(tmp_path: Path) -> None:
     path = next(tmp_path.glob("*.gwj"))
     path.write_bytes(path.read_bytes() + inner[:-1])
     assert numbers_of(rows_of(tmp_path)) == [0, 1]
-
-
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    octets = block(0, 1)
-    header = decode_header(octets)
-    assert header is not None
-    put(tmp_path, encode_header(header._replace(version=VERSION + 1)), octets[HEADER_OCTETS:])
-    with pytest.raises(JournalError, match=f"is of format {VERSION + 1}"):
-        rows_of(tmp_path)
-    with pytest.raises(JournalError, match=f"is of format {VERSION + 1}"):
-        write(tmp_path, range(1))
-    assert os.listdir(tmp_path), "and left as it was"

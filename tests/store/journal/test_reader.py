@@ -10,7 +10,7 @@ import pytest
 
 from gateway.model.outcome import ACCEPTED
 from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.format import VERSION, Column, Draft, Header, Kind, encode_columns, gap_draft
+from gateway.store.journal.format import Column, Draft, Header, Kind, encode_columns, gap_draft
 from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import Extent, Gap, JournalReader
 from gateway.store.journal.segments import segment_name
@@ -105,7 +105,7 @@ def test_columns_of_a_later_gateway(folder: Path) -> None:
     columns = encode_columns(
         [Column("colour", Kind.UINT32, (255, 0)), Column("text", Kind.TEXT, (255, 1, 2))]
     )
-    header = Header(VERSION, 0, 1, 0, 0, 2, 5, 5, 2, 0, 0, 0)
+    header = Header(0, 1, 0, 0, 2, 5, 5, 2, 0, 0, 0)
     buffers = [b"\1\0\0\0\2\0\0\0", b"\0\0\0\0\1\0\0\0\2\0\0\0", b"xy"]
     octets = octets_of(Draft(header, columns, buffers))
     (folder / segment_name(1, 0)).write_bytes(octets)
