@@ -59,3 +59,8 @@ def pattern_steps(pattern: list[str], one: str, many: str) -> int:
         return STATE_STEPS * (len(pattern) + 1)
     ones = pattern.count(one)
     return (ones - 1) * len(pattern) if ones > 1 else 0
+
+
+def filter_steps(topic_filter: str) -> int:
+    """Return the steps of an MQTT topic filter, which has its `#` at its end."""
+    return pattern_steps(topic_filter.split("/"), "+", "#") if topic_filter.count("+") > 1 else 0
