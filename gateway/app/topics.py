@@ -75,6 +75,7 @@ def topics_of(
         limits.subscriptions_total_max,
         limits.subscriptions_per_user_max,
         limits.sessions_policy == "expire_soonest",
+        limits.matching_steps_per_user_max,
     )
     if isinstance(given, RabbitEngine):
         dialect = DIALECTS[given.protocol]

@@ -1,9 +1,10 @@
 """Topic filters in a trie: what matches a topic is found level by level, whatever does not is never touched.
 
-One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A
-walk comes by each node once at the most, for a wildcard of any number of levels ends a path. Where it stands
-inside a pattern, as only AMQP allows, such a pattern may be at many places of a topic at once: these are
-matched all together in strips of bits, which costs the same whatever they and the topic are.
+One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A run
+of levels in which no two patterns differ is one node, so that a pattern alone costs two nodes, however many
+levels it has. A walk comes by each node once at the most, for a wildcard of any number of levels ends a path.
+Where it stands inside a pattern, as only AMQP allows, such a pattern may be at many places of one topic:
+these are matched all together in strips of bits, which costs the same whatever they and the topic are.
 
 The trie's mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are
 found, some at a time, since a filter may ask for all.
@@ -21,11 +22,17 @@ WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a str
 
 
 class Node(Generic[T]):
-    """One level of the trie."""
+    """One level of the trie, and the levels behind it (`tail`) that all patterns beyond have in common.
 
-    __slots__ = ("children", "values")
+    The wildcard for any number of levels is always a node of its own; `wild`: that for one level is in the
+    tail.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("children", "tail", "values", "wild")
+
+    def __init__(self, tail: list[str], wild: bool) -> None:
+        self.tail = tail
+        self.wild = wild
         self.children: dict[str, Node[T]] = {}
         self.values: dict[T, None] = {}  # a set that keeps order
 
@@ -105,7 +112,7 @@ class Trie(Generic[T]):
     def __init__(self, one: str, many: str) -> None:
         self._one = one
         self._many = many
-        self._root: Node[T] = Node()
+        self._root: Node[T] = Node([], False)
         self._count = 0
         self._strips: dict[Strip[T], None] = {}
         self._with_room: dict[int, dict[Strip[T], None]] = {}  # by width
@@ -122,13 +129,35 @@ class Trie(Generic[T]):
             self._count += 1
 
     def _values_of(self, pattern: list[str]) -> dict[T, None]:
-        node = self._root
-        for level in pattern:
+        """The values of a pattern; makes its node, and parts another where they differ."""
+        node, at, end = self._root, 0, len(pattern)
+        while at < end:
+            level = pattern[at]
+            at += 1
             child = node.children.get(level)
             if child is None:
-                child = node.children[level] = Node()
+                tail = pattern[at : end - 1] if pattern[-1] == self._many else pattern[at:]
+                child = node.children[level] = self._node(tail)
+            elif pattern[at : at + len(child.tail)] != child.tail:
+                child = node.children[level] = self._parted(child, pattern, at)
             node = child
+            at += len(child.tail)
         return node.values
+
+    def _node(self, tail: list[str]) -> Node[T]:
+        return Node(tail, self._one in tail)
+
+    def _parted(self, child: Node[T], pattern: list[str], at: int) -> Node[T]:
+        """A node for what the tail of `child` and the pattern from `at` on have in common, before `child`."""
+        tail = child.tail
+        common = 0
+        while at + common < len(pattern) and tail[common] == pattern[at + common]:
+            common += 1
+        before = self._node(tail[:common])
+        before.children[tail[common]] = child
+        child.tail = tail[common + 1 :]
+        child.wild = self._one in child.tail
+        return before
 
     def _values_in_strip(self, pattern: list[str]) -> dict[T, None]:
         key = tuple(pattern)
@@ -163,21 +192,31 @@ class Trie(Generic[T]):
         """Remove `value` from `pattern`, and the levels that this leaves empty. False: it was not there."""
         if self._many in pattern[:-1]:
             return self._remove_from_strip(pattern, value)
-        path = [self._root]
-        for level in pattern:
-            child = path[-1].children.get(level)
-            if child is None:
+        path: list[tuple[Node[T], str]] = []  # the nodes above, each with the level that leads on
+        node, at = self._root, 0
+        while at < len(pattern):
+            child = node.children.get(pattern[at])
+            if child is None or pattern[at + 1 : at + 1 + len(child.tail)] != child.tail:
                 return False
-            path.append(child)
-        if value not in path[-1].values:
+            path.append((node, pattern[at]))
+            node = child
+            at += 1 + len(child.tail)
+        if value not in node.values:
             return False
-        del path[-1].values[value]
+        del node.values[value]
         self._count -= 1
-        for at in range(len(pattern) - 1, -1, -1):
-            child = path[at + 1]
-            if child.values or child.children:
-                break
-            del path[at].children[pattern[at]]
+        while path and not node.values:
+            above, level = path.pop()
+            if not node.children:
+                del above.children[level]
+                node = above
+                continue
+            if len(node.children) == 1 and self._many not in node.children:
+                further, child = next(iter(node.children.items()))
+                child.tail = [*node.tail, further, *child.tail]
+                child.wild = self._one in child.tail
+                above.children[level] = child
+            break
         return True
 
     def _remove_from_strip(self, pattern: list[str], value: T) -> bool:
@@ -208,29 +247,55 @@ class Trie(Generic[T]):
         found: dict[T, None] = {}
         if not self._count:
             return found
+        one, many = self._one, self._many
+        end = len(levels)
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
             named = self._root.children.get(levels[0])
-            stack = [(named, 1)] if named is not None and levels[0] not in (self._one, self._many) else []
-        one, many = self._one, self._many
-        end = len(levels)
+            if named is None or levels[0] in (one, many):
+                stack = []
+            else:
+                after = self._beyond(named, levels, 1)
+                stack = [(named, after)] if after >= 0 else []
         while stack:
             node, at = stack.pop()
-            rest = node.children.get(many)
-            if rest is not None:
-                found.update(rest.values)
+            children = node.children
+            if children:
+                rest = children.get(many)
+                if rest is not None:
+                    found.update(rest.values)
             if at == end:
                 found.update(node.values)
                 continue
-            child = node.children.get(levels[at])
-            if child is not None and levels[at] not in (one, many):
-                stack.append((child, at + 1))
-            child = node.children.get(one)
+            level = levels[at]
+            child = children.get(level)
+            if child is not None and level != one and level != many:
+                after = self._beyond(child, levels, at + 1) if child.tail else at + 1
+                if after >= 0:
+                    stack.append((child, after))
+            child = children.get(one)
             if child is not None:
-                stack.append((child, at + 1))
+                after = self._beyond(child, levels, at + 1) if child.tail else at + 1
+                if after >= 0:
+                    stack.append((child, after))
         for strip in self._strips:
             strip.match(levels, found)
         return found
+
+    def _beyond(self, node: Node[T], levels: list[str], at: int) -> int:
+        """The place in a topic behind the tail of a node that begins at `at`; -1: the topic differs."""
+        tail = node.tail
+        after = at + len(tail)
+        if after > len(levels):
+            return -1
+        if not node.wild:
+            return after if levels[at:after] == tail else -1
+        one = self._one
+        for level in tail:
+            if level != one and level != levels[at]:
+                return -1
+            at += 1
+        return after
 
     def items(self) -> Iterator[tuple[list[str], T]]:
         """Every pattern with its values."""
@@ -240,7 +305,7 @@ class Trie(Generic[T]):
             for value in node.values:
                 yield path, value
             for level, child in node.children.items():
-                stack.append((child, [*path, level]))
+                stack.append((child, [*path, level, *child.tail]))
         for pattern, (_, _, values) in self._inner.items():
             for value in values:
                 yield list(pattern), value

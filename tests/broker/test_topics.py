@@ -214,3 +214,28 @@ def test_a_walk_goes_on_where_it_was_whatever_comes_and_goes(
     assert len(found) == len(set(found))
     assert {topic for topic in topics if naive_mqtt(pattern, list(topic))} <= set(found)
     assert all(naive_mqtt(pattern, list(topic)) for topic in found)
+
+
+@pytest.mark.parametrize("filters", ["apart", "alike", "wild"])
+def test_deep_patterns_cost_few_nodes(filters: str) -> None:
+    """What is made for a pattern does not grow with its levels, wherever it differs from others."""
+    rng = random.Random(filters)
+    trie: Trie[int] = Trie("+", "#")
+    words = {"apart": [f"{at}" for at in range(1_000)], "alike": ["a", "b"], "wild": ["a", "+"]}[filters]
+    patterns = [[rng.choice(words) for _ in range(190)] for _ in range(300)]
+    for number, pattern in enumerate(patterns):
+        trie.add(pattern, number)
+    assert nodes_of(trie) <= 2 * len(patterns) + 1
+    for number, pattern in enumerate(patterns):
+        assert number in trie.match(["a" if level == "+" else level for level in pattern])
+        assert trie.remove(pattern, number)
+    assert nodes_of(trie) == 1
+
+
+def nodes_of(trie: Trie[int]) -> int:
+    stack, count = [trie._root], 0
+    while stack:
+        node = stack.pop()
+        count += 1
+        stack += node.children.values()
+    return count

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange, Keys
 from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
 from gateway.broker.untouched import Untouched
 from gateway.model.properties import Headers, Properties
@@ -75,8 +76,9 @@ class Definitions:
             self._store.delete(EXCHANGE, self._key(exchange.name))
         return exchange.durable
 
-    def exchanges(self, find: Callable[[str], Exchange | None]) -> list[Exchange]:
-        """The recorded exchanges, without their bindings; `find` is how they look each other up."""
+    def exchanges(self, find: Callable[[str], Exchange | None], steps: MatchingSteps) -> list[Exchange]:
+        """The recorded exchanges, without their bindings; `find` is how they look each other up, `steps`
+        counts what their bindings cost a message."""
         found = []
         for words, given in self._records(EXCHANGE):
             with set_aside(EXCHANGE, words):
@@ -90,6 +92,7 @@ class Definitions:
                     alternate=given["alternate"],
                     find=find,
                     user=given["user"],
+                    steps=steps,
                 )
                 found.append(exchange)
         return found

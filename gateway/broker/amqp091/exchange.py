@@ -10,8 +10,10 @@ no look at the others'. What an index still says of them is passed over, and swe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, wanted
+from gateway.broker.matching_steps import MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
 from gateway.model.message import Message
@@ -20,21 +22,6 @@ from gateway.model.properties import Headers
 TYPES: Final = ("direct", "fanout", "topic", "headers")
 Keys = dict[str, dict[Headers, None]]
 """How something is bound: the keys, and with which arguments."""
-
-
-class Wanted(NamedTuple):
-    """What a headers binding asks for: all of these or any; a value of None: that the header is there."""
-
-    all: bool
-    headers: tuple[tuple[str, Any], ...]
-
-    def fits(self, headers: dict[str, Any]) -> bool:
-        """Whether a message with these headers is meant."""
-        for name, value in self.headers:
-            hit = name in headers and (value is None or bool(headers[name] == value))
-            if hit is not self.all:
-                return hit
-        return self.all
 
 
 class Exchange:
@@ -51,8 +38,11 @@ class Exchange:
         alternate: str | None = None,
         find: Callable[[str], Exchange | None] = lambda name: None,
         user: str | None = None,
+        steps: MatchingSteps | None = None,
     ) -> None:
-        """`user` has declared it; None: the configuration, or it is built in."""
+        """`user` has declared it; None: the configuration, or it is built in. `steps` counts what the
+        bindings of a virtual host cost a message.
+        """
         self.name = name
         self.user = user
         self.kind = kind
@@ -66,7 +56,10 @@ class Exchange:
         self._exchanges: dict[Exchange, None] = {}  # among the destinations
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
-        self._wanted: dict[tuple[Queue | Exchange, str, Headers], Wanted] = {}
+        self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[Wanted, str | None]] = {}
+        self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
+        self._steps = MatchingSteps() if steps is None else steps
+        self._own_steps: dict[str | None, int] = {}  # by the user who has declared what is bound
         self.sweeping = False  # whoever sweeps will come again
         self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
@@ -74,6 +67,11 @@ class Exchange:
     def destinations(self) -> list[Queue | Exchange]:
         """All that is bound."""
         return list(self._to)
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who declared the exchange; None: the configuration, or it is built in."""
+        return self.user
 
     @property
     def bound_to_nothing(self) -> bool:
@@ -90,11 +88,16 @@ class Exchange:
             self._exchanges[destination] = None
             destination.bound[self] = None
         if self.kind == "topic":
-            self._patterns.add(key.split("."), destination)
+            if len(several) == 1:
+                pattern = key.split(".")
+                self._patterns.add(pattern, destination)
+                self._add_steps(destination.owning_user, pattern_steps(pattern, "*", "#"))
         elif self.kind == "direct":
             self._keys.setdefault(key, {})[destination] = None
         elif self.kind == "headers":
-            self._wanted[destination, key, arguments] = wanted(arguments)
+            user, asked = destination.owning_user, wanted(arguments)
+            self._wanted[destination, key, arguments] = (asked, user)
+            self._add_steps(user, self._index.add(asked, destination, user))
         return True
 
     def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
@@ -102,7 +105,7 @@ class Exchange:
         keys = self._to.get(destination, {})
         if arguments not in keys.get(key, ()):
             return False
-        self._wanted.pop((destination, key, arguments), None)
+        self._forget_wanted(destination, key, arguments)
         del keys[key][arguments]
         if keys[key]:
             return True  # the same key is still bound with other arguments
@@ -132,7 +135,7 @@ class Exchange:
                 most -= 1
                 key, several = keys.popitem()
                 for arguments in several:
-                    self._wanted.pop((destination, key, arguments), None)
+                    self._forget_wanted(destination, key, arguments)
                 self._forget(destination, key)
             self._gone.pop()
         return False
@@ -147,11 +150,31 @@ class Exchange:
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
         """It is bound with this key no longer, whatever the arguments."""
         if self.kind == "topic":
-            self._patterns.remove(key.split("."), destination)
+            pattern = key.split(".")
+            self._patterns.remove(pattern, destination)
+            self._add_steps(destination.owning_user, -pattern_steps(pattern, "*", "#"))
         elif self.kind == "direct":
             del self._keys[key][destination]
             if not self._keys[key]:
                 del self._keys[key]
+
+    def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
+        """Take a binding out of the index of headers."""
+        if self.kind == "headers":
+            asked, user = self._wanted.pop((destination, key, arguments))
+            self._add_steps(user, -self._index.remove(asked, destination, user))
+
+    def _add_steps(self, user: str | None, steps: int) -> None:
+        if steps:
+            self._own_steps[user] = self._own_steps.get(user, 0) + steps
+            self._steps.add(user, steps)
+
+    def release_steps(self) -> None:
+        """Count the exchange's bindings no longer: it has been deleted."""
+        for user, steps in self._own_steps.items():
+            self._steps.add(user, -steps)
+        self._own_steps = {}
+        self._steps = MatchingSteps()
 
     def bindings(self) -> Iterator[tuple[Queue | Exchange, str, Headers]]:
         """Every binding: what is bound, the key, and the arguments. What there is may change meanwhile."""
@@ -226,11 +249,7 @@ class Exchange:
             if len(keys) == 1:
                 return self._bound_for(keys[0])
             return {destination: None for key in keys for destination in self._bound_for(key)}
-        found: dict[Queue | Exchange, None] = {}
-        for (destination, _, _), asked in self._wanted.items():
-            if destination not in found and asked.fits(headers or {}):
-                found[destination] = None
-        return found
+        return self._index.match(headers or {})
 
     def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
         """What is bound to a direct or topic exchange for a key."""
@@ -244,21 +263,3 @@ def _headers_of(message: Message | None) -> dict[str, Any]:
     if message is None:
         return {}
     return {name: value.value for name, value in message.properties.headers}
-
-
-def wanted(arguments: Headers) -> Wanted:
-    """What the arguments of a headers binding ask for. `x-match`: all (default), any, all-with-x, any-with-x.
-
-    Other arguments that begin with `x-` take no part, except with the `-with-x` forms. An argument without a
-    value (void) matches a header that is merely there.
-    """
-    mode = "all"
-    asked = []
-    for name, value in arguments:
-        if name == "x-match":
-            mode = str(value.value)
-        else:
-            asked.append((name, value.value))
-    if not mode.endswith("-with-x"):
-        asked = [pair for pair in asked if not pair[0].startswith("x-")]
-    return Wanted(mode.startswith("all"), tuple(asked))

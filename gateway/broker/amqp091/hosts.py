@@ -68,6 +68,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 exchanges_per_user_max=limits.exchanges_per_user_max,
                 bindings_per_user_max=limits.bindings_per_user_max,
                 arguments_max=limits.arguments_max,
+                matching_steps_per_user_max=limits.matching_steps_per_user_max,
             )
 
     def queues(self) -> Iterator[AmqpQueue]:

@@ -39,9 +39,11 @@ from gateway.broker.amqp091.refusals import (
     not_found,
 )
 from gateway.broker.amqp091.replies import PREFIX, Replies
+from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
 from gateway.broker.shares import (
+    NO_LIMIT,
     OPERATOR,
     DefinitionShares,
     Shares,
@@ -92,12 +94,15 @@ class VirtualHost:
         exchanges_per_user_max: int = 0,
         bindings_per_user_max: int = 0,
         arguments_max: int = 64,
+        matching_steps_per_user_max: int = NO_LIMIT,
     ) -> None:
         """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
         could not take. `policies` say more of queues than their declarations. `full_queues`
         is what the queues of all hosts share for when they are full, `definition_shares` counts the bytes of
-        what clients declare. A binding is in the share of whoever declared its destination.
+        what clients declare. A binding is in the share of whoever declared its destination, and so are the
+        steps by which it makes matching longer.
         """
+        self.steps = MatchingSteps(matching_steps_per_user_max)
         self.shares = DefinitionShares() if definition_shares is None else definition_shares
         self._arguments_max = arguments_max
         self._exchanges_per_user = share_of(exchanges_max, exchanges_per_user_max)
@@ -121,7 +126,7 @@ class VirtualHost:
         self._changed = changed
         self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
-            name: Exchange(name, kind, durable=True) for name, kind in BUILT_IN.items()
+            name: Exchange(name, kind, durable=True, steps=self.steps) for name, kind in BUILT_IN.items()
         }
         self._definitions = definitions
         self.written = False  # something durable was declared or deleted; who did it sets it back
@@ -130,7 +135,7 @@ class VirtualHost:
 
     def _restore(self, definitions: Definitions) -> None:
         """What an earlier process left."""
-        for exchange in definitions.exchanges(self.exchanges.get):
+        for exchange in definitions.exchanges(self.exchanges.get, self.steps):
             self._enter_exchange(exchange)
         for name, auto_delete, arguments, user in definitions.queues():
             with set_aside(QUEUE, name):
@@ -270,6 +275,7 @@ class VirtualHost:
             alternate=alternate,
             find=self.exchanges.get,
             user=user,
+            steps=self.steps,
         )
         self._enter_exchange(found)
         if self._definitions is not None:
@@ -331,6 +337,7 @@ class VirtualHost:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
             self._unbind_all(exchange, destination)
+        exchange.release_steps()
         sources = list(exchange.bound)
         for source in sources:
             self._unbind_all(source, exchange)
@@ -526,7 +533,12 @@ class VirtualHost:
             what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
             octets = text_octets(key) + argument_octets(arguments)
             self._check_definition(destination.user, what, arguments, octets)
+        before = self.steps.of(destination.user)
         exchange.bind(destination, key, arguments)
+        if not configured and before < self.steps.of(destination.user) > self.steps.user_max:
+            exchange.unbind(destination, key, arguments)
+            limit = f"limits.matching_steps_per_user_max ({self.steps.user_max})"
+            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
         self._count_binding(destination, key, arguments)
         if isinstance(destination, AmqpQueue):
             destination.bound[exchange] = None

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 from mypy_extensions import mypyc_attr
 
+from gateway.broker.matching_steps import MatchingSteps, filter_steps
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
@@ -31,7 +32,7 @@ from gateway.broker.mqtt.session import (
 )
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
-from gateway.broker.shares import DefinitionShares, Shares, filter_octets, share_of, text_octets
+from gateway.broker.shares import NO_LIMIT, DefinitionShares, Shares, filter_octets, share_of, text_octets
 from gateway.broker.topics import Trie
 from gateway.containment import contained
 from gateway.model.address import Address
@@ -47,6 +48,7 @@ log = structlog.get_logger(limited=True)
 
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
+EXPIRE_SECS: Final = 0.005  # for which sessions are discarded in one go
 LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory, that wait for a full disk
 NEVER: Final = (inf, None)
 
@@ -54,7 +56,8 @@ NEVER: Final = (inf, None)
 class SessionShares(NamedTuple):
     """What one user, or one place, may have of all sessions and subscriptions; 0: the usual share.
 
-    `evicts`: at a limit a session goes whose client is away.
+    `evicts`: at a limit a session goes whose client is away. `matching_steps_user_max`: what the filters of
+    one user may add to the matching of one message.
     """
 
     user_max: int = 0
@@ -62,6 +65,7 @@ class SessionShares(NamedTuple):
     subscriptions_max: int = 1_000_000
     subscriptions_user_max: int = 0
     evicts: bool = True
+    matching_steps_user_max: int = NO_LIMIT
 
     def per_user(self, sessions_max: int) -> int:
         """Sessions of one user."""
@@ -133,6 +137,7 @@ class MqttNamespace:
         self.offers = Offers()
         self.evicted = 0  # sessions that ended before their time, for others
         self._shares = shares or SessionShares()
+        self.steps = MatchingSteps(self._shares.matching_steps_user_max)  # of all filters
         self.definition_shares = DefinitionShares() if definition_shares is None else definition_shares
         self._users = Shares()
         self._places = Shares()
@@ -156,6 +161,7 @@ class MqttNamespace:
         self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
         self._unshared: dict[Session, None] = {}  # they could not hand over all, for the disk was full
         self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
+        self._due: deque[Session] = deque()  # sessions whose time is over
         self._ended: EndedSessions | None = None
         if store is not None:
             self._ended = EndedSessions(store, self.tally, self._hand)
@@ -322,7 +328,7 @@ class MqttNamespace:
         shared = shared_pattern(topic_filter)
         if before is None:
             self._subscribed[session.user] = self._subscribed.get(session.user, 0) + 1
-            self.definition_shares.add(session.user, filter_octets(topic_filter))
+            self._charge(session.user, topic_filter, 1)
         if shared is None:
             pattern = topic_filter.split("/")
             if before is not None:
@@ -351,7 +357,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._lessen(session.user, 1)
-        self.definition_shares.remove(session.user, filter_octets(topic_filter))
+        self._charge(session.user, topic_filter, -1)
         session.forget_owed(topic_filter)
         shared = shared_pattern(topic_filter)
         if shared is None:
@@ -485,7 +491,18 @@ class MqttNamespace:
         mine = self._subscribed.get(user, 0)
         if self.definition_shares.full_with(user, filter_octets(topic_filter)):
             return True
+        if self.steps.full_with(user, filter_steps(topic_filter)):
+            return True
         return self.subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
+
+    def _charge(self, user: str, topic_filter: str, count: int) -> None:
+        """Count what a subscription occupies and adds to matching for a user; `count` -1: no longer."""
+        octets = filter_octets(topic_filter)
+        if count > 0:
+            self.definition_shares.add(user, octets)
+        else:
+            self.definition_shares.remove(user, octets)
+        self.steps.add(user, count * filter_steps(topic_filter))
 
     def _lessen(self, user: str, count: int) -> None:
         """The user has so many subscriptions less."""
@@ -512,8 +529,8 @@ class MqttNamespace:
             self._lessen(session.user, len(session.subscriptions))
             self._subscribed[user] = self._subscribed.get(user, 0) + len(session.subscriptions)
             for topic_filter in session.subscriptions:
-                self.definition_shares.remove(session.user, filter_octets(topic_filter))
-                self.definition_shares.add(user, filter_octets(topic_filter))
+                self._charge(session.user, topic_filter, -1)
+                self._charge(user, topic_filter, 1)
         session.user, session.place = user, place
         self._count(session)
 
@@ -617,8 +634,10 @@ class MqttNamespace:
                 contained("message", error, client=client_id)
             self.forget_will(client_id)
 
-    def expire(self, now: float) -> None:
-        """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`)."""
+    def expire(self, now: float) -> bool:
+        """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`).
+        Return True if there are too many for one go: `expire_more` goes on.
+        """
         for client_id in [client_id for client_id, (at, _) in self._wills.items() if at <= now]:
             self._publish_will(client_id)
         if (self._unshared or self._leftovers) and not self.failing:
@@ -626,10 +645,23 @@ class MqttNamespace:
         if self._ended is not None:
             self._ended.tick()
         self.retained.tick()
-        due = [
-            session
-            for session in self.sessions.values()
-            if session.outlet is None and 0 < session.expires_at <= now
-        ]
-        for session in due:
-            self.discard(session)
+        self._due.extend(
+            [
+                session
+                for session in self.sessions.values()
+                if session.outlet is None and 0 < session.expires_at <= now
+            ]
+        )
+        return self.expire_more(now)
+
+    def expire_more(self, now: float) -> bool:
+        """Discard sessions that `expire` has found, for some milliseconds. Return True if some are left."""
+        until = time.perf_counter() + EXPIRE_SECS
+        while self._due:
+            session = self._due.popleft()
+            known = self.sessions.get(session.client_id) is session
+            if known and session.outlet is None and 0 < session.expires_at <= now:
+                self.discard(session)
+            if time.perf_counter() >= until:
+                break
+        return bool(self._due)

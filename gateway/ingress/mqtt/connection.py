@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from gateway.access.authorization import CurrentRights
-from gateway.access.rights import Decision, Rights
+from gateway.access.rights import Rights
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session, SubscriptionOptions
 from gateway.broker.mqtt.shared import shared_pattern
@@ -77,11 +78,22 @@ FAREWELLS: Final = {
 }
 
 
+class BegunPacket:
+    """How far a SUBSCRIBE or UNSUBSCRIBE is that is done in more than one turn."""
+
+    __slots__ = ("reasons", "recorded")
+
+    def __init__(self, recorded: int) -> None:
+        self.recorded = recorded  # `namespace.recorded` before it
+        self.reasons: list[int] = []  # of its first filters
+
+
 class MqttConnection(AdmittedGuest):
     """The owner of one client's stream, and its session's outlet."""
 
     __slots__ = (
         "_answers",
+        "_begun",
         "_current_rights",
         "_deadline",
         "_elsewhere",
@@ -125,6 +137,7 @@ class MqttConnection(AdmittedGuest):
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
+        self._begun: BegunPacket | None = None  # a packet with filters that is done in more than one turn
 
     # What it may do.
 
@@ -480,15 +493,15 @@ class MqttConnection(AdmittedGuest):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Do what a packet asks for. Return False if its result is pending, and it is to be postponed."""
+        """Do what a packet asks for. Return False if it is to be postponed: a result is pending, or the rest
+        of it is left for another turn."""
         try:
-            self._control(event)
+            return self._control(event)
         except Pending as pending:
             self._ingress.suspend(self.stream, pending.awaited)
             return False
-        return True
 
-    def _control(self, event: Event) -> None:
+    def _control(self, event: Event) -> bool:
         if isinstance(event, Acks):
             assert self.session is not None
             if self._unreleased and event.kind is PacketType.PUBREL:
@@ -498,22 +511,33 @@ class MqttConnection(AdmittedGuest):
             self._connect(event)
         elif isinstance(event, Auth):
             self._authenticate(event)
-        elif not isinstance(event, Pingreq):  # the machine answers that
+        elif isinstance(event, Subscribe | Unsubscribe):
+            return self._filters(event)
+        elif isinstance(event, Disconnect):
             before = self._ingress.namespace.recorded
-            self._statement(event)
-            self.wait_for_commit(before)
-        self.stream.mark()  # the machine may have answered by itself
-
-    def _statement(self, event: Event) -> None:
-        if isinstance(event, Subscribe):
-            assert self.session is not None
-            self._subscribe(self.session, event)
-        elif isinstance(event, Unsubscribe):
-            assert self.session is not None
-            self._unsubscribe(self.session, event)
-        else:
-            assert isinstance(event, Disconnect)
             self._disconnect(event)
+            self.wait_for_commit(before)
+        else:
+            assert isinstance(event, Pingreq)  # the machine answers that
+        self.stream.mark()  # the machine may have answered by itself
+        return True
+
+    def _filters(self, event: Subscribe | Unsubscribe) -> bool:
+        """Go on with the filters of a packet. Return False if the rest is left for another turn: a thousand
+        deep filters take longer than others should wait."""
+        session, begun = self.session, self._begun
+        assert session is not None
+        if begun is None:
+            begun = self._begun = BegunPacket(self._ingress.namespace.recorded)
+        if isinstance(event, Subscribe):
+            if not self._subscribe(session, event, begun.reasons):
+                return False
+        elif not self._unsubscribe(session, event, begun.reasons):
+            return False
+        self._begun = None
+        self.wait_for_commit(begun.recorded)
+        self.stream.mark()
+        return True
 
     def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
         self, rows: list[PublishRow]
@@ -755,9 +779,10 @@ class MqttConnection(AdmittedGuest):
 
     # Subscriptions, and how a client leaves.
 
-    def _subscribe(self, session: Session, packet: Subscribe) -> None:
-        """Answer with a SUBACK, then owe the retained messages: each filter is granted or refused by itself.
-        A client that sent DISCONNECT right behind gets no answer. Raises RemoteProtocolError for filters that
+    def _subscribe(self, session: Session, packet: Subscribe, reasons: list[int]) -> bool:
+        """Subscribe to the filters behind those that have `reasons`; return False if some are left. Then
+        answer with a SUBACK and owe the retained messages: each filter is granted or refused by itself. A
+        client that sent DISCONNECT right behind gets no answer. Raises RemoteProtocolError for filters that
         are none, before MQTT 5."""
         machine, rights = self.machine, self.current_rights()
         assert machine.connect is not None
@@ -765,10 +790,10 @@ class MqttConnection(AdmittedGuest):
             self._ingress.turn_done()  # what was published before and is retained must be found
         bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
         identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
-        reasons: list[int] = []
-        decisions = [rights.mqtt_subscribe(one.filter, one.qos) for one in packet.subscriptions]  # or Pending
-        for wanted, decision in zip(packet.subscriptions, decisions, strict=True):
-            refused = self._filter_refusal(session, decision, wanted)
+        for wanted in islice(packet.subscriptions, len(reasons), None):
+            if self.stream.spent():
+                return False
+            refused = self._filter_refusal(session, rights, wanted)
             if refused is not None:
                 if machine.version < Version.V5 and not is_filter(wanted.filter):
                     raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
@@ -790,14 +815,17 @@ class MqttConnection(AdmittedGuest):
         if machine.state is State.OPEN:
             machine.send_suback(packet.packet_id, reasons)
         self._ingress.owe_retained(session)
+        return True
 
     def _filter_refusal(
         self,
         session: Session,
-        decision: Decision,
+        rights: Rights,
         wanted: Subscription,
     ) -> ReasonCode | None:
+        """Return why a filter is refused, or None. Raises Pending."""
         limits = self._ingress.limits
+        decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
         if len(wanted.filter.encode()) > limits.topic_filter_bytes_max:
             return ReasonCode.TOPIC_FILTER_INVALID
         if wanted.filter.count("/") >= limits.topic_levels_max or not is_filter(wanted.filter):
@@ -814,16 +842,18 @@ class MqttConnection(AdmittedGuest):
             return ReasonCode.QUOTA_EXCEEDED
         return None
 
-    def _unsubscribe(self, session: Session, packet: Unsubscribe) -> None:
-        """Answer with an UNSUBACK."""
-        reasons = [
-            ReasonCode.SUCCESS
-            if self._ingress.namespace.unsubscribe(session, topic_filter)
-            else ReasonCode.NO_SUBSCRIPTION_EXISTED
-            for topic_filter in packet.filters
-        ]
+    def _unsubscribe(self, session: Session, packet: Unsubscribe, reasons: list[int]) -> bool:
+        """Unsubscribe from the filters behind those that have `reasons`; return False if some are left. Then
+        answer with an UNSUBACK."""
+        namespace = self._ingress.namespace
+        for topic_filter in islice(packet.filters, len(reasons), None):
+            if self.stream.spent():
+                return False
+            known = namespace.unsubscribe(session, topic_filter)
+            reasons.append(ReasonCode.SUCCESS if known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if self.machine.state is State.OPEN:
             self.machine.send_unsuback(packet.packet_id, reasons)
+        return True
 
     def _disconnect(self, packet: Disconnect) -> None:
         """A client says goodbye; in MQTT 5 it may want its will published, or its session kept for another

@@ -73,6 +73,7 @@ class MqttIngress(ListenerSource):
         self.taken: list[tuple[ReceivedIds, int]] = []  # QoS 2 messages of the batch whose targets are here
         self._handing_on = False
         self._sending = False
+        self._discarding = False
         self.namespace.begin(self.now())
         self.namespace.system.add(self.stats)
         self._adopt(name)
@@ -107,8 +108,19 @@ class MqttIngress(ListenerSource):
         """Sessions that have been away for too long end; wills whose delay is over are published."""
         super().tick(now)
         self._adopt(None)  # of listeners that are no more
-        self.namespace.expire(now)
+        if self.namespace.expire(now) and not self._discarding:
+            self._discarding = True
+            self.tasks.start_soon(self._expire_more, now)
         self.namespace.system.tick(now, self.options.sys_interval_secs)
+
+    async def _expire_more(self, now: float) -> None:
+        """Discard the rest of the sessions whose time is over; everybody else is served meanwhile."""
+        more = True
+        while more:
+            await trio.lowlevel.checkpoint()
+            more = self.namespace.expire_more(now)
+            self.flush()
+        self._discarding = False
 
     def _adopt(self, endpoint: str | None) -> None:
         """Publish in time what clients left that an earlier process has lost."""

@@ -1,0 +1,201 @@
+"""Index of the bindings of a headers exchange: which of them a message's headers fulfil.
+
+A *condition* is a header with a value, or a header that is merely there. A message fulfils at most two
+conditions for each of its headers. A binding that wants any of its conditions is listed under each of them. A
+binding that wants all of them is listed under one, the rarest when it was added; the others are compared when
+a message fulfils that one. Bindings of one user with the same conditions are one group, and compared once.
+
+The cost of a message is known before it comes: of each header it has one value, so the worst message has, of
+each header, the value with the most work behind it. `add` and `remove` return what they change about the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from gateway.model.properties import Headers
+
+T = TypeVar("T")
+
+
+Condition = tuple[Any, ...]
+"""(name, value) of a header that must have the value, (name,) of one that must be there."""
+
+FEW: Final = 4  # conditions that are compared one by one; of more than that sets are compared
+GROUP_STEPS: Final = 4  # of a group, besides a step for each of its conditions
+
+
+class Wanted(NamedTuple):
+    """What a headers binding wants: all of these conditions, or any."""
+
+    all: bool
+    conditions: frozenset[Condition]
+
+
+class _Group(Generic[T]):
+    """What is bound by one user with the same conditions."""
+
+    __slots__ = ("destinations", "key", "listed", "steps", "wanted")
+
+    def __init__(self, key: tuple[str | None, Wanted]) -> None:
+        self.key = key
+        self.wanted = key[1].conditions
+        self.listed: list[Condition] = []  # conditions under which the group is found
+        self.steps = 1
+        self.destinations: dict[T, int] = {}  # how often each is bound
+
+
+class HeaderIndex(Generic[T]):
+    """Destinations by what their bindings want of a message's headers."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str | None, Wanted], _Group[T]] = {}
+        self._always: dict[T, int] = {}  # bound with all of no conditions
+        self._all: dict[Condition, dict[_Group[T], None]] = {}
+        self._any: dict[Condition, dict[_Group[T], None]] = {}
+        self._names: dict[str, int] = {}  # conditions under which anything is listed, by header
+        self._steps: dict[tuple[str | None, Condition], int] = {}
+        self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # conditions by steps
+
+    def add(self, wanted: Wanted, destination: T, user: str | None) -> int:
+        """Add a binding of a user; returns the steps by which this makes the user's worst message longer."""
+        if not wanted.conditions:
+            if wanted.all:
+                self._always[destination] = self._always.get(destination, 0) + 1
+            return 0
+        key = (user, wanted)
+        group = self._groups.get(key)
+        if group is not None:
+            group.destinations[destination] = group.destinations.get(destination, 0) + 1
+            return 0
+        group = self._groups[key] = _Group(key)
+        group.destinations[destination] = 1
+        lists = self._any
+        group.listed = list(wanted.conditions)
+        if wanted.all:
+            lists = self._all
+            group.listed = [min(group.listed, key=self._rarity)]
+            group.steps = GROUP_STEPS + len(wanted.conditions)
+        more = 0
+        for condition in group.listed:
+            lists.setdefault(condition, {})[group] = None
+            self._names[condition[0]] = self._names.get(condition[0], 0) + 1
+            more += self._charge(user, condition, group.steps)
+        return more
+
+    def remove(self, wanted: Wanted, destination: T, user: str | None) -> int:
+        """Remove a binding that was added; returns the steps by which the user's worst message is shorter."""
+        if not wanted.conditions:
+            if wanted.all:
+                _take_one(self._always, destination)
+            return 0
+        group = self._groups[user, wanted]
+        _take_one(group.destinations, destination)
+        if group.destinations:
+            return 0
+        del self._groups[user, wanted]
+        lists = self._all if wanted.all else self._any
+        less = 0
+        for condition in group.listed:
+            del lists[condition][group]
+            if not lists[condition]:
+                del lists[condition]
+            _take_one(self._names, condition[0])
+            less -= self._charge(user, condition, -group.steps)
+        return less
+
+    def match(self, headers: dict[str, Any]) -> dict[T, None]:
+        """Return the destinations whose bindings the headers fulfil, each once."""
+        found: dict[T, None] = dict.fromkeys(self._always)
+        names, every, some = self._names, self._all, self._any
+        fulfilled: set[Condition] = set()
+        hits: dict[_Group[T], None] = {}
+        for name in headers:
+            if name not in names:
+                continue
+            for condition in ((name, headers[name]), (name,)):
+                if some and condition in some:
+                    hits.update(some[condition])
+                groups = every.get(condition)
+                if groups is None:
+                    continue
+                for group in groups:
+                    if len(group.wanted) > FEW:
+                        fulfilled = fulfilled or _conditions(headers)
+                        if not group.wanted <= fulfilled:
+                            continue
+                    elif not _fits(group.wanted, headers):
+                        continue
+                    for destination in group.destinations:
+                        found[destination] = None
+        for group in hits:
+            for destination in group.destinations:
+                found[destination] = None
+        return found
+
+    def _rarity(self, condition: Condition) -> tuple[int, bool]:
+        listed = self._all.get(condition)
+        return (0 if listed is None else len(listed), len(condition) == 1)
+
+    def _charge(self, user: str | None, condition: Condition, steps: int) -> int:
+        """Add steps to a condition; returns by how many the most steps of any value of its header grew."""
+        levels = self._levels.setdefault((user, condition[0], len(condition)), {})
+        most = max(levels, default=0)
+        key = (user, condition)
+        before = self._steps.get(key, 0)
+        after = before + steps
+        if before:
+            _take_one(levels, before)
+        if after:
+            self._steps[key] = after
+            levels[after] = levels.get(after, 0) + 1
+        else:
+            del self._steps[key]
+            if not levels:
+                del self._levels[user, condition[0], len(condition)]
+        return max(levels, default=0) - most
+
+
+def _fits(wanted: frozenset[Condition], headers: dict[str, Any]) -> bool:
+    """Return True if headers fulfil all conditions."""
+    for condition in wanted:
+        name = condition[0]
+        if name not in headers or (len(condition) == 2 and headers[name] != condition[1]):
+            return False
+    return True
+
+
+def _conditions(headers: dict[str, Any]) -> set[Condition]:
+    """Return every condition that headers fulfil."""
+    found: set[Condition] = {(name,) for name in headers}
+    found.update(headers.items())
+    return found
+
+
+K = TypeVar("K")
+
+
+def _take_one(counts: dict[K, int], key: K) -> None:
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]
+
+
+def wanted(arguments: Headers) -> Wanted:
+    """What the arguments of a headers binding ask for. `x-match`: all (default), any, all-with-x, any-with-x.
+
+    Other arguments that begin with `x-` take no part, except with the `-with-x` forms. An argument without a
+    value (void) matches a header that is merely there.
+    """
+    mode = "all"
+    asked: list[Condition] = []
+    for name, value in arguments:
+        if name == "x-match":
+            mode = str(value.value)
+        else:
+            asked.append((name,) if value.value is None else (name, value.value))
+    if not mode.endswith("-with-x"):
+        asked = [condition for condition in asked if not condition[0].startswith("x-")]
+    return Wanted(mode.startswith("all"), frozenset(asked))

@@ -1,0 +1,66 @@
+"""Worst cost of one message in what users have defined: bindings and topic filters with wildcards.
+
+A *step* is one comparison, of some 20 to 40 ns. Exchanges and the topic tree find most of what matches
+without looking at the rest, so an ordinary definition adds few steps or none. Definitions that no index can
+separate do: they are counted against the user who makes them, and one too many is refused to that user. So no
+message, whoever publishes it, costs more than the sum of what each user may add.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.broker.shares import NO_LIMIT, OPERATOR
+
+STATE_STEPS: Final = 2  # of one state of a pattern with any number of levels inside
+
+
+class MatchingSteps:
+    """Steps that the definitions of each user add to one message at worst."""
+
+    __slots__ = ("_of_users", "user_max")
+
+    def __init__(self, user_max: int = NO_LIMIT) -> None:
+        self.user_max = user_max
+        self._of_users: dict[str, int] = {}
+
+    def of(self, user: str | None) -> int:
+        """Return the steps of a user's definitions; None: the configuration's."""
+        return self._of_users.get(OPERATOR if user is None else user, 0)
+
+    def full_with(self, user: str | None, steps: int) -> str:
+        """Return the option that forbids a user's definition of so many steps, or "" if it is allowed.
+
+        A definition without steps is always allowed.
+        """
+        if not steps or self.of(user) + steps <= self.user_max:
+            return ""
+        return f"limits.matching_steps_per_user_max ({self.user_max})"
+
+    def add(self, user: str | None, steps: int) -> None:
+        """Count steps; a negative number takes them off."""
+        if not steps:
+            return
+        name = OPERATOR if user is None else user
+        left = self._of_users.get(name, 0) + steps
+        if left:
+            self._of_users[name] = left
+        else:
+            del self._of_users[name]
+
+
+def pattern_steps(pattern: list[str], one: str, many: str) -> int:
+    """Return the steps of a pattern in a `Trie` with the wildcards `one` and `many`.
+
+    A wildcard for one level adds a branch that a topic may take beside the one with its name. Patterns with
+    one of them have few branches in common with a topic; further ones multiply these.
+    """
+    if many in pattern[:-1]:
+        return STATE_STEPS * (len(pattern) + 1)
+    ones = pattern.count(one)
+    return (ones - 1) * len(pattern) if ones > 1 else 0
+
+
+def filter_steps(topic_filter: str) -> int:
+    """Return the steps of an MQTT topic filter, which has its `#` at its end."""
+    return pattern_steps(topic_filter.split("/"), "+", "#") if topic_filter.count("+") > 1 else 0
