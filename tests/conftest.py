@@ -25,12 +25,12 @@ from hypothesis import HealthCheck, settings
 from gateway import is_compiled
 from gateway.telemetry import audit, logs
 from tests.interop.java import quicken_spark
-from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
+from tests.interop.servers import Mosquitto, PeerMissingError, PostgreSQL, RabbitMQ
 from tests.needs import ALONE, folder_of, needs_of, refuse_programs
 
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
-Broker = TypeVar("Broker", Mosquitto, RabbitMQ)
+Broker = TypeVar("Broker", Mosquitto, RabbitMQ, PostgreSQL)
 
 
 # No example fails for the time that it took: a machine may be busy.
@@ -177,3 +177,9 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """A real RabbitMQ, with its own MQTT plugin. A test that stops it must start it again."""
     yield from started(lambda: RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), mqtt=True))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A real PostgreSQL. A test that stops it must start it again."""
+    yield from started(PostgreSQL)

@@ -1,4 +1,4 @@
-"""Real brokers for tests and benchmarks: RabbitMQ and Mosquitto from Debian's packages.
+"""Real servers for tests and benchmarks: RabbitMQ, Mosquitto and PostgreSQL from Debian's packages.
 
 Each runs in a folder of its own on free loopback ports, beside whatever else the machine runs, and as any
 user including root. `stop()` and `start()` are an outage: ports and data stay. A broker's processes form one
@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -184,6 +185,11 @@ class _Processes:
                 kill = True
         self._signal(process.pid, signal.SIGKILL)
         process.wait(STOP_SECS_MAX)
+
+    def wait(self) -> None:
+        """Wait for the end of the process, which was asked to end."""
+        assert self._process is not None
+        self._process.wait(STOP_SECS_MAX)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -400,6 +406,80 @@ class RabbitMQ(_Broker):
             command, env=self.environment, capture_output=True, text=True, check=True, timeout=60
         )
         return done.stdout
+
+
+@needed("PostgreSQL")
+class PostgreSQL(_Broker):
+    """An empty PostgreSQL with the superuser `postgres`, who needs no password.
+
+    Under root the server runs as Debian's user `postgres`, so its files are in a temporary folder of that
+    user, which `close` removes. With `fsync` a commit waits for the disk, as in production; `options` are
+    further settings of the server, `name=value`.
+    """
+
+    def __init__(self, *, fsync: bool = False, options: Sequence[str] = ()) -> None:
+        (self.port,) = free_ports(1)
+        self._programs = _postgresql_programs()
+        self._folder = Path(tempfile.mkdtemp(prefix="gateway-postgresql-"))
+        self._become: tuple[str, ...] = ()
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "postgres", "postgres")
+            self._become = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+        given = (
+            f"fsync={'on' if fsync else 'off'}",
+            f"listen_addresses={LOOPBACK}",
+            "unix_socket_directories=",
+            *options,
+        )
+        settings = [word for one in given for word in ("-c", one)]
+        server = str(self._programs / "postgres")
+        command = (*self._become, server, "-D", "data", "-p", str(self.port), *settings)
+        self._processes = _Processes(command, self._folder)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{LOOPBACK}:{self.port}/postgres"
+
+    @property
+    def running(self) -> bool:
+        return self._processes.running
+
+    def start(self) -> None:
+        """Start it, at first with a new cluster of databases; return when it answers queries."""
+        if not (self._folder / "data").exists():
+            create = ("-D", "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
+            command = (*self._become, str(self._programs / "initdb"), *create)
+            subprocess.run(command, cwd=self._folder, check=True, capture_output=True)
+        self._processes.start(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        command = (str(self._programs / "pg_isready"), "-q", "-h", LOOPBACK, "-p", str(self.port))
+        return subprocess.run(command, check=False).returncode == 0
+
+    def stop(self, kill: bool = False) -> None:
+        """Shut it down, which ends its connections; `kill` gives it no chance to write to disk."""
+        if self.running:
+            # SIGTERM would wait for clients; SIGKILL would leave the server's children alive for a moment.
+            self._processes.signal(signal.SIGQUIT if kill else signal.SIGINT)
+            self._processes.wait()
+        self._processes.stop()
+
+    def close(self) -> None:
+        """Stop it and remove its files."""
+        self.stop(kill=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _postgresql_programs() -> Path:
+    """The folder of the programs of the newest PostgreSQL; raises PeerMissingError."""
+    refuse_alone("postgres")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if not found:
+        raise PeerMissingError("postgres: install postgresql")
+    return found[-1].parent
 
 
 def _listens(port: int) -> bool:

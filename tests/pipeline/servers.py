@@ -1,15 +1,12 @@
-"""Stores that the tests start: an S3 server, a cluster of HDFS in one process, and a database."""
+"""Stores that the tests start: an S3 server, and a cluster of HDFS in one process."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from pyarrow import fs
 
@@ -123,45 +120,3 @@ class Hdfs(Server):
     def __enter__(self) -> Hdfs:
         super().__enter__()
         return self
-
-
-class Postgres(Server):
-    """PostgreSQL, with nothing in it; as root it runs as Debian's user for it, whose folder this is then."""
-
-    def __init__(self, programs: Path) -> None:
-        self._programs = programs
-        self._user = "postgres" if os.geteuid() == 0 else None
-        super().__init__(Path(tempfile.mkdtemp(prefix="gateway-postgres-")))
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
-
-    @property
-    def url(self) -> str:
-        """As libpq takes it."""
-        return f"postgresql://postgres@{HOST}:{self.port}/postgres"
-
-    def command(self) -> tuple[str, ...]:
-        own = ("-c", "fsync=off", "-c", f"listen_addresses={HOST}", "-c", "unix_socket_directories=")
-        return (*self._as_user(), str(self._programs / "postgres"), "-D", "data", "-p", str(self.port), *own)
-
-    def __enter__(self) -> Self:
-        made = ("-D", "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
-        subprocess.run(
-            (*self._as_user(), str(self._programs / "initdb"), *made),
-            cwd=self.folder,
-            check=True,
-            capture_output=True,
-        )
-        super().__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _as_user(self) -> tuple[str, ...]:
-        return (
-            ()
-            if self._user is None
-            else ("setpriv", f"--reuid={self._user}", f"--regid={self._user}", "--clear-groups")
-        )

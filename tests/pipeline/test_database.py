@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +16,9 @@ from gateway.errors import PipelineError
 from gateway.pipeline.jobs import rates as job
 from gateway.pipeline.report.database import put
 from tests.cli.conftest import Run
-from tests.conftest import missing
-from tests.needs import needed
+from tests.interop.servers import PostgreSQL
 from tests.pipeline.journals import START, written
-from tests.pipeline.servers import Postgres, free_port
+from tests.pipeline.servers import free_port
 from tests.pipeline.streams import finished
 
 if TYPE_CHECKING:
@@ -29,14 +27,9 @@ if TYPE_CHECKING:
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "pipeline.md"
 
 
-@pytest.fixture(scope="module")
-@needed("PostgreSQL")
-def database() -> Iterator[str]:
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    if not programs:
-        missing("postgres: install PostgreSQL")
-    with Postgres(programs[-1].parent) as server:
-        yield server.url
+@pytest.fixture
+def database(postgresql: PostgreSQL) -> str:
+    return postgresql.url
 
 
 def query() -> str:
