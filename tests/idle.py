@@ -27,7 +27,6 @@ from gateway.broker.pausing import Gate
 from gateway.broker.pressure import Held
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
-from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.mqtt.retries import Retries
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -44,6 +43,8 @@ def _of_stream(stream: Any) -> Iterator[str]:
     if not stream.closed and not stream.ending:
         if stream._holds > sum(one is stream for _, _, one in stream._watcher._paused):  # by a rate limit
             yield f"connection of {stream.remote}: not read, held {stream._holds} times"
+        if stream.is_suspended or stream._postponed:
+            yield f"connection of {stream.remote}: a command of its client is pending"
         if stream._output_holds:
             yield f"connection of {stream.remote}: not written, held {stream._output_holds} times"
 
@@ -92,11 +93,6 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
         yield f"outbox {outbox.name!r}: waits for room for dead letters"
 
 
-def _of_fast_connection(connection: Any) -> Iterator[str]:
-    if connection._pauses or connection._paused:
-        yield f"AMQP/Fast connection: {connection._pauses} questions, {len(connection._paused)} events wait"
-
-
 CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     Stream: _of_stream,
     Queue: _of_queue,
@@ -104,7 +100,6 @@ CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     QueueStorage: _of_storage,
     Store: _of_store,
     Outbox: _of_outbox,
-    FastConnection: _of_fast_connection,
     Held: lambda held: iter(["receipts wait for the disk"] if held.on else []),
     Gate: lambda gate: iter([f"route {gate.route.name!r}: {gate.messages} wait"] if gate.messages else []),
     Retries: lambda retries: iter(["publishes are to be retried"] if retries._waiting else []),
@@ -121,10 +116,10 @@ def _neighbours(one: object) -> list[Any]:
     return gc.get_referents(one)
 
 
-def objects_of(gateway: object) -> Iterator[Any]:
-    """Yield every object that the gateway refers to, each once."""
-    seen = {id(gateway)}
-    todo: list[Any] = [gateway]
+def objects_of(root: object) -> Iterator[Any]:
+    """Yield every object that `root` refers to, each once."""
+    seen = {id(root)}
+    todo: list[Any] = [root]
     while todo:
         one = todo.pop()
         yield one
@@ -134,10 +129,10 @@ def objects_of(gateway: object) -> Iterator[Any]:
                 todo.append(other)
 
 
-def idle_report(gateway: Gateway) -> list[str]:
-    """Return what waits in the gateway, a line each. Call it in the gateway's event loop."""
+def idle_report(root: object) -> list[str]:
+    """Return what waits in a gateway or a part of one, a line each. Call it in its event loop."""
     found: list[str] = []
-    for one in list(objects_of(gateway)):
+    for one in list(objects_of(root)):
         for kind, check in CHECKS.items():
             if isinstance(one, kind):
                 found.extend(check(one))

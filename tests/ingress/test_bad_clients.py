@@ -166,6 +166,7 @@ def test_an_amqp_consumer_that_never_reads_costs_bounded_memory_and_nobody_else(
             other.publish("", "calm", b"x")
             assert other.next(Confirms).confirms[0][3]
             assert gateway.ask(lambda: waiting_in(gateway, "q")) < 16 * MEGABYTE
+        gateway.ask(gateway.gateway.host.queues["q"].purge)  # it is full, and holds its publisher
 
 
 def waiting_in(gateway: Running, queue: str) -> int:

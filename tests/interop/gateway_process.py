@@ -169,6 +169,13 @@ class GatewayProcess:
         lines: list[str] = json.loads(file.read_text())
         return lines
 
+    def await_idle(self, seconds: float = 10.0) -> list[str]:
+        """Return [] when nothing waits in the gateway any more; after that many seconds, what still does."""
+        end = time.monotonic() + seconds
+        while (report := self.idle_report()) and time.monotonic() < end:
+            time.sleep(POLL_SECS)
+        return report
+
     def kill(self) -> None:
         """SIGKILL; a second time does nothing."""
         if self._process is not None:
