@@ -31,6 +31,7 @@ from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import RouteRefused
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.pending import Pending
@@ -354,7 +355,7 @@ class AmqpConnection(ActingGuest):
                 entry.address,
                 body,
                 property_set,
-                1 if durable or channel.confirming else 0,
+                QOS_OF_DURABLE[durable or channel.confirming],
                 durable,
                 retained,
                 NEVER if expiration is None else time.time() + expiration / 1000,
