@@ -541,12 +541,28 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
         return True
 
-    def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, rows: list[PublishRow]
-    ) -> list[PublishRow]:
+    def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
         """Publish them; returns those that are left for another turn: so many go where this user has not
         published before.
         """
+        left = self._prepare(rows)
+        if left is not None:
+            return left
+        if len(rows) >= BURST_MIN:
+            left = self._publish_together(rows)
+        if left is None:
+            left = self._publish_each(rows)
+        ingress, done = self._ingress, len(rows) - len(left)
+        ingress.stats.messages_in += done
+        if (rate := self.stream.rate) is not None:
+            rate.messages += done
+        if self._unacknowledged >= ingress.unsettled_max and not self._held:
+            self._overrun()
+        return left
+
+    def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
+        """Check what concerns all of them. Return None if they may be published; otherwise those that are
+        left for another turn, none if all were refused."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
@@ -559,6 +575,32 @@ class MqttConnection(AdmittedGuest):
             check_publish(rows, self.offer)
         if self._answers is not None and self._waits_for_ids(rows):
             return rows
+        return None
+
+    def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
+        """Publish rows that differ in nothing but their bodies. Return None if they do, or have to go one by
+        one for another reason; otherwise those that are left for another turn."""
+        ingress, entries, topic = self._ingress, self._entries, rows[0][1]
+        if self._retries is not None and self._retries.waiting is not None:
+            return None
+        if self.machine.version < Version.V5 and ingress.dispatcher.echoes.awaited:
+            return None
+        try:
+            shared = entries.get(topic) or self._first_seen(topic, entries)
+        except Pending as pending:
+            ingress.suspend(self.stream, pending.awaited)
+            return rows
+        burst = burst_in(rows, ingress.body_max) if shared.plan.bursts else None
+        if burst is None:
+            return None
+        ingress.begun_batch()
+        self._publish_burst(shared, burst)
+        return []
+
+    def _publish_each(self, rows: list[PublishRow]) -> list[PublishRow]:  # noqa: PLR0912, PLR0915 - every message
+        """Publish them one by one; returns those that are left for another turn."""
+        ingress = self._ingress
+        dispatcher = ingress.dispatcher
         entries = self._entries
         batch = ingress.begun_batch()
         sender = self.sender
@@ -569,16 +611,6 @@ class MqttConnection(AdmittedGuest):
             echoes = dispatcher.echoes
         one_by_one = iter(rows)
         left: list[PublishRow] = []
-        if len(rows) >= BURST_MIN and held is None and echoes is None:
-            topic = rows[0][1]
-            try:
-                shared = entries.get(topic) or self._first_seen(topic, entries)
-            except Pending as pending:
-                ingress.suspend(self.stream, pending.awaited)
-                return rows
-            if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
-                self._publish_burst(shared, burst)
-                one_by_one = iter(())
         property_set: PropertySet
         known = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
@@ -621,12 +653,6 @@ class MqttConnection(AdmittedGuest):
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
-        done = len(rows) - len(left)
-        ingress.stats.messages_in += done
-        if (rate := self.stream.rate) is not None:
-            rate.messages += done
-        if self._unacknowledged >= ingress.unsettled_max and not self._held:
-            self._overrun()
         return left
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> bool:
