@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway import clock
 from gateway.broker.poison import poisoned
@@ -58,6 +58,20 @@ class Ids:
         self.forgotten = 0  # before their time, since there were too many
 
 
+class RouteEnd(NamedTuple):
+    """What a route leads to, as a guard in front of it knows it.
+
+    `local`: the target has or writes a message in the wake-up that brings it. `unrouted` is what a message
+    without a recipient is answered. `releasing` returns True while a paused route hands on what it held.
+    """
+
+    route: Route
+    recipients_of: RecipientsOf
+    local: bool
+    unrouted: Outcome
+    releasing: Callable[[], bool]
+
+
 class Deduplication:
     """The ids of all routes. Made before the store starts, if there is one."""
 
@@ -78,17 +92,9 @@ class Deduplication:
             found = self._ids[route] = Ids(route)
         return found
 
-    def guard(
-        self,
-        route: Route,
-        recipients_of: RecipientsOf,
-        *,
-        local: bool,
-        unrouted: Outcome,
-        releasing: Callable[[], bool],
-    ) -> Guard:
+    def guard(self, end: RouteEnd) -> Guard:
         """What stands in front of what a route leads to."""
-        return Guard(self, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
+        return Guard(self, end)
 
     def use(self, routes: Iterable[Route]) -> None:
         """These are in force. What is known of others is kept, for they may come back."""
@@ -137,32 +143,21 @@ class Deduplication:
 
 
 class Guard(OneSink):
-    """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
+    """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything
+    changes."""
 
-    `local`: the target has or writes a message in the wake-up that brings it. `unrouted` is what a message
-    without a recipient is answered. `releasing` returns True while a paused route hands on what it held.
-    """
-
-    def __init__(
-        self,
-        deduplication: Deduplication,
-        route: Route,
-        recipients_of: RecipientsOf,
-        *,
-        local: bool,
-        unrouted: Outcome,
-        releasing: Callable[[], bool],
-    ) -> None:
+    def __init__(self, deduplication: Deduplication, end: RouteEnd) -> None:
+        route = end.route
         rule = route.rule.deduplicate
         assert rule is not None
         super().__init__(self)
         self.route = route
-        self.local = local
+        self.local = end.local
         self.ids = deduplication.of(route.name)
         self._deduplication = deduplication
-        self._recipients_of = recipients_of
-        self._unrouted = unrouted
-        self._releasing = releasing
+        self._recipients_of = end.recipients_of
+        self._unrouted = end.unrouted
+        self._releasing = end.releasing
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self._ids_max = rule.ids_max

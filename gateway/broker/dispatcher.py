@@ -23,7 +23,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.deduplication import Deduplication, Guard
+from gateway.broker.deduplication import Deduplication, Guard, RouteEnd
 from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.pausing import Gate, Pauses
@@ -467,13 +467,11 @@ class Dispatcher:
             return end
         guard = self._guards.get(route.name)
         if guard is None:
-            guard = self._guards[route.name] = self.deduplication.guard(
-                route,
-                partial(self._behind, end, route),
-                local=self.ends_here(route),
-                unrouted=_when_unrouted(route),
-                releasing=self.pauses.is_releasing,
+            behind = partial(self._behind, end, route)
+            guarded = RouteEnd(
+                route, behind, self.ends_here(route), _when_unrouted(route), self.pauses.is_releasing
             )
+            guard = self._guards[route.name] = self.deduplication.guard(guarded)
         return guard
 
     def ends_here(self, route: Route) -> bool:

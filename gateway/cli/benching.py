@@ -18,6 +18,7 @@ from gateway.cli.sending import client_to
 from gateway.clients.wire import Client
 from gateway.errors import LinkError
 from gateway.model.address import Address
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import Message
 from gateway.protocols import dialect_of
 from gateway.settings import Target
@@ -143,7 +144,7 @@ def _publish(
                     address,
                     mark + number.to_bytes(NUMBER_OCTETS) + rest,
                     assurance=load.qos,
-                    durable=load.qos > 0,
+                    durable=DURABLE_AT_QOS[load.qos],
                 )
                 for number in numbers
             ]

@@ -12,6 +12,7 @@ from gateway.cli.sending import headers_of
 from gateway.mapping import load
 from gateway.mapping.explain import Explanation, explain
 from gateway.mapping.router import Router
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, property_set
@@ -76,7 +77,7 @@ def explained(
     sender = Sender(endpoint, client, user)
     message = None
     if asked is not None:
-        properties, durable = property_set(asked.properties()), asked.qos > 0
+        properties, durable = property_set(asked.properties()), DURABLE_AT_QOS[asked.qos]
         message = Message(
             address, asked.octets(), properties, asked.qos, durable, asked.retain, sender=sender
         )

@@ -16,6 +16,7 @@ import typer
 from gateway.clients.wire import Access, Client, messages
 from gateway.errors import LinkError
 from gateway.model.address import Address
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, is_unicode, property_set, string
@@ -168,7 +169,7 @@ def made_of(
     """The message that a target is sent; what it has no word for is left out."""
     properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
     retained = retain and "retain" in dialect_to(target).target_options
-    return Message(address, body, properties, qos, qos > 0, retained)
+    return Message(address, body, properties, qos, DURABLE_AT_QOS[qos], retained)
 
 
 def line_of(message: Message, as_json: bool, saved: Path | None) -> str:

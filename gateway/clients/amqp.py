@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
 from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
@@ -252,4 +253,4 @@ def _message(address: bytes, raw: bytes, body: bytes) -> Message:
     durable, expiration, retain, hops, _ = essentials(properties)
     expires = NEVER if expiration is None else time.time() + expiration / 1000
     made = amqp_address(*decode_address(address))
-    return Message(made, body, properties, int(durable), durable, retain, expires, hops)
+    return Message(made, body, properties, QOS_OF_DURABLE[durable], durable, retain, expires, hops)

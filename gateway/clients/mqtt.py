@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Silence, Wire
 from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
@@ -181,7 +182,7 @@ class MqttClient:
         known = publish_essentials(raw)
         expires = NEVER if known.expiry is None else time.time() + known.expiry
         address = topic_address(decode_topic(topic), topic)
-        message = Message(address, body, known, qos, qos > 0, flags & 1 == 1, expires, known.hops)
+        message = Message(address, body, known, qos, DURABLE_AT_QOS[qos], flags & 1 == 1, expires, known.hops)
         self._tokens.append((packet_id, qos))
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 

@@ -22,7 +22,7 @@ from struct import Struct
 from typing import Final
 
 from gateway import clock
-from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, Ids, PassedBatch, RecipientsOf
+from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, Ids, PassedBatch, RouteEnd
 from gateway.broker.poison import poisoned
 from gateway.engine.logs import Record, SharedLog
 from gateway.errors import RemoteProtocolError
@@ -86,17 +86,9 @@ class SharedIds(Deduplication):
         self._limits = {name: rule.ids_max for name, rule in rules.items() if rule is not None}
         self.readable_secs = max(windows) + 2 * AGAIN_SECS if windows else 0.0
 
-    def guard(
-        self,
-        route: Route,
-        recipients_of: RecipientsOf,
-        *,
-        local: bool,
-        unrouted: Outcome,
-        releasing: Callable[[], bool],
-    ) -> SharedGuard:
+    def guard(self, end: RouteEnd) -> SharedGuard:
         """In front of what a route leads to."""
-        return SharedGuard(self, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
+        return SharedGuard(self, end)
 
     # What guards ask.
 
@@ -252,17 +244,8 @@ class IdsReader:
 class SharedGuard(Guard):
     """In front of what a route leads to: asks the log before anything crosses."""
 
-    def __init__(
-        self,
-        shared: SharedIds,
-        route: Route,
-        recipients_of: RecipientsOf,
-        *,
-        local: bool,
-        unrouted: Outcome,
-        releasing: Callable[[], bool],
-    ) -> None:
-        super().__init__(shared, route, recipients_of, local=local, unrouted=unrouted, releasing=releasing)
+    def __init__(self, shared: SharedIds, end: RouteEnd) -> None:
+        super().__init__(shared, end)
         self._shared = shared
 
     def publish(self, part: SubBatch) -> None:

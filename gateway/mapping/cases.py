@@ -15,6 +15,7 @@ from gateway.mapping.loading import Mapping
 from gateway.mapping.router import HOPS_MAX, Router
 from gateway.mapping.schema import Case, Expected, Published
 from gateway.mapping.templates import typed_value
+from gateway.model.delivery_mode import DURABLE_AT_QOS, QOS_OF_DURABLE
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
@@ -101,7 +102,7 @@ def _published(router: Router, words: Published) -> tuple[Message, str]:
         )
     address, queue = DIALECTS[protocol].published(given)
     durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
-    assurance = words.qos if words.qos is not None else int(durable)
+    assurance = words.qos if words.qos is not None else QOS_OF_DURABLE[durable]
     properties = Properties(
         content_type=words.content_type,
         reply_to=words.reply_to,
@@ -112,7 +113,7 @@ def _published(router: Router, words: Published) -> tuple[Message, str]:
         words.body.encode(),
         property_set(properties),
         assurance=assurance,
-        durable=durable or bool(words.qos),
+        durable=durable or DURABLE_AT_QOS[words.qos or 0],
         retain=words.retain,
         hops=words.hops,
         sender=Sender(words.endpoint, words.client_id, words.user),

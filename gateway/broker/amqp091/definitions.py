@@ -6,17 +6,16 @@ value are JSON; arguments keep their types (gateway/store/properties.py).
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange, Keys
-from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.bodies import Bodies
+from gateway.broker.host_records import HostRecords
 from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
-from gateway.broker.untouched import Untouched
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.restoring import set_aside
@@ -32,18 +31,21 @@ BINDINGS_FEW: Final = 100  # they are deleted one by one
 UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 
 
-class Definitions:
+class Definitions(HostRecords):
     """The records of one virtual host."""
 
     def __init__(
         self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_octets_max: int
     ) -> None:
-        """`memory_...`: beyond them the messages of a durable queue wait on disk alone."""
-        self._store = store
-        self._host = host
-        self._bodies = bodies
-        self._memory = memory_messages_max, memory_octets_max
-        self._untouched = Untouched(store, UNTOUCHED, host)
+        """As HostRecords."""
+        super().__init__(
+            store,
+            host,
+            bodies,
+            untouched=UNTOUCHED,
+            memory_messages_max=memory_messages_max,
+            memory_octets_max=memory_octets_max,
+        )
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
         for words, count in self._records(DELIVERIES):
             with set_aside(DELIVERIES, words):
@@ -67,13 +69,13 @@ class Definitions:
                 "alternate": exchange.alternate,
                 "user": exchange.user,
             }
-            self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(given).encode())
+            self._put(EXCHANGE, given, exchange.name)
         return exchange.durable
 
     def remove_exchange(self, exchange: Exchange) -> bool:
         """The exchange is deleted; its bindings are removed one by one."""
         if exchange.durable:
-            self._store.delete(EXCHANGE, self._key(exchange.name))
+            self._delete(EXCHANGE, exchange.name)
         return exchange.durable
 
     def exchanges(self, find: Callable[[str], Exchange | None], steps: MatchingSteps) -> list[Exchange]:
@@ -106,18 +108,13 @@ class Definitions:
             "arguments": _written(queue.arguments),
             "user": queue.user,
         }
-        self._store.put(QUEUE, self._key(queue.name), json.dumps(given).encode())
+        self._put(QUEUE, given, queue.name)
         self.keep(queue)
         return True
 
     def keep(self, queue: AmqpQueue) -> None:
         """Give the queue what the store has of it."""
-        messages, octets = self._memory
-        log = self._store.log(QUEUE, self._key(queue.name))
-        kept = SpooledStorage(
-            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_octets_max=octets
-        )
-        self._untouched.recall(kept, queue.name)
+        self._untouched.recall(self._storage(queue, QUEUE, queue.name), queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
             queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
@@ -129,7 +126,7 @@ class Definitions:
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
         """The queue is deleted; it drops its messages itself."""
-        self._store.delete(QUEUE, self._key(queue.name))
+        self._delete(QUEUE, queue.name)
         return True
 
     def queues(self) -> list[tuple[str, bool, Headers, str | None]]:
@@ -182,22 +179,6 @@ class Definitions:
     def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:
         kind = QUEUE if isinstance(to, Queue) else EXCHANGE
         return self._key(source.name, kind, to.name, key, _written(arguments))
-
-    # Records.
-
-    def _key(self, *words: str) -> str:
-        return json.dumps([self._host, *words])
-
-    def _records(self, kind: str) -> list[tuple[list[str], Any]]:
-        found = []
-        for key, value in self._store.things(kind):
-            assert isinstance(key, str)
-            assert isinstance(value, bytes)
-            with set_aside(kind, key):
-                host, *words = json.loads(key)
-                if host == self._host:
-                    found.append((words, json.loads(value)))
-        return found
 
 
 def _lasting(source: Exchange, to: Queue | Exchange) -> bool:

@@ -7,18 +7,17 @@ configuration.
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.bodies import Bodies
+from gateway.broker.host_records import HostRecords
 from gateway.broker.queue import Queue
-from gateway.broker.untouched import Untouched
 from gateway.model.message import Message
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
@@ -31,7 +30,7 @@ UNTOUCHED: Final = "fast-untouched"  # see broker/untouched.py
 log = structlog.get_logger(limited=True)
 
 
-class FastDefinitions:
+class FastDefinitions(HostRecords):
     """The records of one virtual host."""
 
     def __init__(
@@ -43,36 +42,27 @@ class FastDefinitions:
         memory_messages_max: int,
         memory_octets_max: int,
     ) -> None:
-        """`memory_...`: beyond them messages wait on disk alone."""
-        self._store = store
-        self._host = host
-        self._bodies = bodies
-        self._memory = memory_messages_max, memory_octets_max
-        self._untouched = Untouched(store, UNTOUCHED, host)
-
-    def _key(self, *words: str) -> str:
-        return json.dumps([self._host, *words])
+        """As HostRecords."""
+        super().__init__(
+            store,
+            host,
+            bodies,
+            untouched=UNTOUCHED,
+            memory_messages_max=memory_messages_max,
+            memory_octets_max=memory_octets_max,
+        )
 
     def add(self, kind: str, name: str, maker: str | None = None) -> None:
         """Record a QUEUE or TOPIC, and who made it."""
-        self._store.put(kind, self._key(name), json.dumps({"maker": maker}).encode())
+        self._put(kind, {"maker": maker}, name)
 
     def remove(self, kind: str, name: str) -> None:
         """It is deleted; a queue drops its messages itself."""
-        self._store.delete(kind, self._key(name))
+        self._delete(kind, name)
 
     def keep(self, queue: Queue, kind: str, *words: str) -> None:
         """Give a queue or subscription what the store has of it, and keep its messages from now on."""
-        messages, octets = self._memory
-        log = self._store.log(kind, self._key(*words))
-        kept = SpooledStorage(
-            queue,
-            self._store,
-            log,
-            self._bodies,
-            memory_messages_max=messages,
-            memory_octets_max=octets,
-        )
+        kept = self._storage(queue, kind, *words)
         self._untouched.recall(kept, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
@@ -89,11 +79,11 @@ class FastDefinitions:
             "no_local": interest.no_local,
             "maker": maker,
         }
-        self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(given).encode())
+        self._put(SUBSCRIPTION, given, client, identifier)
 
     def remove_subscription(self, client: str, identifier: str) -> None:
         """It is cancelled."""
-        self._store.delete(SUBSCRIPTION, self._key(client, identifier))
+        self._delete(SUBSCRIPTION, client, identifier)
 
     def names(self, kind: str) -> list[tuple[str, str | None]]:
         """The recorded queues or topics, and who made them."""
@@ -129,17 +119,6 @@ class FastDefinitions:
                     no_local=given["no_local"],
                 )
                 found.append((client, identifier, interest, given["maker"]))
-        return found
-
-    def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
-        found = []
-        for key, value in self._store.things(kind):
-            assert isinstance(key, str)
-            assert isinstance(value, bytes)
-            with set_aside(kind, key):
-                host, *words = json.loads(key)
-                if host == self._host:
-                    found.append((words, json.loads(value)))
         return found
 
 

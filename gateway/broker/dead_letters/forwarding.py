@@ -18,6 +18,7 @@ from gateway.broker.routing import Namespace
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Properties, property_set, string
@@ -80,7 +81,7 @@ class Forwarding:
             message.body,
             property_set(replace(given, headers=given.headers + why)),
             self._assurance,
-            self._assurance > 0,
+            DURABLE_AT_QOS[self._assurance],
             hops=message.hops + 1,
             sender=message.sender,
         )

@@ -33,6 +33,7 @@ from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -418,7 +419,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 entry.address,
                 body,
                 property_set,
-                1 if durable else 0,
+                QOS_OF_DURABLE[durable],
                 durable,
                 retained,
                 NEVER if expiration is None else time.time() + expiration / 1000,

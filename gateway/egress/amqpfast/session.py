@@ -29,6 +29,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -438,7 +439,15 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self._unusable(consumer, number, name, _oversized(len(body)))
                 continue
             message = Message(
-                entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
+                entry.address,
+                body,
+                properties,
+                QOS_OF_DURABLE[durable],
+                durable,
+                retained,
+                expires,
+                hops,
+                sender,
             )
             receipt = (consumer, number, message)
             if others_wait and session.is_behind(entry, receipt):

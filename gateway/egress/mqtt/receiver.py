@@ -25,6 +25,7 @@ from gateway.egress.held_back import HeldBack, line_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
@@ -33,8 +34,9 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.packets import PublishRow
+from gateway.protocols.mqtt.reason_codes import PUBLISH_REFUSED
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.protocols.mqtt.translate import REASON_CODES, publish_essentials
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
@@ -165,7 +167,15 @@ class MqttLinkReceiver:
                 )
                 continue
             message = Message(
-                entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
+                entry.address,
+                body,
+                properties,
+                qos,
+                DURABLE_AT_QOS[qos],
+                flags & 1 == 1,
+                expires,
+                hops,
+                sender,
             )
             receipt: Receipt | None = None
             if qos:
@@ -332,7 +342,7 @@ class MqttLinkReceiver:
         if qos == 2:
             self._once.pop(packet_id, None)
         kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-        answers.refuse(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+        answers.refuse(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
 
     def _buried(self, receipt: Receipt) -> None:
         """The message is safe among the dead letters."""

@@ -31,6 +31,7 @@ from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import RouteRefused
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.pending import Pending
@@ -303,9 +304,7 @@ class AmqpConnection(ActingGuest):
         self.stream.suspend()
         self._ingress.tasks.start_soon(task)
 
-    def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, contents: list[Content], *, large: bool = False
-    ) -> list[Content]:
+    def _publishes(self, contents: list[Content], *, large: bool = False) -> list[Content]:
         """Publish them; returns those that are left for another turn, when many go where this user has not
         published before. A `large` one, which has come alone, is never left.
         """
@@ -314,6 +313,19 @@ class AmqpConnection(ActingGuest):
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
             return []
+        left = self._publish_each(contents, large=large)
+        done = len(contents) - len(left)
+        ingress.stats.messages_in += done
+        if (rate := self.stream.rate) is not None:
+            rate.messages += done
+        if self.unsettled >= ingress.unsettled_max and not self._held:
+            self._held = True
+            self.stream.hold()
+        return left
+
+    def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
+        """Publish them one by one; returns those that are left for another turn."""
+        ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = ingress.entries_of(self.rights, self.host)
         batch = ingress.begun_batch()
@@ -354,7 +366,7 @@ class AmqpConnection(ActingGuest):
                 entry.address,
                 body,
                 property_set,
-                1 if durable or channel.confirming else 0,
+                QOS_OF_DURABLE[durable or channel.confirming],
                 durable,
                 retained,
                 NEVER if expiration is None else time.time() + expiration / 1000,
@@ -378,13 +390,6 @@ class AmqpConnection(ActingGuest):
                     ingress.unclaimed(entry, message, receipt)
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
-        done = len(contents) - len(left)
-        ingress.stats.messages_in += done
-        if (rate := self.stream.rate) is not None:
-            rate.messages += done
-        if self.unsettled >= ingress.unsettled_max and not self._held:
-            self._held = True
-            self.stream.hold()
         return left
 
     def _refuse_publishes(self, contents: list[Content]) -> None:

@@ -31,6 +31,7 @@ from gateway.ingress.amqpfast.peers import begin_session
 from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.pending import Awaited, Pending
@@ -116,7 +117,7 @@ class Publisher:
                 entry.address,
                 body,
                 properties,
-                1 if durable or tag else 0,
+                QOS_OF_DURABLE[durable or tag > 0],
                 durable,
                 retained,
                 expires,
@@ -195,7 +196,7 @@ class Publisher:
                 entry.address,
                 body,
                 head_properties(head),
-                2 if channel.transacted else 1 if known.durable or tag else 0,
+                2 if channel.transacted else QOS_OF_DURABLE[known.durable or tag > 0],
                 known.durable,
                 known.retain,
                 known.expires,

@@ -26,26 +26,36 @@ from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
 from gateway.ingress.source import RouteRefused
 from gateway.model.message import Sender
+from gateway.model.outcome import Reason
 from gateway.model.pending import Pending
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.reason_codes import (
+    CLIENT_ID_REFUSED,
+    CONNECT_REFUSED,
+    LOGIN_REFUSED,
+    METHOD_REFUSED,
+    PROOF_REFUSED,
+    REAUTHENTICATION_REFUSED,
+    WILL_QOS_REFUSED,
+    WILL_RETAIN_REFUSED,
+)
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.protocols.mqtt.translate import REASON_CODES
 from gateway.settings import Limits, MqttListener
 from gateway.transport.stream import Stream
 
 NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
 KEEP_ALIVE_MOST: Final = 65_535
-DENIALS: Final = {
-    Denial.WRONG: (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ""),
-    Denial.EXPIRED: (ReasonCode.NOT_AUTHORIZED, "the token has expired"),
-    Denial.UNAVAILABLE: (ReasonCode.SERVER_UNAVAILABLE, "nobody can say who this is now"),
-    Denial.REFUSED: (ReasonCode.CONNECTION_RATE_EXCEEDED, "too many logins have failed"),
-    Denial.BUSY: (ReasonCode.SERVER_BUSY, "too many logins wait"),
+WHY_DENIED: Final = {
+    Denial.WRONG: "",
+    Denial.EXPIRED: "the token has expired",
+    Denial.UNAVAILABLE: "nobody can say who this is now",
+    Denial.REFUSED: "too many logins have failed",
+    Denial.BUSY: "too many logins wait",
 }
 
 
@@ -138,7 +148,7 @@ class AdmittedGuest(MqttGuest):
                 text = (
                     f"offered: {', '.join(offered)}" if offered else "no enhanced authentication is offered"
                 )
-                self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, text)
+                self._refuse(METHOD_REFUSED, text)
                 return
             self.authentication = Authentication(access, packet) if proves else TokenShown(packet, method)
             self._authenticate(packet)
@@ -151,7 +161,7 @@ class AdmittedGuest(MqttGuest):
         if (not credentials.user and not access.recognizes(credentials)) or (
             credentials.user and anonymous is not None and access.ignores(credentials.user)
         ):
-            self._admit(packet, anonymous, ReasonCode.NOT_AUTHORIZED)
+            self._admit(packet, anonymous, CONNECT_REFUSED[Reason.NOT_AUTHORIZED])
             return
         principal = access.known(credentials)
         if principal is not None:
@@ -210,7 +220,7 @@ class AdmittedGuest(MqttGuest):
             machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
         else:
             principal = self._ingress.access.proved(ongoing.user)
-            self._admit(ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
+            self._admit(ongoing.connect, principal, PROOF_REFUSED[Denial.WRONG.value], properties)
 
     def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
         """A token is shown, or asked for where it has not come along."""
@@ -252,7 +262,7 @@ class AdmittedGuest(MqttGuest):
             self._admit(
                 ongoing.connect,
                 found,
-                ReasonCode.NOT_AUTHORIZED,
+                PROOF_REFUSED[Denial.WRONG.value],
                 ongoing.properties,
             )
         else:
@@ -269,11 +279,11 @@ class AdmittedGuest(MqttGuest):
         error: str,
     ) -> None:
         """Say no in the words of an authentication; one that was not looked at is told so."""
-        reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
         self._ingress.logins.denied(self.stream, user, why, self.sender.client)
         if self.machine.state is not State.OPEN:
-            self._turn_away(reason, "")
+            self._turn_away(PROOF_REFUSED[why.value], "")
             return
+        reason = REAUTHENTICATION_REFUSED[why.value]
         self._ingress.stats.refused.add(reason.name.lower())
         self.machine.send_disconnect(reason)
         self.stream.end(f"authentication failed: {error}")
@@ -283,7 +293,7 @@ class AdmittedGuest(MqttGuest):
         if isinstance(found, Denial):
             self._deny(packet, found)
             return
-        self._admit(packet, found, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+        self._admit(packet, found, LOGIN_REFUSED[Denial.WRONG.value])
         if not self.gone:
             self.receive(b"", self._ingress.now())
 
@@ -372,26 +382,26 @@ class AdmittedGuest(MqttGuest):
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         known = namespace.sessions.get(packet.client_id)
         if why := namespace.unavailable:
-            return ReasonCode.SERVER_UNAVAILABLE, why
+            return CONNECT_REFUSED[Reason.TARGET_DOWN], why
         if identifier_refused(packet):
-            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+            return CLIENT_ID_REFUSED, "a client identifier is needed"
         if len(packet.client_id.encode()) > (most := self._ingress.limits.client_id_bytes_max):
-            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"more than limits.client_id_bytes_max ({most})"
+            return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
         alone = known is None or known.outlet is None  # or it takes another one's place
         if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
-            return ReasonCode.QUOTA_EXCEEDED, f"{limit} is reached"
+            return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
         recorded = known is not None and known.kept and not packet.clean_start
         expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
         if namespace.failing and not recorded and expires > 0:
-            return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
+            return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now"
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
         if refused is None and namespace.user_of(packet.client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
-                return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
+                return CONNECT_REFUSED[Reason.QUOTA], "sessions_max of the user's roles is reached"
             if limit := namespace.make_room(user, place_of(remote), packet.client_id):
-                return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
+                return CONNECT_REFUSED[Reason.QUOTA], f"limits.{limit} is reached"
         return refused
 
     def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
@@ -400,51 +410,50 @@ class AdmittedGuest(MqttGuest):
         decision = rights.enters_mqtt()
         if not decision.allowed:
             self._ingress.denied(sender, "connect", MQTT.title, decision.rule)
-            return ReasonCode.NOT_AUTHORIZED, "no rule allows anything here"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no rule allows anything here"
         if not packet.client_id:
             return None
         decision = rights.has_client_id(packet.client_id)
         if not decision.allowed:
             self._ingress.denied(sender, "client_id", packet.client_id, decision.rule)
-            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is not the user's"
+            return CLIENT_ID_REFUSED, "the client identifier is not the user's"
         user = self._ingress.namespace.user_of(packet.client_id)
         if user is not None and user != sender.user:
             self._ingress.denied(sender, "session", packet.client_id, "the session is another user's")
-            return ReasonCode.NOT_AUTHORIZED, "the session is another user's"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "the session is another user's"
         return None
 
     def _will_refusal(self, will: Will, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
         """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
         offer = self._ingress.offer_to(rights)
         if will.qos > offer.qos_max:
-            return ReasonCode.QOS_NOT_SUPPORTED, "the will's QoS is too high here"
+            return WILL_QOS_REFUSED, "the will's QoS is too high here"
         if will.retain and not offer.retain:
-            return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
+            return WILL_RETAIN_REFUSED, "nothing is retained here"
         if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
-            return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
+            return CONNECT_REFUSED[Reason.MALFORMED], "the will says that it is UTF-8, and is not"
         if len(will.body) > self._ingress.limits.message_bytes_max:
-            return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
+            return CONNECT_REFUSED[Reason.TOO_LARGE], "the will exceeds limits.message_bytes_max"
         if (refusal := topic_refusal(will.topic, self._ingress.limits.topic_levels_max)) is not None:
-            return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
+            return CONNECT_REFUSED[refusal.reason], f"the will's topic: {refusal.text}"
         if not rights.unlimited and not rights.mqtt.will:
             self._ingress.denied(sender, "will", will.topic, "mqtt.will: no will may be left")
-            return ReasonCode.NOT_AUTHORIZED, "no will may be left"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no will may be left"
         decision = self._ingress.may_publish(rights, topic_address(will.topic))
         if not decision.allowed:
             self._ingress.denied(sender, "will", will.topic, decision.rule)
-            return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "not allowed to publish to the will's topic"
         try:
             self._ingress.route(rights, topic_address(will.topic), self._ingress.entries.find)
         except RouteRefused as error:
             self._ingress.denied(sender, "will", will.topic, str(error))
-            return ReasonCode.NOT_AUTHORIZED, "a route that takes the will asks for a role"
+            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "a route that takes the will asks for a role"
         return None
 
     def _deny(self, packet: Connect, why: Denial) -> None:
         """A login was wrong, or was not looked at."""
         self._ingress.logins.denied(self.stream, packet.user_name or "", why, packet.client_id)
-        reason, text = DENIALS[why]
-        self._turn_away(reason, text)
+        self._turn_away(LOGIN_REFUSED[why.value], WHY_DENIED[why])
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
         """Say no to what a CONNECT asks for, and why."""
@@ -459,7 +468,7 @@ class AdmittedGuest(MqttGuest):
     def not_served(self, why: str) -> None:
         """As above."""
         if not self.gone:
-            self._refuse(ReasonCode.SERVER_UNAVAILABLE, why)
+            self._refuse(CONNECT_REFUSED[Reason.TARGET_DOWN], why)
 
     def _turn_away(self, reason: ReasonCode, text: str) -> None:
         """Say no in a CONNACK, and close."""

@@ -41,8 +41,9 @@ from gateway.ingress.mqtt.publish_checks import (
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.ingress.source import RouteRefused
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
-from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece
@@ -63,9 +64,10 @@ from gateway.protocols.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
+from gateway.protocols.mqtt.reason_codes import PUBLISH_REFUSED, SUBSCRIBE_REFUSED
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
-from gateway.protocols.mqtt.translate import NOTHING_SAID, REASON_CODES, encode_properties, publish_essentials
+from gateway.protocols.mqtt.translate import NOTHING_SAID, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
@@ -438,7 +440,7 @@ class MqttConnection(AdmittedGuest):
             self._ingress.tell_refused(receipt[3], outcome)
             self._forget_incoming(receipt)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-            self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+            self.machine.send_ack(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
             self.stream.mark()
             self.unsettled -= 1
             if self._held:
@@ -539,12 +541,28 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
         return True
 
-    def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, rows: list[PublishRow]
-    ) -> list[PublishRow]:
+    def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
         """Publish them; returns those that are left for another turn: so many go where this user has not
         published before.
         """
+        left = self._prepare(rows)
+        if left is not None:
+            return left
+        if len(rows) >= BURST_MIN:
+            left = self._publish_together(rows)
+        if left is None:
+            left = self._publish_each(rows)
+        ingress, done = self._ingress, len(rows) - len(left)
+        ingress.stats.messages_in += done
+        if (rate := self.stream.rate) is not None:
+            rate.messages += done
+        if self._unacknowledged >= ingress.unsettled_max and not self._held:
+            self._overrun()
+        return left
+
+    def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
+        """Check what concerns all of them. Return None if they may be published; otherwise those that are
+        left for another turn, none if all were refused."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
@@ -557,6 +575,32 @@ class MqttConnection(AdmittedGuest):
             check_publish(rows, self.offer)
         if self._answers is not None and self._waits_for_ids(rows):
             return rows
+        return None
+
+    def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
+        """Publish rows that differ in nothing but their bodies. Return None if they do, or have to go one by
+        one for another reason; otherwise those that are left for another turn."""
+        ingress, entries, topic = self._ingress, self._entries, rows[0][1]
+        if self._retries is not None and self._retries.waiting is not None:
+            return None
+        if self.machine.version < Version.V5 and ingress.dispatcher.echoes.awaited:
+            return None
+        try:
+            shared = entries.get(topic) or self._first_seen(topic, entries)
+        except Pending as pending:
+            ingress.suspend(self.stream, pending.awaited)
+            return rows
+        burst = burst_in(rows, ingress.body_max) if shared.plan.bursts else None
+        if burst is None:
+            return None
+        ingress.begun_batch()
+        self._publish_burst(shared, burst)
+        return []
+
+    def _publish_each(self, rows: list[PublishRow]) -> list[PublishRow]:  # noqa: PLR0912, PLR0915 - every message
+        """Publish them one by one; returns those that are left for another turn."""
+        ingress = self._ingress
+        dispatcher = ingress.dispatcher
         entries = self._entries
         batch = ingress.begun_batch()
         sender = self.sender
@@ -567,16 +611,6 @@ class MqttConnection(AdmittedGuest):
             echoes = dispatcher.echoes
         one_by_one = iter(rows)
         left: list[PublishRow] = []
-        if len(rows) >= BURST_MIN and held is None and echoes is None:
-            topic = rows[0][1]
-            try:
-                shared = entries.get(topic) or self._first_seen(topic, entries)
-            except Pending as pending:
-                ingress.suspend(self.stream, pending.awaited)
-                return rows
-            if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
-                self._publish_burst(shared, burst)
-                one_by_one = iter(())
         property_set: PropertySet
         known = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
@@ -601,7 +635,9 @@ class MqttConnection(AdmittedGuest):
                 if echoes is not None:
                     hops = echoes.hops(topic, body, sender, ingress.now())
             retain = flags & 1 == 1
-            message = Message(entry.address, body, property_set, qos, qos > 0, retain, expires, hops, sender)
+            message = Message(
+                entry.address, body, property_set, qos, DURABLE_AT_QOS[qos], retain, expires, hops, sender
+            )
             if qos:
                 if qos == 2 and not self._first_time(packet_id, entry):
                     continue
@@ -617,12 +653,6 @@ class MqttConnection(AdmittedGuest):
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
-        done = len(rows) - len(left)
-        ingress.stats.messages_in += done
-        if (rate := self.stream.rate) is not None:
-            rate.messages += done
-        if self._unacknowledged >= ingress.unsettled_max and not self._held:
-            self._overrun()
         return left
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> bool:
@@ -651,7 +681,7 @@ class MqttConnection(AdmittedGuest):
             property_set, hops = known, known.hops
             expires = NEVER if known.expiry is None else time.time() + known.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
-        durable = qos > 0
+        durable = DURABLE_AT_QOS[qos]
         messages = [
             Message(address, body, property_set, qos, durable, False, expires, hops, sender)
             for body in bodies
@@ -706,7 +736,7 @@ class MqttConnection(AdmittedGuest):
                     self.send_received(packet_id)
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-            self.machine.send_ack(kind, packet_id, ReasonCode.QUOTA_EXCEEDED, LOW_ON_MEMORY.text)
+            self.machine.send_ack(kind, packet_id, PUBLISH_REFUSED[LOW_ON_MEMORY.reason], LOW_ON_MEMORY.text)
         self.stream.mark()
 
     @property
@@ -793,8 +823,9 @@ class MqttConnection(AdmittedGuest):
         for wanted in islice(packet.subscriptions, len(reasons), None):
             if self.stream.spent():
                 return False
-            refused = self._filter_refusal(session, rights, wanted)
-            if refused is not None:
+            why = self._filter_refusal(session, rights, wanted)
+            if why is not None:
+                refused = SUBSCRIBE_REFUSED[why]
                 if machine.version < Version.V5 and not is_filter(wanted.filter):
                     raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
                 self._ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
@@ -822,24 +853,24 @@ class MqttConnection(AdmittedGuest):
         session: Session,
         rights: Rights,
         wanted: Subscription,
-    ) -> ReasonCode | None:
+    ) -> Reason | None:
         """Return why a filter is refused, or None. Raises Pending."""
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
         if len(wanted.filter.encode()) > limits.topic_filter_bytes_max:
-            return ReasonCode.TOPIC_FILTER_INVALID
+            return Reason.NAME_INVALID
         if wanted.filter.count("/") >= limits.topic_levels_max or not is_filter(wanted.filter):
-            return ReasonCode.TOPIC_FILTER_INVALID
+            return Reason.NAME_INVALID
         if not decision.allowed:
             self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
-            return ReasonCode.NOT_AUTHORIZED
+            return Reason.NOT_AUTHORIZED
         if session.kept and self._ingress.namespace.failing:
-            return ReasonCode.QUOTA_EXCEEDED  # it could not be recorded
+            return Reason.STORE  # it could not be recorded
         known = wanted.filter in session.subscriptions
         if not known and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:
-            return ReasonCode.QUOTA_EXCEEDED
+            return Reason.QUOTA
         if not known and self._ingress.namespace.subscriptions_full(session.user, wanted.filter):
-            return ReasonCode.QUOTA_EXCEEDED
+            return Reason.QUOTA
         return None
 
     def _unsubscribe(self, session: Session, packet: Unsubscribe, reasons: list[int]) -> bool:

@@ -32,6 +32,7 @@ from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource, RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Verdict
@@ -440,7 +441,7 @@ class MqttIngress(ListenerSource):
             will.body,
             said,
             will.qos,
-            will.qos > 0,
+            DURABLE_AT_QOS[will.qos],
             will.retain,
             expires,
             0,

@@ -22,6 +22,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from gateway.errors import PipelineError
 from gateway.model.address import Address
+from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import Headers, Properties, ValueType, property_set, string
@@ -102,7 +103,7 @@ class Shape:
             body or b"",
             property_set(properties),
             assurance,
-            assurance > 0 if durable is None else durable,
+            DURABLE_AT_QOS[assurance] if durable is None else durable,
             bool(row.get("retain")),
             expires.timestamp() if isinstance(expires, datetime) else NEVER,
         )

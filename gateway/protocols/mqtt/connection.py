@@ -79,6 +79,7 @@ PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic a
 STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so that no flood holds up the others
 STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
 ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
+ACK_OCTETS: Final = 4  # of an acknowledgement without reason and properties
 RUN_OCTETS: Final = 8_192  # after which the rows are counted
 ALIAS_WITHIN: Final = 64  # times the properties that are taken: it may stand behind them
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
@@ -321,10 +322,14 @@ class Connection:
         limit = self.packet_bytes_max
         v5 = self._v5
         publishes: list[PublishRow] | None = None
-        acks: list[tuple[int, int]] | None = None
-        ack_first = 0
         while at < most:
             first = data[at]
+            if not 0x30 <= first < 0x3E:
+                stop = self._ack_run(data, at, most, events) if first in _ACK_BY_FIRST else at
+                if stop == at:
+                    break
+                at, publishes = stop, None
+                continue
             size = data[at + 1]
             start = at + 2
             if size > 127:
@@ -336,46 +341,51 @@ class Connection:
                 else:
                     size, start = found
             stop = start + size
-            if stop > end or stop - at > limit:
+            if stop > end or size < 3 or stop - at > limit:
                 break
-            if 0x30 <= first < 0x3E and size > 2:
-                topic_at = start + 2
-                body_at = topic_end = topic_at + (data[start] << 8 | data[start + 1])
-                packet_id = 0
-                if first > 0x31:
-                    body_at += 2
-                    qos = first & 6
-                    if body_at > stop or qos == 6 or not qos:
-                        break
-                    packet_id = data[topic_end] << 8 | data[topic_end + 1]
-                    if not packet_id:
-                        break
-                topic = data[topic_at:topic_end]
-                properties = b""
-                if v5:
-                    if body_at >= stop:
-                        break
-                    if data[body_at]:
-                        topic, properties, body_at = self._described(data, topic, body_at, stop)
-                        if self._steps >= STEPS_MAX and self.bounded:
-                            most = at  # this is the last one
-                    else:
-                        body_at += 1
-                if body_at > stop or not topic:
+            topic_at = start + 2
+            body_at = topic_end = topic_at + (data[start] << 8 | data[start + 1])
+            packet_id = 0
+            if first > 0x31:
+                body_at += 2
+                qos = first & 6
+                if body_at > stop or qos == 6 or not qos:
                     break
-                if publishes is None:
-                    publishes, acks = self._publishes(events).rows if events else [], None
-                    if not events:
-                        events.append(Publishes(publishes))
-                publishes.append((first & 15, topic, packet_id, properties, data[body_at:stop]))
-            elif size == 2 and first in _ACK_BY_FIRST and (packet_id := data[start] << 8 | data[start + 1]):
-                if acks is None or first != ack_first:
-                    acks, publishes = self._acks(events, _ACK_BY_FIRST[first]).rows, None
-                    ack_first = first
-                acks.append((packet_id, 0))
-            else:
+                packet_id = data[topic_end] << 8 | data[topic_end + 1]
+                if not packet_id:
+                    break
+            topic = data[topic_at:topic_end]
+            properties = b""
+            if v5:
+                if body_at >= stop:
+                    break
+                if data[body_at]:
+                    topic, properties, body_at = self._described(data, topic, body_at, stop)
+                    if self._steps >= STEPS_MAX and self.bounded:
+                        most = at  # this is the last one
+                else:
+                    body_at += 1
+            if body_at > stop or not topic:
                 break
+            if publishes is None:
+                publishes = self._publishes(events).rows
+            publishes.append((first & 15, topic, packet_id, properties, data[body_at:stop]))
             at = stop
+        return at
+
+    def _ack_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
+        """Decode acknowledgements of one type from `at` to before `most`, as far as they are of four octets;
+        returns the end of the last."""
+        first = data[at]
+        rows: list[tuple[int, int]] | None = None
+        while at < most and data[at] == first and data[at + 1] == 2 and self.packet_bytes_max >= ACK_OCTETS:
+            packet_id = data[at + 2] << 8 | data[at + 3]
+            if not packet_id:
+                break
+            if rows is None:
+                rows = self._acks(events, _ACK_BY_FIRST[first]).rows
+            rows.append((packet_id, 0))
+            at += ACK_OCTETS
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.octets import too_much
 from gateway.protocols.mqtt.properties import encode_property, spans
@@ -31,7 +30,6 @@ from gateway.protocols.mqtt.spec import (
     VARINT_MAX,
     PacketType,
     Property,
-    ReasonCode,
 )
 from gateway.protocols.mqtt.values import Type, from_text, is_text, to_text
 
@@ -72,56 +70,6 @@ LOSSES: Final = (
 )
 """What MQTT 5 cannot say. Earlier versions have no properties at all."""
 LOSING: Final = losing(LOSSES)
-
-REASON_CODES: Final = {
-    Reason.NONE: ReasonCode.UNSPECIFIED_ERROR,
-    Reason.NO_ROUTE: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
-    Reason.NAME_INVALID: ReasonCode.TOPIC_NAME_INVALID,
-    Reason.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
-    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
-    Reason.TARGET_DOWN: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.TARGET_REFUSED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.EXPIRED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.HOPS: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
-    Reason.LOST_PROPERTY: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
-    Reason.INTERNAL: ReasonCode.UNSPECIFIED_ERROR,
-}
-"""Why a PUBLISH was refused, in the few codes that PUBACK and PUBREC may carry (5: 3.4.2.1, 3.5.2.1).
-
-0x10, no matching subscribers, is a success; what a route's target has no queue for is refused. 0x95, packet
-too large, is for DISCONNECT only: a message over a limit of ours is over a quota. A target that is down or
-says no is 0x83: valid, but not accepted here; the reason string says why.
-"""
-
-REFUSALS: Final[dict[int, Reason]] = {
-    ReasonCode.NOT_AUTHORIZED: Reason.NOT_AUTHORIZED,
-    ReasonCode.TOPIC_NAME_INVALID: Reason.NAME_INVALID,
-    ReasonCode.PAYLOAD_FORMAT_INVALID: Reason.MALFORMED,
-}
-
-
-NOT_NOW: Final[dict[int, Reason]] = {
-    ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
-    ReasonCode.SERVER_UNAVAILABLE: Reason.TARGET_DOWN,
-    ReasonCode.SERVER_BUSY: Reason.TARGET_DOWN,
-    ReasonCode.MESSAGE_RATE_TOO_HIGH: Reason.QUOTA,
-}
-"""Codes with which a broker refuses a message for now."""
-
-
-def refusal(code: int) -> Reason:
-    """Return why a remote broker refused our PUBLISH with `code` (0x80 or above)."""
-    return NOT_NOW.get(code) or REFUSALS.get(code, Reason.TARGET_REFUSED)
-
-
-def outcome_of(code: int) -> Outcome:
-    """Return what became of our PUBLISH, which a remote broker refused with `code` (0x80 or above)."""
-    verdict = Verdict.RELEASED if code in NOT_NOW else Verdict.REJECTED
-    return Outcome(verdict, refusal(code), f"the broker refused it with reason {code:#04x}")
-
 
 _LISTS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
 _LIST_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated

@@ -12,24 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.access.backends import Denial
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import decode_list, encode_list
+from gateway.protocols.mqtt.reason_codes import (
+    CONNECT_REFUSED,
+    LOGIN_REFUSED,
+    PROOF_REFUSED,
+    PUBLISH_REFUSED,
+    REAUTHENTICATION_REFUSED,
+    SUBSCRIBE_REFUSED,
+    outcome_of,
+    refusal,
+)
 from gateway.protocols.mqtt.spec import FAILURE, REASONS, WILL, PacketType
 from gateway.protocols.mqtt.spec import Property as P
 from gateway.protocols.mqtt.translate import (
     FIELDS,
     LOSSES,
-    REASON_CODES,
     decode_properties,
     encode_properties,
     losses,
-    outcome_of,
     publish_essentials,
-    refusal,
 )
 from gateway.protocols.mqtt.values import from_text, to_text
 from tests.protocols.mqtt import strategies
@@ -335,9 +343,17 @@ def test_every_loss_is_tried() -> None:
     assert found == {loss.name for loss in LOSSES if loss.policy != "encode"}
 
 
+def test_refusals_have_codes_that_their_packets_may_carry() -> None:
+    connect = {*CONNECT_REFUSED.values(), *LOGIN_REFUSED.values(), *PROOF_REFUSED.values()}
+    for kind, codes in ((PacketType.CONNACK, connect), (PacketType.SUBACK, {*SUBSCRIBE_REFUSED.values()})):
+        assert all(code >= FAILURE and code in REASONS[kind] for code in codes)
+    assert all(code in REASONS[PacketType.DISCONNECT] for code in REAUTHENTICATION_REFUSED.values())
+    assert set(LOGIN_REFUSED) == set(PROOF_REFUSED) == {why.value for why in Denial}
+
+
 def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
-    assert set(REASON_CODES) == set(Reason)
-    for code in REASON_CODES.values():
+    assert set(PUBLISH_REFUSED) == set(Reason)
+    for code in PUBLISH_REFUSED.values():
         assert code >= FAILURE
         assert code in REASONS[PacketType.PUBACK]
         assert code in REASONS[PacketType.PUBREC]

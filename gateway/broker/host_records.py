@@ -1,0 +1,71 @@
+"""What of one virtual host survives a restart, as records in the store.
+
+A key is a JSON list, the name of the virtual host and the words that name the thing; a value is JSON. The
+messages of a durable queue are in a log under the same key. What a protocol records is in its own folder
+(amqp091/definitions.py, amqpfast/definitions.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mypy_extensions import mypyc_attr
+
+from gateway.broker.bodies import Bodies, SpooledStorage
+from gateway.broker.queue import Queue
+from gateway.broker.untouched import Untouched
+from gateway.store.restoring import set_aside
+from gateway.store.store import Store
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class HostRecords:
+    """The records of one virtual host."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        bodies: Bodies,
+        *,
+        untouched: str,
+        memory_messages_max: int,
+        memory_octets_max: int,
+    ) -> None:
+        """`untouched`: the kind of record of what nobody has been handed (untouched.py). `memory_...`: beyond
+        them the messages of a durable queue are on disk alone."""
+        self._store = store
+        self._host = host
+        self._bodies = bodies
+        self._memory = memory_messages_max, memory_octets_max
+        self._untouched = Untouched(store, untouched, host)
+
+    def _key(self, *words: str) -> str:
+        return json.dumps([self._host, *words])
+
+    def _put(self, kind: str, given: object, *words: str) -> None:
+        self._store.put(kind, self._key(*words), json.dumps(given).encode())
+
+    def _delete(self, kind: str, *words: str) -> None:
+        self._store.delete(kind, self._key(*words))
+
+    def _records(self, kind: str) -> list[tuple[list[str], Any]]:
+        """The words and the value of each record of a kind. Before the store starts."""
+        found = []
+        for key, value in self._store.things(kind):
+            assert isinstance(key, str)
+            assert isinstance(value, bytes)
+            with set_aside(kind, key):
+                host, *words = json.loads(key)
+                if host == self._host:
+                    found.append((words, json.loads(value)))
+        return found
+
+    def _storage(self, queue: Queue, kind: str, *words: str) -> SpooledStorage:
+        """Give a queue what the store has of it, and keep its messages there from now on."""
+        messages, octets = self._memory
+        log = self._store.log(kind, self._key(*words))
+        return SpooledStorage(
+            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_octets_max=octets
+        )

@@ -1,0 +1,99 @@
+"""Reason codes of refusals: which one a PUBACK, PUBREC, SUBACK or CONNACK carries, and what a broker's mean.
+
+Each packet may carry a few codes only, so there is a table for each, by the model's Reason. What the model
+has no Reason for, as a client identifier that is missing, has a constant. Before MQTT 5 the codec makes the
+codes of that version from these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.spec import ReasonCode
+
+PUBLISH_REFUSED: Final = {
+    Reason.NONE: ReasonCode.UNSPECIFIED_ERROR,
+    Reason.NO_ROUTE: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
+    Reason.NAME_INVALID: ReasonCode.TOPIC_NAME_INVALID,
+    Reason.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
+    Reason.TARGET_DOWN: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.TARGET_REFUSED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.EXPIRED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.HOPS: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
+    Reason.LOST_PROPERTY: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.INTERNAL: ReasonCode.UNSPECIFIED_ERROR,
+}
+"""Codes of PUBACK and PUBREC (5: 3.4.2.1, 3.5.2.1).
+
+0x10, no matching subscribers, is a success; what a route's target has no queue for is refused. 0x95, packet
+too large, is for DISCONNECT only: a message over a limit of ours is over a quota. A target that is down or
+says no is 0x83: valid, but not accepted here; the reason string says why.
+"""
+
+SUBSCRIBE_REFUSED: Final = {
+    Reason.NAME_INVALID: ReasonCode.TOPIC_FILTER_INVALID,
+    Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
+    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
+    Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
+}
+"""Codes of SUBACK (5: 3.9.3)."""
+
+CONNECT_REFUSED: Final = {
+    Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
+    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
+    Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.TARGET_DOWN: ReasonCode.SERVER_UNAVAILABLE,
+    Reason.NAME_INVALID: ReasonCode.TOPIC_NAME_INVALID,
+    Reason.TOO_LARGE: ReasonCode.PACKET_TOO_LARGE,
+    Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
+}
+"""Codes of CONNACK (5: 3.2.2.2); the last three are about the will."""
+CLIENT_ID_REFUSED: Final = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+WILL_QOS_REFUSED: Final = ReasonCode.QOS_NOT_SUPPORTED
+WILL_RETAIN_REFUSED: Final = ReasonCode.RETAIN_NOT_SUPPORTED
+METHOD_REFUSED: Final = ReasonCode.BAD_AUTHENTICATION_METHOD
+
+LOGIN_REFUSED: Final = {
+    "wrong": ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    "expired": ReasonCode.NOT_AUTHORIZED,
+    "unavailable": ReasonCode.SERVER_UNAVAILABLE,
+    "refused": ReasonCode.CONNECTION_RATE_EXCEEDED,
+    "busy": ReasonCode.SERVER_BUSY,
+}
+"""Codes of CONNACK for a login that is refused, by why (`Denial`)."""
+PROOF_REFUSED: Final = LOGIN_REFUSED | {"wrong": ReasonCode.NOT_AUTHORIZED}
+"""The same for enhanced authentication, where there need be no password (5: 4.12)."""
+REAUTHENTICATION_REFUSED: Final = PROOF_REFUSED | {"unavailable": ReasonCode.SERVER_BUSY}
+"""Codes of the DISCONNECT for a client that proves again who it is (5: 4.12.1), which may not carry 0x88."""
+
+# What the codes of a remote broker mean.
+
+NOT_NOW: Final[dict[int, Reason]] = {
+    ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
+    ReasonCode.SERVER_UNAVAILABLE: Reason.TARGET_DOWN,
+    ReasonCode.SERVER_BUSY: Reason.TARGET_DOWN,
+    ReasonCode.MESSAGE_RATE_TOO_HIGH: Reason.QUOTA,
+}
+"""Codes with which a broker refuses a message for now."""
+
+REFUSALS: Final[dict[int, Reason]] = {
+    ReasonCode.NOT_AUTHORIZED: Reason.NOT_AUTHORIZED,
+    ReasonCode.TOPIC_NAME_INVALID: Reason.NAME_INVALID,
+    ReasonCode.PAYLOAD_FORMAT_INVALID: Reason.MALFORMED,
+}
+
+
+def refusal(code: int) -> Reason:
+    """Return why a remote broker refused our PUBLISH with `code` (0x80 or above)."""
+    return NOT_NOW.get(code) or REFUSALS.get(code, Reason.TARGET_REFUSED)
+
+
+def outcome_of(code: int) -> Outcome:
+    """Return what became of our PUBLISH, which a remote broker refused with `code` (0x80 or above)."""
+    verdict = Verdict.RELEASED if code in NOT_NOW else Verdict.REJECTED
+    return Outcome(verdict, refusal(code), f"the broker refused it with reason {code:#04x}")
