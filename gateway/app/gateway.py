@@ -180,6 +180,7 @@ class Gateway:
                 self._flush,
                 self.full_queues,
                 self.definition_shares,
+                self.hosts.alarms,
             )
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
