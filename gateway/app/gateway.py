@@ -44,6 +44,7 @@ from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
 from gateway.app.destinations import DESTINATIONS, destinations_link, destinations_of
 from gateway.app.endpoints import links_of, listener_of
+from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_shares_of, watched_memory
 from gateway.app.operating import pause_links, process_of
@@ -296,6 +297,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
+            log_exposures(self.settings, self.identities.hashes)
             log.info(
                 "started",
                 version=__version__,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
 from gateway.store.journal.format import (
+    BUFFER_OCTETS_MAX,
     HEADER_OCTETS,
     VERSION,
     DamageError,
     JournalError,
     decode_header,
+    decode_runs,
+    decompressed,
     encode_header,
 )
 from gateway.store.journal.reader import Gap, JournalReader
@@ -135,3 +141,36 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=f"is of format {VERSION + 1}"):
         write(tmp_path, range(1))
     assert os.listdir(tmp_path), "and left as it was"
+
+
+@pytest.mark.parametrize(
+    "stored, octets",
+    [
+        (zlib.compress(bytes(50_000_000)), 100),  # makes more than it says
+        (zlib.compress(b"abc"), 4),  # makes less
+        (zlib.compress(bytes(1_000)), 0xFFFF_FFFF),  # says more than it can make
+        (zlib.compress(b"abc" * 100)[:-6], 300),  # is cut
+        (b"no zlib", 7),
+        (b"", 1),
+    ],
+)
+def test_a_compressed_buffer_makes_no_more_than_it_says(stored: bytes, octets: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamageError):
+            decompressed(stored, octets)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_buffer_of_runs_makes_no_more_than_a_block_may_have() -> None:
+    stored = struct.pack("<IIIIQ", 1, 8, (BUFFER_OCTETS_MAX >> 3) + 1, 0, 7)
+    with pytest.raises(DamageError):
+        decode_runs(memoryview(stored), BUFFER_OCTETS_MAX + 8)
+
+
+@pytest.mark.parametrize("octets", [b"", b"abc", bytes(1_000_000)])
+def test_what_was_compressed_comes_back(octets: bytes) -> None:
+    for level in (1, 9):
+        assert decompressed(memoryview(zlib.compress(octets, level)), len(octets)) == octets
