@@ -17,6 +17,7 @@ from gateway.mapping.routes import Route
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
+from gateway.regexes import Regex
 from gateway.settings import AnonymousListener, Settings
 from gateway.settings.access import EVERY_HOST, PLACEHOLDER, Role
 
@@ -142,7 +143,7 @@ def _feeds_exchange(role: Role, given: dict[str, str]) -> bool:
     if exchange is None or CAPTURE.search(exchange):
         return True
     return any(
-        re.search(PLACEHOLDER.sub(".*", one.write), exchange or DEFAULT_EXCHANGE)
+        Regex(PLACEHOLDER.sub(".*", one.write)).search(exchange or DEFAULT_EXCHANGE)
         for one in role.amqp091.values()
         if one.write
     )

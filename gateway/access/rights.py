@@ -108,7 +108,7 @@ class Rights:
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
             compiled = wildcard(text, {**self._variables, "client_id": ""})
-            if compiled is not None and compiled.fullmatch(client_id):
+            if compiled is not None and compiled.search(client_id):
                 return Decision(True, f"roles.{name}.client_id: {text}")
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
 

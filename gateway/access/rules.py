@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.access.filters import FilterSet
 from gateway.access.scopes import Scope
 from gateway.access.templates import Variables, beginning, denied_filter, expression, fill, topic_filter
+from gateway.regexes import Regex
 from gateway.settings.access import (
     EVERY_HOST,
     AmqpPermissions,
@@ -73,14 +73,14 @@ class AmqpGrant(NamedTuple):
     """RabbitMQ's permissions of one role, or one scope, in one virtual host."""
 
     rule: str
-    names: Mapping[str, re.Pattern[str]]
-    topics: Mapping[tuple[str, str], re.Pattern[str] | None]
-    key: re.Pattern[str] | None = None
+    names: Mapping[str, Regex]
+    topics: Mapping[tuple[str, str], Regex | None]
+    key: Regex | None = None
 
     def allows(self, permission: str, name: str) -> bool:
         """Whether it is given on an exchange or a queue."""
         found = self.names.get(permission)
-        return found is not None and found.search(name) is not None
+        return found is not None and found.search(name)
 
     def allows_key(self, permission: str, exchange: str, key: str | None) -> bool:
         """Return True if `permission` is given on a topic exchange with a routing key (None: every key)."""
@@ -93,7 +93,7 @@ class AmqpGrant(NamedTuple):
             found = self.topics[exchange, permission]
         if found is None:
             return False
-        return found.pattern in EVERY_KEY if key is None else found.search(key) is not None
+        return found.pattern in EVERY_KEY if key is None else found.search(key)
 
 
 def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
@@ -135,7 +135,7 @@ class FastGrant(NamedTuple):
     rule: str
     names: Mapping[tuple[str, str], tuple[str, ...]]
     out_of_band: bool = False
-    pattern: re.Pattern[str] | None = None
+    pattern: Regex | None = None
     rights: tuple[str, ...] = ()
 
     def concerns(self, service: str, name: str) -> bool:
@@ -152,9 +152,7 @@ class FastGrant(NamedTuple):
     def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
         """Whether it gives `right` on a destination, or (`whole`) on all that begin with `name`."""
         if self.pattern is not None:
-            return (
-                right in self.rights and service in SERVICES and not whole and bool(self.pattern.search(name))
-            )
+            return right in self.rights and service in SERVICES and not whole and self.pattern.search(name)
         for text in self.names.get((service, right), ()):
             if text[-1:] == "*" and name.startswith(text[:-1]):
                 return True

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from gateway.regexes import Regex, RegexError, wildcard_regex
+
 SCOPE: Final = re.compile(r"(configure|write|read):([^/]+)/([^/]+)(?:/(.+))?")
 
 
@@ -19,9 +21,9 @@ class Scope(NamedTuple):
 
     text: str
     permission: str
-    host: re.Pattern[str]
-    name: re.Pattern[str]
-    key: re.Pattern[str] | None
+    host: Regex
+    name: Regex
+    key: Regex | None
 
 
 def parse_scope(text: str) -> Scope | None:
@@ -30,7 +32,10 @@ def parse_scope(text: str) -> Scope | None:
     if found is None:
         return None
     permission, host, name, key = found.groups()
-    return Scope(text, permission, _whole(host), _whole(name), None if key is None else _whole(key))
+    try:
+        return Scope(text, permission, _whole(host), _whole(name), None if key is None else _whole(key))
+    except RegexError:
+        return None
 
 
 def parse_scopes(texts: Iterable[str]) -> list[Scope]:
@@ -38,6 +43,5 @@ def parse_scopes(texts: Iterable[str]) -> list[Scope]:
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 
 
-def _whole(text: str) -> re.Pattern[str]:
-    pieces = [re.escape(unquote(piece)) for piece in text.split("*")]
-    return re.compile(rf"\A{'.*'.join(pieces)}\Z", re.DOTALL)
+def _whole(text: str) -> Regex:
+    return wildcard_regex([unquote(piece) for piece in text.split("*")])

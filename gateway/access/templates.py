@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from gateway.regexes import Regex, RegexError, quote, wildcard_regex
 from gateway.settings.access import PLACEHOLDER
 
 Variables = Mapping[str, str]
@@ -55,18 +56,24 @@ def denied_filter(text: str, variables: Variables) -> str:
     return "/".join(levels)
 
 
-def expression(text: str, variables: Variables) -> re.Pattern[str] | None:
-    """A regular expression; an empty one matches nothing, as in RabbitMQ."""
-    filled = fill(text, variables, re.escape) if text else None
-    return None if filled is None else re.compile(filled)
+def expression(text: str, variables: Variables) -> Regex | None:
+    """Return a regular expression, or None if it is empty (it matches nothing, as in RabbitMQ), a value is
+    missing, or it is too large with the values put in."""
+    try:
+        filled = fill(text, variables, quote) if text else None
+        return None if filled is None else Regex(filled)
+    except RegexError:
+        return None
 
 
-def wildcard(text: str, variables: Variables) -> re.Pattern[str] | None:
+def wildcard(text: str, variables: Variables) -> Regex | None:
     """A text with `*` for any characters, as a whole."""
     pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
-    if any(piece is None for piece in pieces):
+    known = [piece for piece in pieces if piece is not None]
+    try:
+        return wildcard_regex(known) if len(known) == len(pieces) else None
+    except RegexError:
         return None
-    return re.compile(".*".join(re.escape(piece or "") for piece in pieces), re.DOTALL)
 
 
 def beginning(text: str, variables: Variables) -> str | None:

@@ -108,6 +108,11 @@ class Identities:
         self._tasks.append(keys.run)
         return keys
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Hashes of passwords in force, by user, those of exports included."""
+        return self._in_force.hashes
+
     def candidate(self, settings: Settings) -> Candidate:
         """Read the users of `settings`, of the users' file and of exports, with their secrets. Raises
         ConfigurationError, also for a users' file of which only a beginning is left.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from gateway.broker.alarms import Alarms
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.dispatcher import Dispatcher
@@ -35,10 +36,12 @@ def destinations_of(
     flush: Callable[[], None],
     full_queues: FullQueues,
     definition_shares: DefinitionShares,
+    alarms: Alarms,
 ) -> tuple[FastHosts, FastEngineSession | None]:
     """The virtual hosts, before the store starts; with an engine and listeners, what is said to it. `flush`
     writes what was encoded outside a wake-up. `full_queues` is what all queues share for when
-    they are full, `definition_shares` counts the bytes of what clients define."""
+    they are full, `definition_shares` counts the bytes of what clients define, `alarms` ring for selectors
+    that had no time."""
     given, limits = settings.broker, settings.limits
     stated = settings.virtual_hosts()
     spoken = any(one.protocol == AMQPFAST.name for one in settings.listeners.values())
@@ -51,6 +54,7 @@ def destinations_of(
             bodies,
             full_queues=full_queues,
             definition_shares=definition_shares,
+            alarms=alarms,
         ), None
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(DESTINATIONS, dialect.name, dialect.frame_names, given.addresses)
@@ -81,6 +85,7 @@ def destinations_of(
         clients=clients,
         keeps=False,
         definition_shares=definition_shares,
+        alarms=alarms,
     )
     return hosts, engine
 

@@ -44,6 +44,7 @@ from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
 from gateway.app.destinations import DESTINATIONS, destinations_link, destinations_of
 from gateway.app.endpoints import links_of, listener_of
+from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_shares_of, watched_memory
 from gateway.app.operating import pause_links, process_of
@@ -180,6 +181,7 @@ class Gateway:
                 self._flush,
                 self.full_queues,
                 self.definition_shares,
+                self.hosts.alarms,
             )
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
@@ -295,6 +297,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
+            log_exposures(self.settings, self.identities.hashes)
             log.info(
                 "started",
                 version=__version__,

@@ -4,7 +4,9 @@ As long as all that waits has one priority and every consumer takes whatever com
 which hands out runs of messages at no cost for each. Otherwise what is in memory is *sorted*: a dictionary by
 position, a heap of (priority, position) for the consumers that take anything, and one more heap for each
 consumer that has wishes, with what it wants. Heaps may name positions that somebody else has taken meanwhile.
-When the memory is empty, the plain life begins again. A message keeps its position whatever happens, so that
+When the memory is empty, the plain life begins again. Wishes are asked when their consumer has room, and only
+as many in one pass of the event loop as `SelectionWork` allows: a consumer gets nothing before all that has
+come for it has been looked at. A message keeps its position whatever happens, so that
 what comes back waits where it was. What is on disk alone has no place yet: priorities and wishes count among
 the messages in memory.
 """
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway import clock
 from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
+from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
 
@@ -27,6 +31,17 @@ STALE_MAX: Final = 1_024  # positions in a heap that nobody waits at any more, b
 Wish = Callable[[Message], bool]
 Heap = list[tuple[int, int]]  # (priority, negated; position)
 QueuedMessage = tuple[Message, bool]  # and whether it was delivered before
+
+
+class Wishes:
+    """What one consumer wants: `heap` of what it does, and positions that it has not been asked about."""
+
+    __slots__ = ("heap", "unseen", "wish")
+
+    def __init__(self, wish: Wish, unseen: Iterable[int]) -> None:
+        self.wish = wish
+        self.heap: Heap = []
+        self.unseen = deque(unseen)
 
 
 class PriorityQueue(Queue):
@@ -42,7 +57,9 @@ class PriorityQueue(Queue):
         octets_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
         full_queues: FullQueues | None = None,
+        work: SelectionWork = UNBOUNDED,
     ) -> None:
+        """`work` says how many wishes may be asked in one go."""
         super().__init__(
             name,
             durable=durable,
@@ -57,7 +74,8 @@ class PriorityQueue(Queue):
         self._unsorted = False  # what was read from the disk has still to be sorted
         self._waiting: dict[int, QueuedMessage] = {}
         self._heap: Heap = []
-        self._wishes: dict[Consumer, tuple[Wish, Heap]] = {}
+        self._wishes: dict[Consumer, Wishes] = {}
+        self._work = work
         self._avoided: dict[int, Consumer] = {}  # position -> who has just given the message back
 
     def __len__(self) -> int:
@@ -122,21 +140,40 @@ class PriorityQueue(Queue):
         entry = (-self._priority(message), position)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
-            self._heap = self._fresh_heap(None)
-        for consumer, (wish, heap) in self._wishes.items():
-            if _wanted(wish, message):
-                heapq.heappush(heap, entry)
-                if len(heap) > 2 * len(self._waiting) + STALE_MAX:
-                    self._wishes[consumer] = (wish, self._fresh_heap(wish))
+            self._heap = self._fresh_heap()
+        most = 2 * len(self._waiting) + STALE_MAX
+        for wishes in self._wishes.values():
+            wishes.unseen.append(position)
+            if len(wishes.unseen) > most:
+                wishes.unseen = deque([at for at in wishes.unseen if at in self._waiting])
+            if len(wishes.heap) > most:
+                wishes.heap = [entry for entry in wishes.heap if entry[1] in self._waiting]
+                heapq.heapify(wishes.heap)
 
-    def _fresh_heap(self, wish: Wish | None) -> Heap:
-        heap = [
-            (-self._priority(message), position)
-            for position, (message, _) in self._waiting.items()
-            if wish is None or _wanted(wish, message)
-        ]
+    def _fresh_heap(self) -> Heap:
+        heap = [(-self._priority(message), position) for position, (message, _) in self._waiting.items()]
         heapq.heapify(heap)
         return heap
+
+    def _ask(self, wishes: Wishes) -> bool:
+        """Ask a consumer's wish about what has come. Return False if the rest is put off."""
+        while wishes.unseen:
+            if self._work.over:
+                self._work.later(self.dispatch)
+                return False
+            position = wishes.unseen.popleft()
+            found = self._waiting.get(position)
+            if found is not None and self._wants(wishes.wish, found[0]):
+                heapq.heappush(wishes.heap, (-self._priority(found[0]), position))
+        return True
+
+    def _wants(self, wish: Wish, message: Message) -> bool:
+        """Whether a consumer wishes for the message; not when that cannot be told."""
+        try:
+            return self._work.selects(wish, message)
+        except Exception as error:
+            contained("delivery", error)
+            return False
 
     def withdraw(self, first: int, count: int) -> None:
         """The disk did not take `count` messages: whoever has not got them yet will not."""
@@ -173,7 +210,7 @@ class PriorityQueue(Queue):
         """A consumer joins, which takes what it wishes or, without a wish, everything."""
         if wish is not None:
             self._sort()
-            self._wishes[consumer] = (wish, self._fresh_heap(wish))
+            self._wishes[consumer] = Wishes(wish, self._waiting)
         super().add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -188,8 +225,8 @@ class PriorityQueue(Queue):
         return consumer in self.consumers
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
-        wish = self._wishes.get(consumer)
-        return wish is None or _wanted(wish[0], message)
+        wishes = self._wishes.get(consumer)
+        return wishes is None or self._wants(wishes.wish, message)
 
     # Out.
 
@@ -267,7 +304,10 @@ class PriorityQueue(Queue):
         """Take what waits out of the sorted memory, in the order in which `consumer` may have it."""
         heap = self._heap
         if consumer is not None and consumer in self._wishes:
-            heap = self._wishes[consumer][1]
+            wishes = self._wishes[consumer]
+            if wishes.unseen and not self._ask(wishes):
+                return
+            heap = wishes.heap
         aside: Heap = []
         try:
             while heap:
@@ -291,10 +331,8 @@ class PriorityQueue(Queue):
         if not self._avoided or self._avoided.get(position) is not consumer:
             return False
         for other in self.consumers:
-            if other is not consumer and self.takes(other):
-                wishes = self._wishes.get(other)
-                if wishes is None or _wanted(wishes[0], message):
-                    return True
+            if other is not consumer and self.takes(other) and self._may_have(other, message):
+                return True
         return False
 
     def take(self) -> tuple[int, Message, bool] | None:
@@ -361,7 +399,7 @@ class PriorityQueue(Queue):
         utc = clock.utc()
         found: Iterable[tuple[int, Message]]
         if self._sorted:
-            found = [(position, self._waiting[position][0]) for _, position in sorted(self._fresh_heap(None))]
+            found = [(position, self._waiting[position][0]) for _, position in sorted(self._fresh_heap())]
         else:
             found = [*sorted(self._returned, key=lambda one: one[0]), *enumerate(self._ready, self._first)]
         for position, message in (*self._rows_aside(), *found):
@@ -391,19 +429,11 @@ class PriorityQueue(Queue):
         self._waiting.clear()
         self._avoided.clear()
         self._heap.clear()
-        for _, heap in self._wishes.values():
-            heap.clear()
+        for wishes in self._wishes.values():
+            wishes.heap.clear()
+            wishes.unseen.clear()
         super().purge()
         return count
-
-
-def _wanted(wish: Wish, message: Message) -> bool:
-    """Whether a consumer wishes for the message; not when that cannot be told."""
-    try:
-        return wish(message)
-    except Exception as error:
-        contained("delivery", error)
-        return False
 
 
 def _runs(taken: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:

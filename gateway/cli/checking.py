@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.access.linting import lint_roles
-from gateway.app.access import access_of, roles_of, with_imported_hosts
+from gateway.app.access import Identities, access_of, roles_of, with_imported_hosts
+from gateway.app.exposure import exposures
 from gateway.app.mappings import refused_routes
 from gateway.broker.amqp091.declaring import gather, rehearse
 from gateway.broker.amqp091.hosts import AmqpHosts
@@ -85,6 +86,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
     rehearsed = rehearsal(settings)
     findings = [
         *(unreadable(settings) or unusable(settings)),
+        *exposed(settings),
         *mismatched(settings),
         *absent(settings),
         *unwritable(settings),
@@ -140,6 +142,17 @@ def unusable(settings: Settings) -> list[Finding]:
     except ConfigurationError as error:
         return faults(error)
     return []
+
+
+def exposed(settings: Settings) -> list[Finding]:
+    """Settings that expose secrets or the gateway to its network."""
+    try:
+        hashes = Identities(settings).hashes
+    except ConfigurationError:
+        hashes = {}  # which is told of already
+    return [
+        at(settings, Severity.WARNING, "exposed", one.place, str(one)) for one in exposures(settings, hashes)
+    ]
 
 
 def mismatched(settings: Settings) -> list[Finding]:

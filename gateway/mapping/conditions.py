@@ -66,9 +66,20 @@ class Condition:
     Raises MappingError when the text is not CEL, names what is not known, or could take too long.
     """
 
-    __slots__ = ("_body", "_cost", "_headers", "_program", "_words", "names", "per_message", "text")
+    __slots__ = (
+        "_body",
+        "_cost",
+        "_headers",
+        "_program",
+        "_steps_max",
+        "_words",
+        "names",
+        "per_message",
+        "text",
+    )
 
-    def __init__(self, text: str, known: Iterable[str]) -> None:
+    def __init__(self, text: str, known: Iterable[str], steps_max: int = STEPS_MAX) -> None:
+        """`steps_max` bounds one evaluation."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
@@ -81,6 +92,9 @@ class Condition:
                 near = get_close_matches(name, sorted(FUNCTIONS), 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise MappingError(f"unknown function {name!r}{hint}")
+        self._steps_max = steps_max
+        if not self._cost.steps(1) <= steps_max:
+            raise MappingError("it takes too many steps for any message")
         self.per_message = not self.names.isdisjoint(PER_MESSAGE)
         self._body = "body" in self.names
         self._headers = "headers" in self.names
@@ -124,7 +138,7 @@ class Condition:
                 size += more
             except ValueError:
                 unparsable = True
-        found = self._evaluated(known) if self._cost.steps(size) <= STEPS_MAX else None
+        found = self._evaluated(known) if self._cost.steps(size) <= self._steps_max else None
         if found is None and unparsable:
             counts.unparsable += 1
         elif found is None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, field_serializer
 
 from gateway.protocols.mqtt.octets import is_filter
+from gateway.regexes import Regex, RegexError
 from gateway.settings.endpoints import masked_url
 from gateway.settings.limits import Section
 
@@ -34,8 +35,8 @@ def _a_filter(given: str) -> str:
 
 def _an_expression(given: str) -> str:
     try:
-        re.compile(PLACEHOLDER.sub("x", given))
-    except re.error as error:
+        Regex(PLACEHOLDER.sub("x", given))
+    except RegexError as error:
         raise ValueError(f"no regular expression: {error}") from None
     return given
 

@@ -7,16 +7,19 @@ import socket
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 
-from gateway.model.properties import Value, ValueType, string
+from gateway.model.message import Message
+from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import MethodReceived
+from gateway.protocols.amqp091.translate import encode_properties
 from gateway.protocols.amqpfast import commands as c
 from gateway.protocols.amqpfast.sending import Producer
 from tests.adversary.arena import Arena
 from tests.adversary.cases import MIB, case
 from tests.adversary.wire import answered, length, mqtt, packet, pair, publish_packet, text
 from tests.ingress.amqp_client import NOTHING, Amqp
-from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast
+from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast, head
 from tests.ingress.clients import connect
 
 
@@ -185,6 +188,77 @@ def selectors(arena: Arena) -> None:
             with mqtt(arena.port("mqtt")) as sock:
                 properties = pair(b"name", b"a" * 4_000)
                 spoken(sock, publish_packet(b"chosen", b"x", qos=1, properties=properties))
+
+
+HARD = "name LIKE '%a%ab' " + " ".join(f"OR name LIKE '%ab{at}%'" for at in range(39))
+
+
+@case()
+def many_selectors(arena: Arena) -> None:
+    """300 consumers with 40 LIKE each, all different, and a message that each of them has to look through."""
+    with ExitStack() as stack:
+        for number in range(300):
+            client = stack.enter_context(Fast(arena).open())
+            selector = f"{HARD} OR name = '{number}'".encode()
+            client.say(c.HandleConsume(client.handle("hard", TOPIC), prefetch=10, selector=selector))
+        client.quiet()
+        with mqtt(arena.port("mqtt")) as sock:
+            properties = pair(b"name", b"ab" * 4_000)
+            for _ in range(5):
+                spoken(sock, publish_packet(b"hard", b"x", qos=1, properties=properties))
+
+
+@case()
+def selecting_from_a_long_queue(arena: Arena) -> None:
+    """A consumer with 40 LIKE joins a queue of 2 000 messages, and another client asks for a list of them."""
+    with Fast(arena).open() as client:
+        handle = client.handle("long")
+        headed = head(headers={"name": "ab" * 4_000})
+        for _ in range(20):
+            client.put(handle, *[b"x"] * 100, head=headed)
+        client.say(c.HandleConsume(handle, prefetch=10, selector=HARD.encode()))
+        client.quiet()
+        with Fast(arena).open() as other:
+            other.index(other.handle("long"), selector=HARD.encode())
+
+
+@case(grown_mib=128)
+def headers_bindings(arena: Arena) -> None:
+    """3 000 bindings of 63 arguments that differ in the last one, and a message that has all the others."""
+    shared = tuple((f"h{at}", string("same")) for at in range(62))
+    with Amqp(arena).open() as client:
+        client.call(m.QueueDeclare("bound"), m.QueueDeclareOk)
+        for begin in range(0, 3_000, 100):
+            client.say(
+                *(
+                    m.QueueBind("bound", "amq.headers", "", arguments=(*shared, (f"id{at}", string("x"))))
+                    for at in range(begin, begin + 100)
+                )
+            )
+            for _ in range(100):
+                client.next(MethodReceived)
+        message = Message(amqp_address("amq.headers", "k"), b"x", property_set(Properties(headers=shared)))
+        for _ in range(5):
+            client.machine.send_content(
+                1, m.BasicPublish("amq.headers", "k"), encode_properties(message, 0.0), b"x"
+            )
+            client.flush()
+        client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
+
+
+@case()
+def deep_filters(arena: Arena) -> None:
+    """A SUBSCRIBE and an UNSUBSCRIBE of 1 000 filters of 190 levels, and of filters of wildcards."""
+    chance = random.Random(31)
+    numbers = [f"{at}" for at in range(1_000)]
+    deep = ["/".join(chance.choices(numbers, k=190)) for _ in range(1_000)]
+    wild = ["/".join([*chance.choices("+a", k=190), "x"]) for _ in range(1_000)]
+    with mqtt(arena.port("mqtt")) as sock:
+        for filters in (deep, wild):
+            texts = [text(one.encode()) for one in filters]
+            spoken(sock, packet(0x82, b"\0\1", b"\0", *(one + b"\1" for one in texts)))
+            spoken(sock, publish_packet(b"/".join([b"a"] * 191), qos=1))
+            spoken(sock, packet(0xA2, b"\0\1", b"\0", *texts))
 
 
 @case()

@@ -7,7 +7,6 @@ not how it was declared.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,6 +15,7 @@ from gateway.broker.amqp091.arguments import ALIEN, DEAD_LETTER_EXCHANGE, QUEUE_
 from gateway.broker.amqp091.exports import content_of
 from gateway.errors import ConfigurationError
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.regexes import Regex
 
 KEYS: Final = {
     "max-length": "x-max-length",
@@ -41,7 +41,7 @@ QUEUES: Final[Mapping[str, Collection[str]]] = {
 class Policy(NamedTuple):
     """One policy: for queues of these types whose names hold the pattern. `given`: as an export has it."""
 
-    pattern: re.Pattern[str]
+    pattern: Regex
     types: Collection[str]
     priority: int
     arguments: Mapping[str, Value]
@@ -54,7 +54,7 @@ def read_policies(file: Path) -> dict[str, list[Policy]]:
     for at, given in enumerate(content_of(file).get("policies", [])):
         try:
             policy = _policy(given)
-        except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"policies[{at}]: not as RabbitMQ exports it: {type(error).__name__}: {error}"
             raise ConfigurationError(reason, file=str(file)) from error
         found.setdefault(given.get("vhost", "/"), []).append(policy)
@@ -72,7 +72,7 @@ def _policy(given: dict[str, Any]) -> Policy:
             raise ValueError(f"{key}: {fault}")
         arguments[name] = said
     types = QUEUES.get(given.get("apply-to", "all"), ())
-    return Policy(re.compile(given["pattern"]), types, int(given.get("priority", 0)), arguments, given)
+    return Policy(Regex(given["pattern"]), types, int(given.get("priority", 0)), arguments, given)
 
 
 def holding(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:

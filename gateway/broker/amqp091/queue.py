@@ -408,7 +408,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         self._rests = utc + len(self._waiting) / LOOKED_AT
         self._sort()
         alive: set[int] = set()
-        for level, position in sorted(self._fresh_heap(None)):
+        for level, position in sorted(self._fresh_heap()):
             message = self._waiting[position][0]
             if level not in alive and self._drop_expired(position, message, utc):
                 del self._waiting[position]

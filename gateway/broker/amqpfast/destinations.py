@@ -6,12 +6,14 @@ of queue have priorities, and hand back what a client could not use to somebody 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Final, Protocol, cast
 
-from gateway.broker.amqpfast.selection import Selects
-from gateway.broker.pressure import FullQueues
+from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer
+from gateway.broker.selection_work import UNBOUNDED, SelectionWork, Selects
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, Sender
@@ -20,6 +22,7 @@ from gateway.protocols.amqpfast.spec import PRIORITY_MAX
 from gateway.protocols.amqpfast.translate import PRIORITY_AT, PROTOCOL
 
 PRIORITY: Final = "amqpfast priority"
+PUT_OFF_MAX: Final = 1_000  # messages that wait for a subscription's selector
 
 
 def priority_of(message: Message) -> int:
@@ -62,6 +65,7 @@ class FastQueue(PriorityQueue):
         owner: str | None = None,
         maker: str | None = None,
         full_queues: FullQueues | None = None,
+        work: SelectionWork = UNBOUNDED,
     ) -> None:
         super().__init__(
             name,
@@ -70,6 +74,7 @@ class FastQueue(PriorityQueue):
             messages_max=messages_max,
             octets_max=octets_max,
             full_queues=full_queues,
+            work=work,
         )
         self.address = fast_address("queue", name)
         self.owner = owner
@@ -153,6 +158,7 @@ class Subscription(PriorityQueue):
         key: tuple[str, str] | None = None,
         maker: str | None = None,
         full_queues: FullQueues | None = None,
+        work: SelectionWork = UNBOUNDED,
     ) -> None:
         super().__init__(
             interest.name,
@@ -161,36 +167,100 @@ class Subscription(PriorityQueue):
             messages_max=messages_max,
             octets_max=octets_max,
             full_queues=full_queues,
+            work=work,
         )
         self.interest = interest
         self.key = key
         self.maker = maker
         self.attached = False  # a handle consumes it
         self.local: Sender | None = None  # whose messages are not taken
+        self._put_off: deque[SubBatch] = deque()  # whose selector has not been asked
+        self._put_off_count = 0  # messages in it
 
     @property
     def owning_user(self) -> str | None:
         """The user who subscribed."""
         return self.maker
 
+    @property
+    def full(self) -> bool:
+        """True: its sources should stop reading until it has drained, or its selector has caught up."""
+        return self._put_off_count >= PUT_OFF_MAX or super().full
+
     def publish(self, part: SubBatch) -> None:
-        """Take what is wanted; the rest is accepted by being passed over."""
-        local, selects = self.local, self.interest.selects
-        if local is None and selects is None:
+        """Queue what is wanted; the rest is accepted by being passed over. What the selector has no time for
+        in this pass of the event loop waits for the next one, and what comes meanwhile behind it."""
+        if self.local is None and self.interest.selects is None:
             super().publish(part)
             return
-        wanted = [
-            at
-            for at, message in enumerate(part.messages)
-            if message.sender is not local and (selects is None or selects(message))
-        ]
+        left = part if self._put_off else self._select(part)
+        if left is None:
+            return
+        if self._put_off_count >= PUT_OFF_MAX:
+            if not self.may_hold:
+                self._overflow(left)
+                return
+            if self._put_off_count >= 2 * PUT_OFF_MAX:
+                self._full_queues.refused += len(left.messages)
+                left.settle(FULL)
+                return
+            self._pressure.hold_sources(left)
+        self._put_off.append(left)
+        self._put_off_count += len(left.messages)
+        self._work.later(self._select_more)
+
+    def _select(self, part: SubBatch) -> SubBatch | None:
+        """Queue what is wanted of a part. Return what there was no time for, or None."""
+        local, selects, work = self.local, self.interest.selects, self._work
+        wanted: list[int] = []
+        passed: list[int] = []
+        seen = 0
+        for at, message in enumerate(part.messages):
+            if selects is not None and work.over:
+                break
+            seen = at + 1
+            if message.sender is not local and (selects is None or work.selects(selects, message)):
+                wanted.append(at)
+            else:
+                passed.append(at)
         if len(wanted) == len(part.messages):
             super().publish(part)
-            return
-        chosen = SubBatch(part.batch, part.recipient)
-        chosen.messages = [part.messages[at] for at in wanted]
-        chosen.slots = [part.slots[at] for at in wanted]
-        passed = set(range(len(part.messages))).difference(wanted)
-        part.settle_at(sorted(passed))
+            return None
+        left = None if seen == len(part.messages) else _section(part, range(seen, len(part.messages)))
+        part.settle_at(passed)
         if wanted:
-            super().publish(chosen)
+            super().publish(_section(part, wanted))
+        return left
+
+    def _select_more(self) -> None:
+        """Go on with what was put off, as far as there is time."""
+        while self._put_off:
+            part = self._put_off.popleft()
+            self._put_off_count -= len(part.messages)
+            left = self._select(part)
+            if left is not None:
+                self._put_off.appendleft(left)
+                self._put_off_count += len(left.messages)
+                self._work.later(self._select_more)
+                break
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        if self._put_off_count <= PUT_OFF_MAX // 2:
+            super()._tell_drained()
+
+    def delete(self) -> int:
+        """End the subscription: what was put off is nobody's."""
+        parts, self._put_off = self._put_off, deque()
+        self._put_off_count = 0
+        for part in parts:
+            part.accept()
+        return super().delete()
+
+
+def _section(part: SubBatch, places: Iterable[int]) -> SubBatch:
+    """Return some messages of a part, which settle for themselves."""
+    chosen = SubBatch(part.batch, part.recipient)
+    chosen.messages = [part.messages[at] for at in places]
+    chosen.slots = [part.slots[at] for at in places]
+    return chosen

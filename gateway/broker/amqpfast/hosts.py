@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
+from gateway.broker.alarms import Alarms
 from gateway.broker.amqpfast.definitions import FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
+from gateway.broker.selection_work import SelectionWork
 from gateway.broker.shares import DefinitionShares
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
@@ -64,10 +66,13 @@ class FastHosts(dict[str, FastHost]):
         keeps: bool = True,
         full_queues: FullQueues | None = None,
         definition_shares: DefinitionShares | None = None,
+        alarms: Alarms | None = None,
     ) -> None:
         """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
-        store has transfers, and nothing else of it. Before the store starts."""
+        store has transfers, and nothing else of it. `alarms` ring for selectors that had no time. Before the
+        store starts."""
         super().__init__()
+        self.work = SelectionWork(alarms)
         self.clients = ActiveClients() if clients is None else clients
         self.partials = Partials(
             bodies.spool,
@@ -104,6 +109,7 @@ class FastHosts(dict[str, FastHost]):
                     definitions=definitions,
                     full_queues=full_queues,
                     definition_shares=definition_shares,
+                    work=self.work,
                 )
             except Refused as error:  # what is declared, and what the store has
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error

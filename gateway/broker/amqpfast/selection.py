@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from gateway import containment
 from gateway.broker.amqpfast.selector import SelectorRefused, compile_selector
+from gateway.broker.selection_work import Selects
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import Condition
+from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType
 
@@ -27,7 +29,8 @@ PRIORITY_DEFAULT: Final = 0
 HEADERS_FEW: Final = 16  # of more the names are remembered: each name in a selector looks for its own
 NAMES: Final = "selector names"
 
-Selects = Callable[[Message], bool]
+CEL_STEPS_MAX: Final = 25_000  # some 5 ms for one message; conditions of the operator's may take more
+COMPILED_MAX: Final = 64  # selectors that are remembered, so that equal ones are one
 
 
 class LanguageUnknown(SelectorRefused):
@@ -45,7 +48,8 @@ class Undecided:
 
 
 def selection(mime_type: str, octets: bytes) -> Selects | None:
-    """What selects messages; None for an empty selector, which selects all.
+    """What selects messages; None for an empty selector, which selects all. Equal selectors are mostly one
+    object, which `SelectionWork` evaluates once for a message.
 
     Raises LanguageUnknown, or SelectorRefused for a text that is no selector of its language.
     """
@@ -60,7 +64,15 @@ def selection(mime_type: str, octets: bytes) -> Selects | None:
         raise SelectorRefused("the selector is not UTF-8") from None
     if not text.strip():
         return None
-    return _guarded(_jms(text) if language == JMS else _cel(text))
+    found = _compiled.get((language, text))
+    if found is None:
+        found = _guarded(_jms(text) if language == JMS else _cel(text))
+        make_room(_compiled, COMPILED_MAX)
+        _compiled[language, text] = found
+    return found
+
+
+_compiled: Final[dict[tuple[str, str], Selects]] = {}
 
 
 def _guarded(selects: Selects) -> Selects:
@@ -77,7 +89,7 @@ def _guarded(selects: Selects) -> Selects:
 def _cel(text: str) -> Selects:
     counts = Undecided()
     try:
-        condition = Condition(text, ())
+        condition = Condition(text, (), CEL_STEPS_MAX)
     except MappingError as error:
         raise SelectorRefused(str(error)) from None
     return lambda message: condition.holds(message, {}, counts)

@@ -16,6 +16,7 @@ from typing import Final, TypedDict
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.pressure import FullQueues
+from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import DefinitionShares, Shares, share_of, text_octets
 from gateway.errors import GatewayError
 from gateway.model.address import Address
@@ -43,6 +44,7 @@ class QueueLimits(TypedDict):
     messages_max: int
     octets_max: int
     full_queues: FullQueues
+    work: SelectionWork
 
 
 class Refused(GatewayError):
@@ -83,10 +85,11 @@ class FastHost:
         definitions: FastDefinitions | None = None,
         full_queues: FullQueues | None = None,
         definition_shares: DefinitionShares | None = None,
+        work: SelectionWork = UNBOUNDED,
     ) -> None:
         """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart.
         `full_queues` is what the queues of all hosts share for when they are full, `definition_shares` counts
-        the bytes of what clients define.
+        the bytes of what clients define. `work` bounds the time of selectors.
         """
         self.name = name
         self.auto_create = auto_create
@@ -107,6 +110,7 @@ class FastHost:
             messages_max=queue_messages_max,
             octets_max=queue_octets_max,
             full_queues=FullQueues() if full_queues is None else full_queues,
+            work=work,
         )
         self._definitions = definitions
         self._exact: dict[str, dict[Subscription, None]] = {}

@@ -4,7 +4,6 @@ out of this file (`declare`); dynamic shovels and federated exchanges become lin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from gateway.cli.importing.made import Made, name_of
 from gateway.mapping.linter import Severity
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.mqtt.dialect import MQTT
+from gateway.regexes import Regex, RegexError
 from gateway.settings import parse_url
 
 HERE: Final = AMQP091.name  # the listener that speaks it
@@ -176,8 +176,14 @@ def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said:
             text = f"policy {policy.get('name')!r}: federated queues are not taken"
             made.told(Severity.WARNING, "untaken", text)
             continue
+        try:
+            pattern = Regex(str(policy.get("pattern", "")))
+        except RegexError as error:
+            text = f"policy {policy.get('name')!r}: its pattern is no regular expression here: {error}"
+            made.told(Severity.WARNING, "untaken", text)
+            continue
         for exchange in _rows(said, "exchanges"):
-            if _matches(str(policy.get("pattern", "")), str(exchange.get("name"))):
+            if pattern.search(str(exchange.get("name"))):
                 where = str(exchange["name"])
                 source = {"endpoint": name, "exchange": where, "binding_key": "{key...}"}
                 made.route(f"{name}-{where}", source, {**source, "endpoint": HERE} | _keyed())
@@ -189,13 +195,6 @@ def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said:
 
 def _keyed() -> dict[str, str]:
     return {"routing_key": "{key...}"}
-
-
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:
-        return False
 
 
 def _pattern(key: str) -> str:

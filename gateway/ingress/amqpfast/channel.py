@@ -26,6 +26,7 @@ from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large, LargeDeliveries
+from gateway.ingress.amqpfast.query_scan import QueryScan
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.outstanding import Outstanding
@@ -791,6 +792,7 @@ class FastHandle:
         self.generation = -1
         self.index: Index | None = None
         self.browser: Notifier | None = None
+        self.scan: QueryScan | None = None  # of a QUERY that is not answered yet
         self.peer_sessions: dict[str, PeerSession] = {}  # with peers, by their names
 
     def pause(self, paused: bool) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 from gateway.broker.amqpfast.destinations import FastQueue, Interest
-from gateway.broker.amqpfast.selection import LanguageUnknown, Selects, selection
+from gateway.broker.amqpfast.selection import LanguageUnknown, selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
+from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.priorities import PriorityQueue
+from gateway.broker.selection_work import Selects
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import (
     FastChannel,
@@ -30,7 +32,8 @@ from gateway.ingress.amqpfast.channel import (
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.ingress.amqpfast.publishing import Publisher
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.ingress.amqpfast.query_scan import QueryScan
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
@@ -285,17 +288,25 @@ class ActingGuest(FastGuest):
         self.machine.reply(handle.number, command.tag)
 
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
-        selects = _selects(command.selector, command.mime_type)
-        name = handle.name + command.dest_name
-        self._check_consuming(handle, name, "browse", whole=not command.dest_name)
-        queues = self._looked_at(handle, name, whole=not command.dest_name)
+        """Raises NotKnown while the messages have still to be looked at: a selector takes its time."""
+        scan = handle.scan
+        if scan is None:
+            selects = _selects(command.selector, command.mime_type)
+            name = handle.name + command.dest_name
+            self._check_consuming(handle, name, "browse", whole=not command.dest_name)
+            queues = self._looked_at(handle, name, whole=not command.dest_name)
+            scan = handle.scan = QueryScan(
+                self._waiting(handle, name, queues, whole=not command.dest_name), selects
+            )
+        if not scan.go_on():
+            raise NotKnown(scan)
+        handle.scan = None
         anew = self.ingress.replies_first
         if anew:
             handle.index = Index(0)
         index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
-        waiting = self._waiting(handle, name, queues, whole=not command.dest_name, selects=selects)
-        numbers, more = index.enter(waiting, above)
+        numbers, more = index.enter(scan.found, above)
         octets, taken = encode_message_list(numbers, singly=anew)
         highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
         self.machine.send(m.HandleIndex(handle.number, highest, octets))
@@ -316,9 +327,8 @@ class ActingGuest(FastGuest):
         queues: list[PriorityQueue],
         *,
         whole: bool,
-        selects: Selects | None,
-    ) -> Iterator[tuple[PriorityQueue, int]]:
-        """Where the messages wait that a QUERY asks for."""
+    ) -> Iterator[tuple[PriorityQueue, int, Message]]:
+        """The messages of which a QUERY may select, and where they wait."""
         wanted = name.encode()
         for queue in queues:
             for position, message in queue.browse():
@@ -326,8 +336,7 @@ class ActingGuest(FastGuest):
                     topic = name_octets(message.address)
                     if not (topic.startswith(wanted) if whole else topic == wanted):
                         continue
-                if selects is None or selects(message):
-                    yield queue, position
+                yield queue, position, message
 
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
         machine = self.machine

@@ -93,6 +93,8 @@ LOW_WATER: Final = struct.Struct("<q")
 LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size  # of a block, for its Header; the directory follows
 ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
+EXPANDED_MAX: Final = 1_040  # octets of each that is compressed: zlib makes 1 032 at most
+BUFFER_OCTETS_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB besides
 RUNS: Final = 1 << 31  # in the octets stored: they are runs
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
@@ -306,7 +308,7 @@ def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
 
 def decode_runs(stored: memoryview, octets: int) -> bytes:
     """The octets of a buffer that is written as runs. Raises DamageError when those are not as many."""
-    if len(stored) >= 8:
+    if len(stored) >= 8 and octets <= BUFFER_OCTETS_MAX:
         count, width = struct.unpack_from("<II", stored)
         head = 4 * count + 8
         values = bytes(stored[head + -head % ALIGNMENT :])
@@ -399,6 +401,21 @@ def _compressed(buffer: Octets, level: int) -> Octets:
     """`buffer` compressed, or itself when that gains nothing: equal lengths mean that it is not."""
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer
+
+
+def decompressed(stored: Octets, octets: int) -> bytes:
+    """The octets of a buffer that is compressed. Raises DamageError when those are not as many, without
+    making more of them than that: a journal may come from elsewhere."""
+    if octets > min(EXPANDED_MAX * len(stored), BUFFER_OCTETS_MAX):
+        raise DamageError(f"a buffer of {len(stored)} octets cannot be {octets}")
+    machine = zlib.decompressobj()
+    try:
+        made = machine.decompress(stored, octets + 1)
+    except zlib.error as error:
+        raise DamageError(f"a buffer is not what was compressed: {error}") from None
+    if len(made) != octets or not machine.eof:
+        raise DamageError("a compressed buffer is not as long as it says")
+    return made
 
 
 def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import time
-import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,6 +44,7 @@ from gateway.store.journal.format import (
     buffer_table,
     decode_columns,
     decode_runs,
+    decompressed,
 )
 from gateway.store.journal.segments import (
     At,
@@ -267,7 +267,7 @@ class Block:
             return view
         known = self._decoded.get(number)
         if known is None:
-            made = self.expand(view, octets) if stored & RUNS else zlib.decompress(view, bufsize=octets)
+            made = self.expand(view, octets) if stored & RUNS else decompressed(view, octets)
             known = self._decoded[number] = memoryview(made)
         return known
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import decode_head_properties
+from gateway.protocols.amqpfast.codec import decode_head_properties, decode_message_list
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
@@ -416,6 +416,27 @@ def test_selectors(
         if service == QUEUE:
             client.consume(client.handle("s"))
             assert len(client.bodies(4 - len(wanted))) == 4 - len(wanted)
+
+
+@pytest.mark.interpreted  # each pass looks at one message
+def test_a_query_is_answered_after_several_passes_and_what_follows_waits(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ingress.amqpfast.query_scan.PASS_SECS", 0.0)
+    with Fast(gateway).open() as client, Fast(gateway).open() as other:
+        handle = client.handle("q")
+        for number in range(30):
+            client.put(handle, b"%d" % number, head=head(headers={"x": number % 3}))
+        client.say(m.HandleQuery(handle, 0, selector=b"x = 1"), m.HandleQuery(handle, 0))
+        assert other.quiet()
+        found = [client.command(m.HandleIndex) for _ in range(2)]
+        sizes = [
+            sum(last - first + 1 for first, last in decode_message_list(one.message_list)) for one in found
+        ]
+        assert sizes == [10, 30]
+        client.say(m.HandleQuery(handle, 0, selector=b"x = 1"))
+        client.cut()  # while it is looked for
+        assert other.quiet()
 
 
 def test_query_lists_and_browse_looks_without_taking(gateway: Running) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
-from gateway.store.journal.format import HEADER_OCTETS, DamageError
+from gateway.store.journal.format import (
+    BUFFER_OCTETS_MAX,
+    HEADER_OCTETS,
+    DamageError,
+    decode_runs,
+    decompressed,
+)
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.segments import SEARCH_OCTETS, Hole, segment_name
 from tests.store.journal.samples import block, numbers_of, rows_of, whole, write
@@ -115,3 +124,36 @@ def test_a_journal_in_a_body_is_not_taken_for_blocks(tmp_path: Path) -> None:
     path = next(tmp_path.glob("*.gwj"))
     path.write_bytes(path.read_bytes() + inner[:-1])
     assert numbers_of(rows_of(tmp_path)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "stored, octets",
+    [
+        (zlib.compress(bytes(50_000_000)), 100),  # makes more than it says
+        (zlib.compress(b"abc"), 4),  # makes less
+        (zlib.compress(bytes(1_000)), 0xFFFF_FFFF),  # says more than it can make
+        (zlib.compress(b"abc" * 100)[:-6], 300),  # is cut
+        (b"no zlib", 7),
+        (b"", 1),
+    ],
+)
+def test_a_compressed_buffer_makes_no_more_than_it_says(stored: bytes, octets: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamageError):
+            decompressed(stored, octets)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_buffer_of_runs_makes_no_more_than_a_block_may_have() -> None:
+    stored = struct.pack("<IIIIQ", 1, 8, (BUFFER_OCTETS_MAX >> 3) + 1, 0, 7)
+    with pytest.raises(DamageError):
+        decode_runs(memoryview(stored), BUFFER_OCTETS_MAX + 8)
+
+
+@pytest.mark.parametrize("octets", [b"", b"abc", bytes(1_000_000)])
+def test_what_was_compressed_comes_back(octets: bytes) -> None:
+    for level in (1, 9):
+        assert decompressed(memoryview(zlib.compress(octets, level)), len(octets)) == octets

@@ -1,0 +1,132 @@
+"""Settings that are allowed and expose secrets or the gateway to its network, with what to write instead.
+
+`gateway check` reports each as a warning, and the gateway logs each when it starts. Whatever stays on this
+machine (loopback) is no exposure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+
+from gateway.access.rabbit_passwords import PREFIX
+from gateway.documents import Place, dotted
+from gateway.settings import AnonymousListener, Settings
+from gateway.settings.endpoints import LinkTls
+from gateway.settings.engine import RabbitEngine
+from gateway.settings.identity import HttpBackend, JwtBackend
+
+log = structlog.get_logger()
+
+MD5: Final = f"{PREFIX}md5$"
+
+
+class Exposure(NamedTuple):
+    """A setting: its place in the configuration, what it exposes, and what to write instead."""
+
+    place: Place
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{dotted(self.place)}: {self.text}; {self.advice}"
+
+
+def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
+    """Return the settings that expose something. `hashes` are those of passwords, by user, imported ones
+    included.
+    """
+    return [
+        *_urls(settings),
+        *_unverified(settings),
+        *_anybody(settings),
+        *_weak_hashes(settings, hashes),
+        *_plain_http(settings),
+    ]
+
+
+def log_exposures(settings: Settings, hashes: Mapping[str, str]) -> None:
+    """Log each of them."""
+    for one in exposures(settings, hashes):
+        log.warning("setting exposes the gateway", key=dotted(one.place), reason=one.text, advice=one.advice)
+
+
+def _urls(settings: Settings) -> Iterator[Exposure]:
+    named: list[tuple[Place, str, str | None]] = []
+    for at, backend in enumerate(settings.authentication):
+        if isinstance(backend, JwtBackend):
+            text = "whoever is between can replace the keys that sign tokens"
+            named.append((("authentication", at, "keys_url"), text, backend.keys_url))
+        elif isinstance(backend, HttpBackend):
+            text = "passwords cross the network in plain text"
+            named.append((("authentication", at, "user_url"), text, backend.user_url))
+    if (authorizer := settings.authorizer) is not None:
+        text = "whoever is between can allow anything"
+        for key in ("vhost_url", "resource_url", "topic_url"):
+            named.append((("authorizer", key), text, getattr(authorizer, key)))
+    for place, text, url in named:
+        parts = urlsplit(url or "")
+        if parts.scheme == "http" and not _is_local(parts.hostname or ""):
+            yield Exposure(place, text, "write https://, or run that server on this machine")
+
+
+def _unverified(settings: Settings) -> Iterator[Exposure]:
+    remotes: list[tuple[Place, LinkTls]] = [
+        (("links", name), link.tls) for name, link in settings.links.items()
+    ]
+    if isinstance(settings.broker, RabbitEngine):
+        remotes.append((("broker",), settings.broker.tls))
+    for place, tls in remotes:
+        if not tls.verify:
+            text = "any certificate is accepted, so whoever is between reads passwords and messages"
+            advice = "remove verify, and name the broker's authority in ca_file"
+            yield Exposure((*place, "tls", "verify"), text, advice)
+
+
+def _anybody(settings: Settings) -> Iterator[Exposure]:
+    for name, listener in settings.listeners.items():
+        if (
+            isinstance(listener, AnonymousListener)
+            and listener.anonymous == "always"
+            and not _is_local(listener.host)
+        ):
+            text = "whoever reaches the port may connect without a password"
+            advice = "write loopback or never, and give clients users, tokens or certificates"
+            yield Exposure(("listeners", name, "anonymous"), text, advice)
+    if settings.guest == "always" and any(not _is_local(one.host) for one in settings.listeners.values()):
+        text = "everybody knows the password of guest"
+        yield Exposure(("guest",), text, "write loopback or never, and give clients users of their own")
+
+
+def _weak_hashes(settings: Settings, hashes: Mapping[str, str]) -> Iterator[Exposure]:
+    for name, found in hashes.items():
+        if found.startswith(MD5):
+            text = "its password hash is MD5, whose password is guessed in minutes"
+            advice = "write what `gateway passwd` prints as password_hash"
+            yield Exposure(("users", name), text, advice)
+
+
+def _plain_http(settings: Settings) -> Iterator[Exposure]:
+    http = settings.http
+    if not http.enabled or http.tls is not None or _is_local(http.host):
+        return
+    secrets = http.token_file is not None or http.scrape_token_file is not None
+    secrets = secrets or any(role.console != "none" for role in settings.roles.values())
+    if settings.says(("http", "host")) or secrets:
+        text = "the console's passwords and tokens cross the network in plain text"
+        advice = "write http.tls with cert_file and key_file, or host 127.0.0.1 behind a proxy with TLS"
+        yield Exposure(("http", "host"), text, advice)
+
+
+def _is_local(host: str) -> bool:
+    """Return True if a host, name or address, is this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

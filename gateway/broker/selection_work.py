@@ -1,0 +1,88 @@
+"""Time that selectors take between two passes of the event loop.
+
+Each selector of a topic or queue looks at a message, and how long that takes is up to those who wrote the
+selectors and the message. So selectors have some milliseconds in one pass; the rest is evaluated in the next
+ones, by calls that `later` keeps. Nothing is lost or overtaken: a queue whose selector is put off takes what
+comes meanwhile behind it. Equal selectors are evaluated once for a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+from gateway import clock
+from gateway.broker.alarms import Alarms
+from gateway.containment import contained
+from gateway.model.message import Message
+
+Selects = Callable[[Message], bool]
+PASS_SECS: Final = 0.005  # of selectors in one pass of the loop
+WINDOW_SECS: Final = 0.05  # a pass that has not been put off is over by then
+REMEMBERED_SECS: Final = 0.00001  # a result that took longer is remembered for equal selectors
+RESULTS_MAX: Final = 10_000
+
+
+class SelectionWork:
+    """The selectors of one gateway. Without `alarms` nothing is put off."""
+
+    def __init__(self, alarms: Alarms | None = None, pass_secs: float = PASS_SECS) -> None:
+        self._alarms = alarms
+        self._pass_secs = pass_secs
+        self._began = 0.0
+        self._spent = 0.0
+        self._calls: dict[Callable[[], None], None] = {}
+        self._results: dict[tuple[Selects, Message], bool] = {}
+        self._is_set = False
+
+    def selects(self, selects: Selects, message: Message) -> bool:
+        """Evaluate a selector, unless an equal one has just been evaluated for the same message."""
+        results = self._results
+        if results:
+            known = results.get((selects, message))
+            if known is not None:
+                return known
+        began = perf_counter()
+        found = selects(message)
+        took = perf_counter() - began
+        if began - self._began > WINDOW_SECS and not self._is_set:
+            self._began, self._spent = began, 0.0
+        self._spent += took
+        if took > REMEMBERED_SECS and self._alarms is not None and len(results) < RESULTS_MAX:
+            results[selects, message] = found
+            self._set()
+        return found
+
+    @property
+    def over(self) -> bool:
+        """True: selectors have had their time in this pass, and what is left is to be put off."""
+        return self._spent >= self._pass_secs and self._alarms is not None
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call in the next pass, once however often that is asked for."""
+        self._calls[call] = None
+        self._set()
+
+    def _set(self) -> None:
+        if not self._is_set and self._alarms is not None:
+            self._is_set = True
+            self._alarms.set(clock.utc(), self._next_pass)
+
+    def _next_pass(self) -> None:
+        self._is_set = False
+        self._began, self._spent = perf_counter(), 0.0
+        self._results.clear()
+        calls, self._calls = self._calls, {}
+        for call in calls:
+            if self.over:
+                self.later(call)
+                continue
+            try:
+                call()
+            except Exception as error:
+                contained("delivery", error)
+
+
+UNBOUNDED: Final = SelectionWork()
+"""For queues without consumers that select."""

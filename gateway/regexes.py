@@ -1,0 +1,70 @@
+"""Regular expressions of users and of imported definitions, matched in time that grows with the text alone.
+
+Python's `re` tries each way in which an expression may match: `^(a+)+$` takes hours for a name of 60 letters.
+RE2 does not, and so has neither look-around nor back-references, and no `\\Z` (`\\z` is the same). `$` is the
+end of the text, `\\d` and `\\w` are ASCII. What it cannot do is refused when it is read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import re2
+
+OPTIONS: Final = re2.Options()
+OPTIONS.log_errors = False
+WITH_LINE_BREAKS: Final = re2.Options()
+WITH_LINE_BREAKS.log_errors = False
+WITH_LINE_BREAKS.dot_nl = True
+REMEMBERED_MAX: Final = 256  # texts and results: the same names are checked again and again
+
+
+class RegexError(ValueError):
+    """A text that is no regular expression, or one that cannot be matched in linear time."""
+
+
+class Regex:
+    """A compiled expression. `pattern` is its text."""
+
+    __slots__ = ("_compiled", "_found", "pattern")
+
+    def __init__(self, pattern: str, *, dot_is_any: bool = False) -> None:
+        """`dot_is_any`: a dot matches line breaks, too. Raises RegexError."""
+        self.pattern = pattern
+        self._found: dict[str, bool] = {}
+        try:
+            octets = pattern.encode()
+            self._compiled = re2.compile(octets, WITH_LINE_BREAKS if dot_is_any else OPTIONS)
+        except UnicodeEncodeError:
+            raise RegexError("it is not Unicode") from None
+        except re2.error as error:
+            reason = error.args[0].decode(errors="replace") if error.args else "it is not understood"
+            raise RegexError(
+                f"{reason} (in the syntax of RE2: no look-around, no back-references, \\z for \\Z)"
+            ) from None
+
+    def search(self, text: str) -> bool:
+        """Return True if the expression matches anywhere in a text. Text that is not Unicode has no match."""
+        found = self._found.get(text)
+        if found is None:
+            try:
+                found = self._compiled.search(text.encode()) is not None
+            except UnicodeEncodeError:
+                found = False
+            if len(self._found) >= REMEMBERED_MAX:
+                self._found.clear()
+            self._found[text] = found
+        return found
+
+
+def quote(text: str) -> str:
+    """Return an expression for the text itself. Raises RegexError if it is not Unicode."""
+    try:
+        return str(re2.escape(text))
+    except UnicodeEncodeError:
+        raise RegexError("it is not Unicode") from None
+
+
+def wildcard_regex(pieces: list[str]) -> Regex:
+    """Return an expression for a whole text in which anything may stand between the pieces."""
+    return Regex(rf"\A(?:{'.*'.join([quote(piece) for piece in pieces])})\z", dot_is_any=True)
