@@ -190,6 +190,9 @@ class MqttNamespace:
         for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
             if client in kept:
                 kept[client].restore_released(packet_id)
+        for client, position, packet_id in records.renumbered():
+            if client in kept:
+                kept[client].restore_renumbered(position, packet_id)
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in kept:
                 with set_aside(INCOMING, log.name):
