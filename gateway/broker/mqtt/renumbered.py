@@ -19,7 +19,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 class RenumberedMessages:
     """The messages of one session that have another packet identifier than their position gives."""
 
-    __slots__ = ("_by_position", "_client", "_positions", "_records", "_recorded", "_unrecorded", "_used")
+    __slots__ = ("_by_position", "_client", "_positions", "_recorded", "_records", "_unrecorded", "_used")
 
     def __init__(
         self, records: Records, client_id: str, used: tuple[Container[int], ...], recorded: Callable[[], None]
