@@ -7,9 +7,9 @@ memory only, and passes what is on disk alone: order is kept for each QoS (5: 4.
 
 The packet id of a message is its position, modulo. So a message that was not acknowledged goes out under its
 old id after a restart, too. When that id is taken by an earlier message, or by one whose PUBREL is not
-answered yet, the message gets another one, which is recorded first (renumbered.py). DUP says that a message may have been sent before: below `sent`, which is
-written down when the client goes. When the gateway was killed while the client was there, nobody knows, and
-everything that was stored then has DUP.
+answered yet, the message gets another one, which is recorded first (renumbered.py). DUP says that a message
+may have been sent before: below `sent`, which is written down when the client goes. When the gateway was
+killed while the client was there, nobody knows, and everything that was stored then has DUP.
 
 QoS 2 waits for its own commit before it is sent. Otherwise a crash could make the packet id, under which the
 client already holds one message, that of another, which the client would take for a repeat and not read. On

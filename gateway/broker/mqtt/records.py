@@ -6,7 +6,7 @@
 | subscription | client id, U+0000, filter | JSON, the fields of SubscriptionOptions |
 | owed | client id, U+0000, filter | empty: its retained messages have not all been put into the session |
 | released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
-| renumbered | client id, U+0000, position in 8 octets | packet id in 2 octets, if it is not that of the position |
+| renumbered | client id, U+0000, position in 8 octets | packet id in 2 octets, if another than usual |
 | will | client id | JSON, see `put_will` |
 | will | client id, U+0000, any text | the same, of a will that is being published and not settled yet |
 
