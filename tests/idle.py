@@ -20,6 +20,7 @@ import trio
 
 from gateway.app import Gateway
 from gateway.broker.amqp091.dead_lettering import DeadLettering
+from gateway.broker.amqpfast.destinations import Subscription
 from gateway.broker.memory import Memory
 from gateway.broker.mqtt.session import Session
 from gateway.broker.outbox.outbox import Outbox
@@ -61,6 +62,11 @@ def _of_queue(queue: Any) -> Iterator[str]:
         yield f"queue {queue.name!r}: {len(queue)} messages wait, consumers have room for {open_}"
 
 
+def _of_subscription(subscription: Any) -> Iterator[str]:
+    if subscription._put_off:
+        yield f"subscription {subscription.name!r}: messages wait for its selector"
+
+
 def _of_session(session: Any) -> Iterator[str]:
     full = session._tight or (session._pace is not None and session._pace.on)
     if session.pressure and not full:
@@ -96,6 +102,7 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
 CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     Stream: _of_stream,
     Queue: _of_queue,
+    Subscription: _of_subscription,
     Session: _of_session,
     QueueStorage: _of_storage,
     Store: _of_store,

@@ -35,7 +35,7 @@ from gateway.errors import ProtocolError
 from gateway.mapping.answering import answer_to
 from gateway.mapping.return_addresses import Return
 from gateway.mapping.router import Router
-from gateway.mapping.routes import ResolvedRoute, Route
+from gateway.mapping.routes import RefusedRoute, ResolvedRoute, Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Sink, Source, SubBatch
 from gateway.model.caches import make_room
@@ -336,6 +336,12 @@ class Dispatcher:
         decided: list[object] = [endpoint, namespace, sinks]
         for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
             route = resolved.route
+            if (
+                isinstance(resolved, RefusedRoute)
+                and not address.name
+                and route.target_endpoint not in self.links
+            ):
+                continue  # no client can ask for a name that is empty there
             if resolved is route.unheard:
                 decided.append(resolved)
                 ends.append(())

@@ -221,6 +221,7 @@ class Stream:
         "_layer_ended",
         "_lingering",
         "_output_holds",
+        "_peer_closes",
         "_postponed",
         "_suspensions",
         "_watcher",
@@ -297,6 +298,7 @@ class Stream:
         self._holds = 0
         self._output_holds = 0
         self._lingering = False
+        self._peer_closes = False  # the peer is the first to close the socket, if it does so in time
 
     @property
     def congested(self) -> bool:
@@ -622,11 +624,15 @@ class Stream:
             self.starved = False
             self.owner.drained()
 
-    def end(self, reason: str) -> None:
-        """Read no more, write what is left, then close."""
+    def end(self, reason: str, *, peer_closes: bool = False) -> None:
+        """Read no more, write what is left, then close. With `peer_closes` the peer closes the socket first,
+        or some seconds pass: to clients that read the end of the stream together with the last words the
+        connection may be lost.
+        """
         if self.ending or self.closed:
             return
         self.ending = True
+        self._peer_closes = peer_closes
         self.reading = self.unread = False
         self._watcher.watch(self)
         self._watcher.leave(self)
@@ -696,13 +702,14 @@ class Stream:
         """All is written. Closing while octets of the peer wait unread would reset the connection, and could
         take our last words from it: so it is told that we are done, and what it still sends is thrown away.
         """
-        if self.layer is not None and not self._write(self.layer.finish()):
-            return
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            self._close()
-            return
+        if not self._peer_closes:
+            if self.layer is not None and not self._write(self.layer.finish()):
+                return
+            try:
+                self.sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._close()
+                return
         self._lingering = True
         self._backlog = None
         self.writing = False

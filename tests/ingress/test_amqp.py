@@ -35,7 +35,7 @@ from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Limits, Store, User
 from tests.broker.parts import newest
 from tests.ingress.amqp_client import Amqp
-from tests.ingress.clients import connect, eventually, stats
+from tests.ingress.clients import PATIENCE_SECS, connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.passwords import hashed
 
@@ -167,6 +167,20 @@ def test_hard_faults_close_the_connection(gateway: Running, method: m.Method, co
     with Amqp(gateway).open() as client:
         client.say(method)
         assert client.next(Closed).reply_code == code
+        assert client.rest() == b""
+
+
+def test_a_client_that_closes_reads_close_ok_and_closes_the_socket_itself(gateway: Running) -> None:
+    """As at RabbitMQ; the gateway waits for some seconds only."""
+    with Amqp(gateway).open() as client:
+        client.machine.close()
+        client.flush()
+        while not client.machine.closed:
+            client.machine.receive_data(client.sock.recv(1), 0.0)
+        client.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.sock.recv(1)
+        client.sock.settimeout(PATIENCE_SECS)
         assert client.rest() == b""
 
 

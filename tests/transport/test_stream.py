@@ -190,6 +190,20 @@ def test_an_end_writes_the_last_words_however_slowly_and_waits_for_the_peers_own
     assert bench.owner.reasons == ["over"]
 
 
+def test_a_peer_that_closes_first_reads_no_end_behind_the_last_words() -> None:
+    bench = Bench(2, 0, reads=(b"unread", b""))
+    bench.owner.out = b"farewell"
+    bench.stream.end("over", peer_closes=True)
+    bench.writes.flush()
+    bench.stream.writable()
+    bench.stream.writable()
+    assert (bench.sock.written, bench.sock.ended) == (b"farewell", False)
+    assert bench.watch.lingering == [bench.stream]
+    assert bench.stream.read(2.0) == 6
+    bench.stream.read(2.0)
+    assert bench.watch.forgotten == 1
+
+
 def test_a_peer_that_lets_too_much_wait_is_cut_off() -> None:
     bench = Bench(1, backlog_max=10)
     bench.say(b"x" * 8)

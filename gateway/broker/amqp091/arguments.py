@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from gateway.broker.amqp091.refusals import TYPE_NAMES, Refused, failed
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX
 
 INTEGERS: Final = frozenset(
     {
@@ -25,7 +26,7 @@ INTEGERS: Final = frozenset(
         ValueType.INT64,
     }
 )
-EXPIRY_MS_MAX: Final = 0xFFFF_FFFF
+EXPIRY_MS_MAX: Final = EXPIRATION_MS_MAX
 PRIORITY_MAX: Final = 255
 NAME_OCTETS_MAX: Final = 255
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
@@ -39,6 +40,11 @@ ALTERNATE: Final = "alternate-exchange"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 
 NONE: Final = Value(ValueType.VOID, None)
+CONSUMER_ARGUMENTS_ALIEN: Final = {
+    False: ("x-stream-offset",),
+    True: ("x-stream-offset", "x-cancel-on-ha-failover"),
+}
+"""Arguments of consumers that a classic queue (False) and a quorum queue (True) do not have."""
 
 Fault = str | None
 
@@ -291,9 +297,19 @@ def check_match(arguments: Headers) -> None:
         )
 
 
-def consumer_priority(arguments: Headers, what: str) -> int:
-    """The `x-priority` of basic.consume; `what` is the queue. Other arguments mean nothing. Refused 406."""
-    given = dict(arguments).get("x-priority")
+def consumer_priority(arguments: Headers, what: str, *, quorum: bool) -> int:
+    """Return the `x-priority` of basic.consume; `what` is the queue. Refused 406 for what is no integer, and
+    for arguments that are of other types of queue; others mean nothing.
+    """
+    given_all = dict(arguments)
+    for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:
+        if key in given_all:
+            kind = "quorum" if quorum else "classic"
+            raise failed(f"invalid arg '{key}' for {what} of queue type rabbit_{kind}_queue")
+    failover = given_all.get("x-cancel-on-ha-failover")
+    if failover is not None and (fault := _flag(failover)):
+        raise invalid("x-cancel-on-ha-failover", what, fault)
+    given = given_all.get("x-priority")
     if given is None:
         return 0
     if fault := _integer(given):

@@ -29,6 +29,7 @@ from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, 
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_table
 from gateway.protocols.amqp091.translate import (
+    BLIND,
     PERSISTENT,
     PROTOCOL,
     content_properties,
@@ -42,12 +43,13 @@ TOO_MANY: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
 HISTORY: Final = "x-death"
 COUNT: Final = "x-delivery-count"
-COPIES: Final = "CC"
 COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
+COPIES: Final = "CC"
 DEATHS_MAX: Final = 64  # in one history: each letter copies it
 BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
 NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
+TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
 NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
 Lost = Callable[[list[Message], Outcome], None]
 
@@ -135,6 +137,10 @@ class DeadLettering:
                 self._lose(message, poisoned(error, queue=queue.name))
                 count += 1
                 continue
+            if targets is None:
+                self._lose(letter, TOO_OFTEN)
+                count += 1
+                continue
             count += 1 + len(targets)
             if not targets:
                 if queue.options.at_least_once:
@@ -151,7 +157,8 @@ class DeadLettering:
 
     def _letter(
         self, queue: Mortal, message: Message, reason: str, utc: float
-    ) -> tuple[Sequence[Mortal], Message]:
+    ) -> tuple[Sequence[Mortal] | None, Message]:
+        """The letter of a message that died, and its queues; None: it has died in too many."""
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
         assert exchange is not None
@@ -159,11 +166,15 @@ class DeadLettering:
         headers = _with_death(native, queue.name, reason, address, int(utc))
         if not _can_be_written(headers):  # nested as deep as can be read, and now one deeper
             headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
-        copies = copied_keys(headers, COPIES)[:COPIES_MAX]
+        endless = len(dict(headers)[HISTORY].value) > DEATHS_MAX
+        if endless:
+            headers, endless = _shortened(headers)
+        copies, blind = copied_keys(headers, COPIES), blind_copies(message)
+        copies += copied_keys(blind, BLIND)
+        native.headers = (*blind, *headers)
         if key is not None:
-            headers = tuple(pair for pair in headers if pair[0] != COPIES)
+            native.headers = tuple(pair for pair in headers if pair[0] != COPIES)
             copies = []
-        native.headers = headers
         native.expiration = None
         first = address.name if key is None else key
         letter = Message(
@@ -177,9 +188,9 @@ class DeadLettering:
             message.hops,
             message.sender,
         )
-        if len(dict(headers)[HISTORY].value) > DEATHS_MAX:
-            return [], letter
-        found = self._host.route_keys(exchange, [first, *copies], letter)
+        if endless:
+            return None, letter
+        found = self._host.route_keys(exchange, [first, *copies[:COPIES_MAX]], letter)
         if reason != REJECTED:
             visited = _visited(headers)
             found = [target for target in found if target.name not in visited]
@@ -269,6 +280,30 @@ def copied_keys(headers: Headers | None, name: str) -> list[str]:
     if found is None or found.type is not ValueType.ARRAY:
         return []
     return [one.value for one in found.value if isinstance(one.value, str)]
+
+
+def blind_copies(message: Message) -> Headers:
+    """The header of blind copies that a message has kept, alone; () if it has none."""
+    property_set = message.property_set
+    if property_set.protocol != PROTOCOL:
+        return ()
+    try:
+        if not essentials(property_set).special:
+            return ()
+        headers = decode_properties(property_set.raw).headers
+    except ProtocolError:
+        return ()
+    return tuple(pair for pair in headers or () if pair[0] == BLIND)
+
+
+def _shortened(headers: Headers) -> tuple[Headers, bool]:
+    """The headers with the newest deaths of their history; and True if somebody has rejected the message at
+    none of them, so that it may travel for ever.
+    """
+    found = dict(headers)
+    deaths = found[HISTORY].value[:DEATHS_MAX]
+    found[HISTORY] = Value(ValueType.ARRAY, deaths)
+    return tuple(found.items()), all(_given(death).get("reason") != REJECTED for death in deaths)
 
 
 def _can_be_written(headers: Headers) -> bool:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
-from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, wanted
+from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, comparable, wanted
 from gateway.broker.matching_steps import MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
 from gateway.model.message import Message
-from gateway.model.properties import Headers
+from gateway.model.properties import Headers, Value, ValueType
 
 TYPES: Final = ("direct", "fanout", "topic", "headers")
 Keys = dict[str, dict[Headers, None]]
@@ -89,7 +89,7 @@ class Exchange:
             destination.bound[self] = None
         if self.kind == "topic":
             if len(several) == 1:
-                pattern = key.split(".")
+                pattern = words(key)
                 self._patterns.add(pattern, destination)
                 self._add_steps(destination.owning_user, pattern_steps(pattern, "*", "#"))
         elif self.kind == "direct":
@@ -150,7 +150,7 @@ class Exchange:
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
         """It is bound with this key no longer, whatever the arguments."""
         if self.kind == "topic":
-            pattern = key.split(".")
+            pattern = words(key)
             self._patterns.remove(pattern, destination)
             self._add_steps(destination.owning_user, -pattern_steps(pattern, "*", "#"))
         elif self.kind == "direct":
@@ -255,11 +255,25 @@ class Exchange:
         """What is bound to a direct or topic exchange for a key."""
         if self.kind == "direct":
             return self._keys.get(key, ())
-        return self._patterns.match(key.split("."))
+        return self._patterns.match(words(key))
+
+
+def words(key: str) -> list[str]:
+    """Return the words of a routing key or of a topic binding's pattern; "" has none."""
+    return key.split(".") if key else []
 
 
 def _headers_of(message: Message | None) -> dict[str, Any]:
     """The headers of a message. Raises RemoteProtocolError when its sender malformed them."""
     if message is None:
         return {}
-    return {name: value.value for name, value in message.properties.headers}
+    found: dict[str, Any] = {}
+    several: dict[str, list[Value]] = {}  # a list of texts stands as one header for each of them
+    for name, value in message.properties.headers:
+        if name in found:
+            several.setdefault(name, []).append(value)
+        else:
+            found[name] = value
+    for name, others in several.items():
+        found[name] = Value(ValueType.ARRAY, (found[name], *others))
+    return {name: comparable(value) for name, value in found.items()}

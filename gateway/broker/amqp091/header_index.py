@@ -11,15 +11,22 @@ each header, the value with the most work behind it. `add` and `remove` return w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from gateway.model.properties import Headers
+from gateway.model.properties import Headers, Value, ValueType
 
 T = TypeVar("T")
 
 
 Condition = tuple[Any, ...]
 """(name, value) of a header that must have the value, (name,) of one that must be there."""
+
+UNIQUE_TYPES: Final = frozenset(
+    (ValueType.VOID, ValueType.BOOL, ValueType.DECIMAL, ValueType.ARRAY, ValueType.TABLE)
+)
+"""Types of headers that equal no other type. Numbers of all sizes and timestamps are one, as in RabbitMQ, and
+so are texts and byte strings."""
 
 FEW: Final = 4  # conditions that are compared one by one; of more than that sets are compared
 GROUP_STEPS: Final = 4  # of a group, besides a step for each of its conditions
@@ -195,7 +202,17 @@ def wanted(arguments: Headers) -> Wanted:
         if name == "x-match":
             mode = str(value.value)
         else:
-            asked.append((name,) if value.value is None else (name, value.value))
+            asked.append((name,) if value.value is None else (name, comparable(value)))
     if not mode.endswith("-with-x"):
         asked = [condition for condition in asked if not condition[0].startswith("x-")]
     return Wanted(mode.startswith("all"), frozenset(asked))
+
+
+def comparable(value: Value) -> Any:
+    """Return what a header and a condition are compared by."""
+    if value.type in UNIQUE_TYPES:
+        return value.type, value.value
+    if value.type is ValueType.BYTES:
+        with suppress(UnicodeDecodeError):
+            return value.value.decode()  # as texts are, if they can be
+    return value.value

@@ -38,6 +38,10 @@ QUEUES: Final[Mapping[str, Collection[str]]] = {
 }
 
 
+class PolicyError(ValueError):
+    """A value in a policy that the argument of a queue cannot have."""
+
+
 class Policy(NamedTuple):
     """One policy: for queues of these types whose names hold the pattern. `given`: as an export has it."""
 
@@ -54,6 +58,8 @@ def read_policies(file: Path) -> dict[str, list[Policy]]:
     for at, given in enumerate(content_of(file).get("policies", [])):
         try:
             policy = _policy(given)
+        except PolicyError as error:
+            raise ConfigurationError(f"policies[{at}]: {error}", file=str(file)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"policies[{at}]: not as RabbitMQ exports it: {type(error).__name__}: {error}"
             raise ConfigurationError(reason, file=str(file)) from error
@@ -69,7 +75,7 @@ def _policy(given: dict[str, Any]) -> Policy:
             continue
         said = string(value) if isinstance(value, str) else Value(ValueType.INT64, int(value))
         if fault := QUEUE_ARGUMENTS[name](said):
-            raise ValueError(f"{key}: {fault}")
+            raise PolicyError(f"{key}: {fault}")
         arguments[name] = said
     types = QUEUES.get(given.get("apply-to", "all"), ())
     return Policy(Regex(given["pattern"]), types, int(given.get("priority", 0)), arguments, given)

@@ -420,7 +420,7 @@ class VirtualHost:
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
-        said_durable = durable
+        asked, said_durable = name, durable
         durable = durable and not exclusive
         if name in self.queues:
             return self._redeclared(
@@ -446,6 +446,8 @@ class VirtualHost:
             user=user,
         )
         if queue.options.quorum:
+            if not asked:
+                raise failed("Cannot declare a server-named queue for type rabbit_quorum_queue")
             what = f"queue '{name}' in vhost '{self.name}'"
             check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         self._enter(queue)

@@ -245,9 +245,9 @@ class Subscription(PriorityQueue):
                 break
         self._tell_drained()
 
-    def _tell_drained(self) -> None:
-        if self._put_off_count <= PUT_OFF_MAX // 2:
-            super()._tell_drained()
+    def drained(self, leaving: int = 0) -> bool:
+        """Return True if so little waits or was put off that publishers who were held may go on."""
+        return self._put_off_count <= PUT_OFF_MAX // 2 and super().drained(leaving)
 
     def delete(self) -> int:
         """End the subscription: what was put off is nobody's."""

@@ -6,10 +6,10 @@ client is connected and there is room; otherwise on disk alone, and are read aga
 memory only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
 
 The packet id of a message is its position, modulo. So a message that was not acknowledged goes out under its
-old id after a restart, too; while an id is taken by an earlier message, or by one whose PUBREL is not
-answered yet, the window waits. DUP says that a message may have been sent before: below `sent`, which is
-written down when the client goes. When the gateway was killed while the client was there, nobody knows, and
-everything that was stored then has DUP.
+old id after a restart, too. When that id is taken by an earlier message, or by one whose PUBREL is not
+answered yet, the message gets another one, which is recorded first (renumbered.py). DUP says that a message
+may have been sent before: below `sent`, which is written down when the client goes. When the gateway was
+killed while the client was there, nobody knows, and everything that was stored then has DUP.
 
 QoS 2 waits for its own commit before it is sent. Otherwise a crash could make the packet id, under which the
 client already holds one message, that of another, which the client would take for a repeat and not read. On
@@ -28,6 +28,7 @@ from typing import ClassVar
 from gateway import clock
 from gateway.broker.mqtt.received_ids import DurableReceivedIds
 from gateway.broker.mqtt.records import SESSION, Records, SessionRecord
+from gateway.broker.mqtt.renumbered import RenumberedMessages
 from gateway.broker.mqtt.session import (
     PACKET_IDS,
     ROWS_MAX,
@@ -64,6 +65,7 @@ class DurableSession(Session):
         "_moving",
         "_positions",
         "_records",
+        "_renumbered",
         "_safe",
         "_stuck",
         "away_secs",
@@ -84,10 +86,11 @@ class DurableSession(Session):
         self._aside: PagedLog | None = None  # most sessions never need it
         self._positions: dict[int, int] = {}  # of what is in flight, by packet id
         self._moving: dict[int, QueuedRow] = {}  # on their way to other sessions, by position
+        self._renumbered: RenumberedMessages | None = None  # most sessions never need it
         self._left = False  # its log is somebody else's
         self._gone: list[int] = []  # acknowledged or expired; the store is told once per wake-up
         self._safe = 0  # what is below has been committed, or refused
-        self._stuck = False  # a QoS 2 message that is not safe yet is next
+        self._stuck = False  # next is a QoS 2 message, or a packet id, that is not safe yet
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was read, and what it means
 
     def forget_owed(self, topic_filter: str) -> None:
@@ -118,6 +121,26 @@ class DurableSession(Session):
     def restore_released(self, packet_id: int) -> None:
         """PUBREL was, or would have been, said for this id; in order of position."""
         self.released[packet_id] = None
+
+    def restore_renumbered(self, position: int, packet_id: int) -> None:
+        """Take over the packet id under which the message at this position may have been sent."""
+        extent = self._records.store.extent(self.log)
+        if extent.count and position >= extent.first:
+            self._other_ids().restore(position, packet_id)
+        else:
+            self._records.delete_renumbered(self.client_id, position)
+
+    def _other_ids(self) -> RenumberedMessages:
+        if self._renumbered is None:
+            used = (self.in_flight, self.released)
+            self._renumbered = RenumberedMessages(self._records, self.client_id, used, self.pump)
+        return self._renumbered
+
+    def _settled(self, position: int) -> None:
+        """The message at this position is not owed any more; the store is told when the wake-up ends."""
+        self._gone.append(position)
+        if self._renumbered:
+            self._renumbered.forget(position)
 
     def _record(self, *, attached: bool) -> None:
         record = SessionRecord(self.expiry_secs, clock.utc(), attached, self.sent, self.user, self.place)
@@ -241,6 +264,9 @@ class DurableSession(Session):
     def _withdraw(self, first: int, end: int) -> None:
         for position in [at for at in self._moving if first <= at < end]:
             del self._moving[position]
+        if self._renumbered:
+            for position in range(first, end):
+                self._renumbered.forget(position)
         waiting, self._waiting = self._waiting or (), None
         self._octets -= weight_of(message for message, _, at in waiting if first <= at < end)
         self._wait([row for row in waiting if not first <= row[2] < end])
@@ -263,6 +289,8 @@ class DurableSession(Session):
         """As Session; while it is the disk that keeps the client waiting, it has not."""
         if self._stuck or (self._aside and not self._waiting):
             self.moved = True
+        if self._renumbered:
+            self._renumbered.retry()
         return super().stalled(now)
 
     def _refill(self) -> bool:
@@ -295,18 +323,23 @@ class DurableSession(Session):
             qos = packet_id = 0
             if position != UNKEPT:
                 qos = min(message.assurance, grant.qos)
-                packet_id = position % PACKET_IDS + 1
-                if self.credit <= 0 or packet_id in self.in_flight or packet_id in self.released:
+                if self.credit <= 0:
                     break
                 if qos == 2 and position >= self._safe:
                     self._stuck = True
                     break
+                packet_id = position % PACKET_IDS + 1
+                if self._renumbered or packet_id in self.in_flight or packet_id in self.released:
+                    packet_id = self._other_ids().packet_id(position, packet_id)
+                    if not packet_id:
+                        self._stuck = True
+                        break
             waiting.popleft()
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
                 gone += message.octets
                 if position != UNKEPT:
-                    self._gone.append(position)
+                    self._settled(position)
                 continue
             octets += message.octets
             row = Row(message, grant, qos, packet_id, UNKEPT < position < self.sent)
@@ -381,6 +414,8 @@ class DurableSession(Session):
             return
         if outcome is ACCEPTED:
             self._records.store.settle(self.log, (position,))
+            if self._renumbered:
+                self._renumbered.forget(position)
             return
         if self._waiting is None:
             self._waiting = deque()
@@ -426,7 +461,7 @@ class DurableSession(Session):
         self._let_go(row.message.octets)
         self.released[packet_id] = None
         self._records.put_released(self.client_id, packet_id, position)
-        self._gone.append(position)
+        self._settled(position)
         return True
 
     def finish(self, packet_id: int) -> bool:
@@ -435,7 +470,7 @@ class DurableSession(Session):
             del self.released[packet_id]
             self._records.delete_released(self.client_id, packet_id)
         elif (row := self.in_flight.pop(packet_id, None)) is not None:
-            self._gone.append(self._positions.pop(packet_id))
+            self._settled(self._positions.pop(packet_id))
             self._let_go(row.message.octets)
         else:
             return False

@@ -187,13 +187,7 @@ class MqttNamespace:
         for client, topic_filter in records.owed():
             if client in kept and (owing := kept[client].subscriptions.get(topic_filter)) is not None:
                 self._owe(kept[client], topic_filter, owing)
-        for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
-            if client in kept:
-                kept[client].restore_released(packet_id)
-        for log in records.store.logs():
-            if log.kind == INCOMING and log.name in kept:
-                with set_aside(INCOMING, log.name):
-                    kept[log.name].restore_received(log)
+        self._restore_packet_ids(records, kept)
         for session in kept.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:
@@ -205,6 +199,19 @@ class MqttNamespace:
             if key == sender.client and key in self.sessions:
                 left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
             self._left_wills.append(LeftWill(will, sender, left, key))
+
+    def _restore_packet_ids(self, records: Records, kept: dict[str, DurableSession]) -> None:
+        """Restore the packet ids of QoS 2 in both directions, and those that positions do not give."""
+        for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
+            if client in kept:
+                kept[client].restore_released(packet_id)
+        for client, position, packet_id in records.renumbered():
+            if client in kept:
+                kept[client].restore_renumbered(position, packet_id)
+        for log in records.store.logs():
+            if log.kind == INCOMING and log.name in kept:
+                with set_aside(INCOMING, log.name):
+                    kept[log.name].restore_received(log)
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
         """Its client begins anew, and may not meet what nobody could read."""

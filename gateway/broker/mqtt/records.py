@@ -6,6 +6,7 @@
 | subscription | client id, U+0000, filter | JSON, the fields of SubscriptionOptions |
 | owed | client id, U+0000, filter | empty: its retained messages have not all been put into the session |
 | released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
+| renumbered | client id, U+0000, position in 8 octets | packet id in 2 octets, if another than usual |
 | will | client id | JSON, see `put_will` |
 | will | client id, U+0000, any text | the same, of a will that is being published and not settled yet |
 
@@ -34,6 +35,7 @@ SESSION: Final = "session"
 SUBSCRIPTION: Final = "subscription"
 OWED: Final = "owed"
 RELEASED: Final = "released"
+RENUMBERED: Final = "renumbered"
 WILL: Final = "will"
 INCOMING: Final = "incoming"
 END: Final = b"\0"  # of the client id in a key
@@ -81,6 +83,7 @@ class Records:
         self.store.delete_all(SUBSCRIPTION, client.encode() + END)
         self.store.delete_all(OWED, client.encode() + END)
         self.store.delete_all(RELEASED, client.encode() + END)
+        self.store.delete_all(RENUMBERED, client.encode() + END)
 
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
         """Client ids and records. Like all that iterate: before the store is started."""
@@ -136,6 +139,23 @@ class Records:
             client, _, packet_id = key.partition(END)
             with set_aside(RELEASED, key):
                 yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
+
+    # Outgoing, when the packet id that the position gives was in use.
+
+    def put_renumbered(self, client: str, position: int, packet_id: int) -> None:
+        """Store the packet id of the message at this position."""
+        self.store.put(RENUMBERED, _key(client, position.to_bytes(8, "big")), packet_id.to_bytes(2, "big"))
+
+    def delete_renumbered(self, client: str, position: int) -> None:
+        """Delete the packet id of a message that is not owed any more."""
+        self.store.delete(RENUMBERED, _key(client, position.to_bytes(8, "big")))
+
+    def renumbered(self) -> Iterator[tuple[str, int, int]]:
+        """Yield client id, position and packet id."""
+        for key, value in self._things(RENUMBERED):
+            client, _, position = key.partition(END)
+            with set_aside(RENUMBERED, key):
+                yield client.decode(), int.from_bytes(position, "big"), int.from_bytes(value, "big")
 
     # Wills.
 

@@ -205,7 +205,7 @@ class AmqpConnection(ActingGuest):
         if self.machine.closed:
             if not self.machine.sent:
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
-            self.stream.end("closed")
+            self.stream.end("closed", peer_closes=self.machine.closed_by_peer)
         self.stream.mark()
 
     def _go_through(self, events: list[Event], at: int, event: Event) -> bool:

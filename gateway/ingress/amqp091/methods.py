@@ -212,7 +212,7 @@ class ActingGuest(AmqpGuest):
         queue = self._queue(channel, method.queue)
         _check_tag(channel, tag)
         what = f"queue '{queue.name}' in vhost '{self.host.name}'"
-        rank = consumer_priority(method.arguments, what)
+        rank = consumer_priority(method.arguments, what, quorum=queue.options.quorum)
         if queue.options.quorum and channel.prefetch_all:
             raise Refused(ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos")
         exclusive = method.exclusive and not queue.options.quorum  # which takes no notice of it
@@ -248,6 +248,13 @@ class ActingGuest(AmqpGuest):
     def _basic_get(self, channel: AmqpChannel, method: m.BasicGet) -> None:
         self._check_queue(channel, "read", method.queue)
         queue = self._queue(channel, method.queue)
+        if queue.options.quorum and queue.options.single_active:
+            text = (
+                f"RESOURCE_LOCKED - cannot obtain access to locked queue '{queue.name}' in vhost "
+                f"'{self.host.name}'. basic.get operations are not supported by quorum queues with single "
+                "active consumer"
+            )
+            raise Refused(ReplyCode.RESOURCE_LOCKED, text)
         if queue.loading:
             assert queue.storage is not None
             loaded = trio.Event()

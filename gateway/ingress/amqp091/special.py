@@ -19,9 +19,9 @@ from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, PropertySet, ValueType
 from gateway.protocols.amqp091.codec import decode_properties, encode_basic_properties
-from gateway.protocols.amqp091.translate import content_properties
+from gateway.protocols.amqp091.translate import COPIES, content_properties
 
-VISIBLE, BLIND = "CC", "BCC"
+VISIBLE, BLIND = COPIES
 
 
 class Copies:
@@ -67,9 +67,6 @@ def look_closer(
         native.reply_to = channel.requester.name
         changed = True
     copies = _copies(native.headers or (), VISIBLE) + _copies(native.headers or (), BLIND)
-    if native.headers is not None and any(name == BLIND for name, _ in native.headers):
-        native.headers = tuple(pair for pair in native.headers if pair[0] != BLIND)
-        changed = True
     if len(copies) > COPIES_MAX:
         raise failed(f"invalid message: more than {COPIES_MAX} keys in CC and BCC")
     if copies:

@@ -15,7 +15,6 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.selection import LanguageUnknown, selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
-from gateway.broker.amqpfast.waiting import NotKnown
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.selection_work import Selects
 from gateway.errors import LocalProtocolError
@@ -35,6 +34,7 @@ from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.amqpfast.query_scan import QueryScan
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.pending import Pending
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
 from gateway.protocols.amqpfast.dialect import AMQPFAST
@@ -288,7 +288,7 @@ class ActingGuest(FastGuest):
         self.machine.reply(handle.number, command.tag)
 
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
-        """Raises NotKnown while the messages have still to be looked at: a selector takes its time."""
+        """Raises Pending while the messages have still to be looked at: a selector takes its time."""
         scan = handle.scan
         if scan is None:
             selects = _selects(command.selector, command.mime_type)
@@ -299,7 +299,7 @@ class ActingGuest(FastGuest):
                 self._waiting(handle, name, queues, whole=not command.dest_name), selects
             )
         if not scan.go_on():
-            raise NotKnown(scan)
+            raise Pending(scan)
         handle.scan = None
         anew = self.ingress.replies_first
         if anew:

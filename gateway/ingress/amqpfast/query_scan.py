@@ -42,6 +42,6 @@ class QueryScan:
                 break
         return not self._left
 
-    async def ask(self) -> None:
+    async def wait(self) -> None:
         """Let everybody else be served before it goes on."""
         await trio.lowlevel.checkpoint()

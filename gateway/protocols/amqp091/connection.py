@@ -113,6 +113,7 @@ class Connection(ABC):
         self.message_bytes_max = message_bytes_max
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
+        self.closed_by_peer = False  # the last words are our connection.close-ok
         self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
         self.due = 0  # octets of the body that has begun to come last; 0: it is here
         self.large = False  # `data_to_send` would copy much, or read from disk: ask for `pieces_to_send`
@@ -574,6 +575,7 @@ class Connection(ABC):
         self._forget_all()
         self._send(0, m.ConnectionCloseOk())
         self._state = State.CLOSED
+        self.closed_by_peer = True
         if not told:
             ids = (method.class_id, method.method_id)
             events.append(Closed(method.reply_code, method.reply_text, *ids, by_peer=True))

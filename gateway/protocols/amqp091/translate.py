@@ -119,7 +119,7 @@ HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
 HOPS_PAIRS: Final = tuple([HOPS_PAIR + U32.pack(hops) for hops in range(16)])  # few cross more routes
 RETAIN_PAIR: Final = encode_short_string(RETAIN_HEADER) + b"t\1"
 OWN_NAMES: Final = frozenset(encode_short_string(name) for name in OWN_HEADERS)
-EXPIRATION_MS_MAX: Final = 0xFFFF_FFFF  # RabbitMQ closes the channel for more
+EXPIRATION_MS_MAX: Final = 315_360_000_000  # ten years; RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 OCTETS: Final = tuple([bytes((octet,)) for octet in range(SHORT_STRING_MAX + 1)])
@@ -154,7 +154,9 @@ CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
 NO_ESSENTIALS: Final = Essentials(False, None, False, 0, False)
 USUAL: Final = tuple([Essentials(durable, None, False, 0) for durable in (False, True)])
 PRIORITY: Final = "amqp091 priority"
-COPIES: Final = ("CC", "BCC")
+BLIND: Final = "BCC"
+COPIES: Final = ("CC", BLIND)
+SHOWN: Final = "amqp091 shown"  # without what only the broker may know
 _OBEYED: Final = tuple(encode_short_string(name) for name in COPIES)
 DIRECT_REPLY_PREFIX: Final = b"amq.rabbitmq.reply-to."
 DIRECT_REPLY_TO: Final = encode_short_string("amq.rabbitmq.reply-to")
@@ -260,6 +262,8 @@ def _read_expiration(raw: bytes, at: int) -> int:
     text = raw[at + 1 : at + 1 + raw[at]]
     if text.isdigit() and int(text) <= EXPIRATION_MS_MAX:
         return int(text)
+    if text[:1] in (b"+", b"-") and text[1:].isdigit() and 0 <= int(text) <= EXPIRATION_MS_MAX:
+        return int(text)  # Erlang reads a sign
     digits = len(text) - len(text.lstrip(b"0123456789"))
     given = text.decode(errors="replace")
     if digits == len(text) and digits:
@@ -347,6 +351,8 @@ def decode_model(raw: bytes) -> Properties:
     for name, value in native.headers or ():
         if name in OWN_HEADERS:
             own[name] = value.value
+        elif name == BLIND:
+            continue
         elif value.type is ValueType.ARRAY and _are_strings(value.value):
             headers += [(name, each) for each in value.value]
         else:
@@ -395,7 +401,9 @@ def encode_properties(message: Message, utc: float) -> bytes:
     property_set = message.property_set
     expires = message.expires
     if property_set.protocol == PROTOCOL:
-        durable, limit, retained, crossed, _ = essentials(property_set)
+        durable, limit, retained, crossed, special = essentials(property_set)
+        if special:
+            property_set = _shown(property_set)
         if (expires != NEVER) == (limit is not None):
             if message.durable == durable and message.retain == retained:
                 if message.hops == crossed:
@@ -408,6 +416,19 @@ def encode_properties(message: Message, utc: float) -> bytes:
     _, head, tail, _ = _form(message, RELATIVE)
     text = b"%d" % min(max(0, ceil((expires - utc) * 1000)), EXPIRATION_MS_MAX)
     return head + OCTETS[len(text)] + text + tail
+
+
+def _shown(property_set: PropertySet) -> PropertySet:
+    """The set as consumers may see it: without blind copies, which a message keeps for its dead letters."""
+    found: PropertySet | None = property_set.forms.get(SHOWN)
+    if found is None:
+        found = property_set
+        native = decode_properties(property_set.raw)
+        if any(name == BLIND for name, _ in native.headers or ()):
+            native.headers = tuple(pair for pair in native.headers or () if pair[0] != BLIND)
+            found = content_properties(encode_basic_properties(native))
+        property_set.forms[SHOWN] = found
+    return found
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
@@ -503,7 +524,8 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
         native = decode_properties(property_set.raw)
         if message.durable != (native.delivery_mode == PERSISTENT):
             native.delivery_mode = PERSISTENT if message.durable else TRANSIENT
-        kept = [pair for pair in native.headers or () if pair[0] not in (RETAIN_HEADER, HOPS_HEADER)]
+        unsaid = (RETAIN_HEADER, HOPS_HEADER, BLIND)
+        kept = [pair for pair in native.headers or () if pair[0] not in unsaid]
         had_table = native.headers is not None
     else:
         native, kept = _from_model(property_set.properties, lost)

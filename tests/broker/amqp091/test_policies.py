@@ -74,12 +74,34 @@ def test_a_queue_is_as_declared_and_does_as_its_policy_says(tmp_path: Path) -> N
     [
         {"pattern": "(", "definition": {}},
         {"pattern": ""},
-        {"pattern": "", "definition": {"max-length": -1}},
-        {"pattern": "", "definition": {"max-length": "many"}},
-        {"pattern": "", "definition": {"overflow": "explode"}},
         {"pattern": "", "definition": []},
     ],
 )
-def test_a_policy_that_cannot_be(tmp_path: Path, policy: dict[str, Any]) -> None:
+def test_a_policy_that_no_export_has(tmp_path: Path, policy: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"policies\[0\]: not as RabbitMQ exports it"):
         read_policies(written(tmp_path, policy))
+
+
+@pytest.mark.parametrize(
+    "definition, fault",
+    [
+        ({"max-length": -1}, r"max-length: \{value_negative,-1\}"),
+        ({"max-length": "many"}, "max-length: .*expected integer"),
+        ({"overflow": "explode"}, "overflow: invalid_overflow"),
+        ({"message-ttl": 315_360_000_001}, r"message-ttl: \{value_too_large,315360000001\}"),
+    ],
+)
+def test_a_policy_with_a_value_that_cannot_be(tmp_path: Path, definition: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"policies\[0\]: {fault}"):
+        read_policies(written(tmp_path, {"pattern": "", "definition": definition}))
+
+
+@pytest.mark.parametrize("days", [1, 90, 3_650])
+def test_a_policy_with_a_long_time_to_live(tmp_path: Path, days: int) -> None:
+    milliseconds = days * 86_400_000
+    policy = {"pattern": "", "definition": {"message-ttl": milliseconds, "expires": milliseconds}}
+    (found,) = read_policies(written(tmp_path, policy))["/"]
+    assert {name: value.value for name, value in found.arguments.items()} == {
+        "x-message-ttl": milliseconds,
+        "x-expires": milliseconds,
+    }

@@ -218,13 +218,35 @@ def test_letters_that_breed_come_to_an_end() -> None:
 
 
 def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
+    lost: list[bytes] = []
     host = Host()
+    host.dead_lettering._lost = lambda messages, outcome: lost.extend(one.body for one in messages)
     for at in range(DEATHS_MAX + 10):
         queue(host, f"q{at}", max_length=0, dead_letter_exchange="", dead_letter_routing_key=f"q{at + 1}")
     publish(host.queues["q0"], [native(b"x", "q0")])
     while host.dead_lettering.late:
         host.alarms.ring(time.time())
-    assert host.dead_lettering.dropped == {"queue_maxlen": 1}
+    assert host.dead_lettering.dropped == {"dead_letter_refused": 1}
+    assert lost == [b"x"]
+
+
+@pytest.mark.parametrize("deaths", [1, DEATHS_MAX - 1, DEATHS_MAX, DEATHS_MAX + 20])
+def test_a_message_with_a_long_history_that_a_client_rejects_is_no_end(deaths: int) -> None:
+    """Its newest deaths are kept."""
+    host = Host()
+    there = queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
+    history = tuple(
+        Value(ValueType.TABLE, (("queue", string(f"old{at}")), ("reason", string("expired"))))
+        for at in range(deaths)
+    )
+    one.put([native(b"x", headers=(("x-death", Value(ValueType.ARRAY, history)),))])
+    taken = one.take()
+    assert taken is not None
+    one.reject(taken[0], taken[1])
+    one.dispatch()
+    assert drained(there) == [b"x"]
+    assert host.dead_lettering.dropped == {}
 
 
 def test_a_queue_with_priorities_does_not_look_at_all_for_each_that_expires() -> None:

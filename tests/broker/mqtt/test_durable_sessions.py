@@ -118,6 +118,11 @@ class SessionModel(RuleBasedStateMachine):
         (sink,) = self.space.sinks(topic_address("a/b"))
         self.answers.append((numbers, publish(sink, messages)))
 
+    @rule(short=st.integers(0, 6))
+    def go_round(self, short: int) -> None:
+        """So many messages have come and gone that the packet ids begin anew, or nearly."""
+        self.session.next += PACKET_IDS - short
+
     @precondition(lambda self: self.device is None)
     @rule(receive_max=st.integers(1, 9))
     def attach(self, receive_max: int) -> None:
@@ -269,6 +274,16 @@ def several(count: int, qos: int = 1) -> list[Message]:
     return [mqtt(body=b"%d" % number, qos=qos) for number in range(count)]
 
 
+def sends(world: World, outlet: Connection, count: int) -> None:
+    """Wait until the client has been sent so many messages."""
+
+    def has_sent() -> bool:
+        world.one.store.flush()
+        return len(outlet.rows) >= count
+
+    world.one.loop.run_until(has_sent)
+
+
 def waits(answers: Answers) -> bool:
     return not answers.told
 
@@ -356,6 +371,92 @@ def test_packet_ids_go_round(tmp_path: Path) -> None:
         (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(3))
         assert [packet_id for _, _, packet_id, _ in outlet.said] == [PACKET_IDS, 1, 2]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_is_never_acknowledged_stops_nobody(tmp_path: Path, qos: int) -> None:
+    """The next lap passes its packet id by, and what was sent keeps its id over a crash."""
+    with World(tmp_path) as world:
+        session = world.session("c", "#", qos=2)
+        outlet = connected(session)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(1, qos=qos))
+        assert world.one.commit() is ACCEPTED
+        session.next += PACKET_IDS - 2
+        publish(grant, several(4, qos=qos))
+        assert world.one.commit() is ACCEPTED
+        sends(world, outlet, 5)
+        assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, PACKET_IDS, PACKET_IDS - 1, 2, 3]
+        assert session.finish(PACKET_IDS) if qos == 1 else session.received(PACKET_IDS)
+        session.pump()
+        assert world.one.commit() is ACCEPTED
+    with World(tmp_path) as world:  # as after a crash: nothing was said of the client's leaving
+        session = world.session("c")
+        outlet = connected(session)
+        sends(world, outlet, 4)
+        again = [(body, packet_id, dup) for body, _, packet_id, dup in outlet.said]
+        assert again == [
+            (b"0", 1, True),
+            (b"1", PACKET_IDS - 1, True),
+            (b"2", 2, True),
+            (b"3", 3, True),
+        ]
+        assert outlet.releases == ([] if qos == 1 else [PACKET_IDS])
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        session.next += PACKET_IDS - 6  # the next are those of PUBREL, of the record, and of the first
+        publish(grant, several(4, qos=qos))
+        assert world.one.commit() is ACCEPTED
+        sends(world, outlet, 8)
+        in_use = [*session.in_flight, *session.released]
+        assert len(set(in_use)) == len(in_use)
+        for row in outlet.rows:
+            assert session.finish(row.packet_id) if row.qos == 1 else session.received(row.packet_id)
+        assert world.one.commit() is ACCEPTED
+        assert list(world.one.store._database.things("renumbered")) == []
+
+
+def test_a_packet_id_that_the_disk_refuses_is_recorded_when_it_works_again(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        outlet = connected(session, receive_maximum=1)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(1))
+        session.next += PACKET_IDS - 1
+        publish(grant, several(3))
+        assert world.one.commit() is ACCEPTED
+        world.fail()
+        session.credit = 10
+        session.pump()
+        world.one.store.flush()
+        world.one.until_healthy(False)
+        session.stalled(0.0)
+        world.one.store.flush()
+        assert [body for body, *_ in outlet.said] == [b"0"]
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        session.stalled(1.0)
+        sends(world, outlet, 4)
+        assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, PACKET_IDS, 2, 3]
+
+
+def test_a_session_that_ends_leaves_no_packet_ids(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        outlet = connected(session)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(1))
+        session.next += PACKET_IDS - 1
+        publish(grant, several(1))
+        assert world.one.commit() is ACCEPTED
+        sends(world, outlet, 2)
+        session.detach()
+        world.space.discard(session)
+        session = world.session("c", "#")
+        outlet = connected(session)
+        publish(world.space.sinks(topic_address("a/b"))[0], several(2))
+        assert world.one.commit() is ACCEPTED
+        assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, 2]
+        assert list(world.one.store._database.things("renumbered")) == []
 
 
 def test_what_expires_is_not_stored_any_longer(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tests.interop.oracle import connecting, declaring, delivering, dying, publishing, quorum
+from tests.interop.oracle import connecting, declaring, delivering, dying, publishing, quorum, unusual
 from tests.interop.oracle.scripts import SCRIPTS
 from tests.interop.oracle.wire import Heard, Log
 
-FILES: Final = (connecting, declaring, delivering, dying, publishing, quorum)
+FILES: Final = (connecting, declaring, delivering, dying, publishing, quorum, unusual)
 
 DIFFERENT_TEXTS: Final = frozenset(
     {
@@ -74,6 +74,13 @@ DIFFERENT: Final = {
             Heard("a", 1, "channel.open-ok", ()),
         ],
         "RabbitMQ has streams",
+    ),
+    "a large start ok": Difference(
+        [
+            Heard("a", 0, "connection.start", ()),
+            Heard("a", 0, "connection.tune", (2047, 131_072, 60)),
+        ],
+        "an access token as a password may have more than 4 096 bytes",
     ),
     "properties that cannot be read": Difference(
         [
