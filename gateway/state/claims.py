@@ -1,0 +1,254 @@
+"""What operations on replicas, leases, identifiers and dead letters do to locked rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gateway.state.database import Call, Database
+from gateway.state.interface import (
+    CLAIM_SECS,
+    DONE,
+    FENCED,
+    AcceptIds,
+    AcquireLease,
+    AddLetter,
+    Claim,
+    ClaimIds,
+    ClaimLetters,
+    DeadLetter,
+    DeleteLetters,
+    FreeIds,
+    FreeLetters,
+    Heartbeat,
+    JoinReplica,
+    Lease,
+    QuitReplica,
+    ReleaseLease,
+    Reply,
+    Verdict,
+)
+from gateway.state.table import Table
+
+NOBODY: Final = ""
+
+
+class ReplicaRow(NamedTuple):
+    """A row of `replica`."""
+
+    replica: str
+    name: str
+    address: str
+    version: str
+    seen: float
+    dead: int
+
+
+REPLICA: Final = "replica text, name text, address text, version text, seen double precision, dead integer"
+ReplicaOperation = JoinReplica | Heartbeat | QuitReplica
+
+
+class Replicas:
+    """Replicas that a group touches."""
+
+    def __init__(self) -> None:
+        self._table = Table("replica", ReplicaRow, REPLICA, 1)
+
+    def load(self, database: Database, operations: Sequence[ReplicaOperation]) -> None:
+        """Lock the replicas of `operations`."""
+        self._table.take(database.run(self._table.lock((one.replica,) for one in operations))[-1])
+
+    def apply(self, operation: ReplicaOperation, now: float) -> Reply[object]:
+        """Change the locked rows."""
+        row = self._table.rows.get((operation.replica,))
+        if isinstance(operation, JoinReplica):
+            if row is not None and row.dead:
+                return FENCED
+            joined = (operation.replica, operation.name, operation.address, operation.version)
+            self._table.put(ReplicaRow(*joined, now, 0))
+            return DONE
+        if row is None or row.dead:
+            return FENCED
+        self._table.put(row._replace(seen=now, dead=int(isinstance(operation, QuitReplica))))
+        return DONE
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+        return self._table.writes()
+
+
+class LeaseRow(NamedTuple):
+    """A row of `lease`."""
+
+    name: str
+    holder: str
+    epoch: int
+    until: float
+
+
+LEASE: Final = "name text, holder text, epoch bigint, until double precision"
+LeaseOperation = AcquireLease | ReleaseLease
+
+
+class Leases:
+    """Leases that a group touches."""
+
+    def __init__(self) -> None:
+        self._table = Table("lease", LeaseRow, LEASE, 1, (NOBODY, 0, 0.0))
+
+    def load(self, database: Database, operations: Sequence[LeaseOperation]) -> None:
+        """Lock the leases of `operations`."""
+        names = [(one.name,) for one in operations]
+        self._table.take(database.run(self._table.lock(names, names))[-1])
+
+    def apply(self, operation: LeaseOperation, now: float) -> Reply[object]:
+        """Change the locked rows."""
+        row = self._table.rows.get((operation.name,), LeaseRow(operation.name, NOBODY, 0, 0.0))
+        is_held = row.holder != NOBODY and row.until > now
+        if isinstance(operation, ReleaseLease):
+            if row.holder != operation.replica or not is_held:
+                return FENCED
+            self._table.put(row._replace(holder=NOBODY, until=0.0))
+            return DONE
+        if is_held and row.holder != operation.replica:
+            return Reply(Verdict.DONE, Lease(row.holder, row.epoch))
+        epoch = row.epoch if is_held else row.epoch + 1
+        self._table.put(LeaseRow(operation.name, operation.replica, epoch, now + operation.secs))
+        return Reply(Verdict.DONE, Lease(operation.replica, epoch))
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+        return self._table.writes()
+
+
+class SeenRow(NamedTuple):
+    """A row of `seen`."""
+
+    route: str
+    id: bytes
+    replica: str
+    until: float
+
+
+SEEN: Final = "route text, id bytea, replica text, until double precision"
+IdsOperation = ClaimIds | AcceptIds | FreeIds
+ALIVE: Final = "SELECT replica FROM replica WHERE dead = 0"
+
+
+class Identifiers:
+    """Identifiers of deduplicating routes that a group touches."""
+
+    def __init__(self) -> None:
+        self._table = Table("seen", SeenRow, SEEN, 2, (NOBODY, 0.0))
+        self._alive: set[str] = set()
+
+    def load(self, database: Database, operations: Sequence[IdsOperation]) -> None:
+        """Lock the identifiers of `operations`; read which replicas live."""
+        keys = [(one.route, id) for one in operations for id in one.ids]
+        claimed = [(one.route, id) for one in operations if isinstance(one, ClaimIds) for id in one.ids]
+        if keys:
+            *_, rows, alive = database.run([*self._table.lock(keys, claimed), Call(ALIVE)])
+            self._table.take([(route, bytes(id), *values) for route, id, *values in rows])
+            self._alive = {replica for (replica,) in alive}
+
+    def apply(self, operation: IdsOperation, now: float) -> Reply[object]:
+        """Change the locked rows."""
+        if isinstance(operation, ClaimIds):
+            return Reply(Verdict.DONE, [self._claim(operation, id, now) for id in operation.ids])
+        for id in operation.ids:
+            row = self._table.rows.get((operation.route, id))
+            if isinstance(operation, AcceptIds):
+                self._table.put(SeenRow(operation.route, id, NOBODY, now + operation.window_secs))
+            elif row is not None and row.replica == operation.replica:
+                self._table.remove((operation.route, id))
+        return DONE
+
+    def _claim(self, operation: ClaimIds, id: bytes, now: float) -> Claim:
+        row = self._table.rows.get((operation.route, id))
+        if row is not None:
+            if row.replica == NOBODY and row.until > now:
+                return Claim.ACCEPTED
+            if row.replica not in (NOBODY, operation.replica) and row.replica in self._alive:
+                return Claim.OPEN
+        self._table.put(SeenRow(operation.route, id, operation.replica, 0.0))
+        return Claim.OURS
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+        return self._table.writes()
+
+
+class LetterRow(NamedTuple):
+    """A row of `dead_letter` without its contents."""
+
+    id: str
+    claimed_by: str
+    claimed_until: float
+
+
+LETTER: Final = "id text, claimed_by text, claimed_until double precision"
+ADD: Final = (
+    "{op} INSERT INTO dead_letter (id, route, reason, message, at, claimed_by, claimed_until)"
+    " SELECT id, route, reason, message, at, '', 0 FROM op WHERE true ON CONFLICT (id) DO NOTHING"
+)
+ADDED: Final = "id text, route text, reason bytea, message bytea, at double precision"
+CLAIM: Final = (
+    "{op} UPDATE dead_letter SET claimed_by = op.claimed_by, claimed_until = op.claimed_until"
+    " FROM op WHERE dead_letter.id = op.id"
+)
+DELETE: Final = "{op} DELETE FROM dead_letter WHERE id IN (SELECT id FROM op)"
+LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters
+
+
+class Letters:
+    """Dead letters that a group touches."""
+
+    def __init__(self) -> None:
+        self._table = Table("dead_letter", LetterRow, LETTER, 1)
+        self._added: dict[str, DeadLetter] = {}
+        self._claims: dict[str, LetterRow] = {}
+        self._deleted: set[str] = set()
+
+    def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
+        """Lock the letters of `operations`."""
+        claims = [one for one in operations if not isinstance(one, AddLetter)]
+        if calls := self._table.lock((id,) for one in claims for id in one.ids):
+            self._table.take(database.run(calls)[-1])
+
+    def apply(self, operation: LetterOperation, now: float) -> Reply[object]:
+        """Change the locked rows."""
+        rows = self._table.rows
+        if isinstance(operation, AddLetter):
+            letter = operation.letter._replace(at=now)
+            self._added[letter.id] = letter
+            self._deleted.discard(letter.id)
+            rows.setdefault((letter.id,), LetterRow(letter.id, NOBODY, 0.0))
+            return DONE
+        claimed = []
+        for id in operation.ids:
+            row = rows.get((id,))
+            if row is None:
+                continue
+            if isinstance(operation, DeleteLetters):
+                del rows[id,]
+                self._claims.pop(id, None)
+                self._added.pop(id, None)
+                self._deleted.add(id)
+            elif isinstance(operation, ClaimLetters):
+                if row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now:
+                    rows[id,] = self._claims[id] = LetterRow(id, operation.replica, now + CLAIM_SECS)
+                    claimed.append(id)
+            elif row.claimed_by == operation.replica:
+                rows[id,] = self._claims[id] = LetterRow(id, NOBODY, 0.0)
+        return Reply(Verdict.DONE, claimed) if isinstance(operation, ClaimLetters) else DONE
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+        calls = []
+        if self._deleted:
+            calls.append(Call(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))
+        if self._added:
+            calls.append(Call(ADD, ADDED, sorted(self._added.values())))
+        if self._claims:
+            calls.append(Call(CLAIM, LETTER, sorted(self._claims.values())))
+        return calls

@@ -1,0 +1,104 @@
+"""One transaction of many operations: lock their rows, change them in memory in order, write them.
+
+All that an operation decides is Python over locked rows, the same for both databases. Rows are locked kind by
+kind and in the order of their keys, so that two groups hardly ever wait for each other in a circle; when they
+do the database aborts one, which is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from gateway.state.claims import Identifiers, Leases, Letters, Replicas
+from gateway.state.database import Call, Database, Noted
+from gateway.state.interface import (
+    AcceptIds,
+    AcquireLease,
+    AddLetter,
+    ChangeSession,
+    ClaimIds,
+    ClaimLetters,
+    DeleteLetters,
+    EndSession,
+    FreeIds,
+    FreeLetters,
+    Heartbeat,
+    JoinReplica,
+    LeaveSession,
+    OpenSession,
+    QuitReplica,
+    Reap,
+    ReleaseLease,
+    ReleaseSession,
+    Reply,
+    Retain,
+    SettleWill,
+)
+from gateway.state.retained import RetainedMessages
+from gateway.state.sessions import Sessions
+
+NOW: Final = Call("SELECT state_now()")
+TIDY: Final = (
+    "DELETE FROM seen WHERE replica = '' AND until <= state_now()",
+    "DELETE FROM seen WHERE replica IN (SELECT replica FROM replica AS r WHERE r.dead = 1) AND replica <> ''",
+    "DELETE FROM retained WHERE expires_at <= state_now()",
+    "DELETE FROM retained_change WHERE at <= state_now() - 120",
+    "DELETE FROM lane WHERE seen <= state_now() - 86400",
+    "DELETE FROM replica WHERE dead = 1 AND seen <= state_now() - 86400"
+    " AND NOT EXISTS (SELECT 1 FROM session WHERE owner = replica.replica AND connected = 1)",
+)
+
+
+class Rows(Protocol):
+    """The rows of one kind of operations."""
+
+    def load(self, database: Database, operations: Sequence[Any]) -> None:
+        """Lock and read the rows of these operations."""
+
+    def apply(self, operation: Any, now: float) -> Reply[object]:
+        """Change rows in memory; `now` is the database's time in UTC seconds."""
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+
+
+KINDS: Final[tuple[tuple[type[Rows], tuple[type, ...]], ...]] = (
+    (Replicas, (JoinReplica, Heartbeat, QuitReplica)),
+    (
+        Sessions,
+        (OpenSession, ChangeSession, LeaveSession, ReleaseSession, SettleWill, EndSession, Reap),
+    ),
+    (Leases, (AcquireLease, ReleaseLease)),
+    (Identifiers, (ClaimIds, AcceptIds, FreeIds)),
+    (Letters, (AddLetter, ClaimLetters, FreeLetters, DeleteLetters)),
+    (RetainedMessages, (Retain,)),
+)
+KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in operations}
+
+
+def run_group(
+    database: Database, operations: Sequence[object], number: int
+) -> tuple[list[Reply[object]], list[Noted]]:
+    """Run a group up to its commit. Return a reply for each operation, and notices to send when it is
+    committed. Raises LostError and RefusedError."""
+    database.begin(number)
+    kinds: dict[type[Rows], Rows] = {}
+    for kind, types in KINDS:
+        if some := [one for one in operations if type(one) in types]:
+            kinds[kind] = kind()
+            kinds[kind].load(database, some)
+    ((now,),) = database.run([NOW])[0]
+    replies = [kinds[KIND_OF[type(one)]].apply(one, now) for one in operations]
+    calls = [call for rows in kinds.values() for call in rows.writes()]
+    if any(isinstance(one, Reap) for one in operations):
+        calls += map(Call, TIDY)
+    if calls:
+        database.run(calls)
+    noted = [
+        notice
+        for rows in kinds.values()
+        if isinstance(rows, Sessions | RetainedMessages)
+        for notice in dict.fromkeys(rows.notices)
+    ]
+    return replies, noted

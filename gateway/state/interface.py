@@ -1,0 +1,593 @@
+"""Operations on state, their results, and the store that takes them.
+
+The event loop never waits for a database. `StateStore.submit` queues an operation; a thread commits all that
+have gathered as one group and has the loop call `done` with a reply. Operations with the same `subject` (one
+session, one topic, one lease …) are committed in the order in which they were submitted.
+
+A session belongs to the *epoch* of its latest OpenSession. Operations of an owner carry its epoch and are
+fenced once another epoch is current: nothing is changed, and the owner must not send anything to its client
+any more. Only the clock of the database counts: no operation carries a point in time, only durations.
+
+An operation that was answered with UNAVAILABLE has been committed or not. Repeating any of them is harmless:
+each sets a state, and none adds to one. Only a repeated OpenSession gets a new epoch.
+
+Wills, options of subscriptions, messages and reasons of dead letters are opaque bytes of the caller.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+CLAIM_SECS: Final = 20.0  # after which another replica may do what was claimed and not settled
+CHANGES_SECS: Final = 60.0  # how far back the changes of retained messages can be read
+OUTGOING: Final = 0  # packets to the client
+INCOMING: Final = 1  # packets from the client
+
+Number = tuple[bytes, int]
+"""Identity of a message: the incarnation of the replica that published it, and a count."""
+
+
+class SessionKey(NamedTuple):
+    """Names a session: `domain` is the namespace of client identifiers."""
+
+    domain: str
+    client: str
+
+
+class Owner(NamedTuple):
+    """A replica (its incarnation) and the epoch in which it opened the session."""
+
+    replica: str
+    epoch: int
+
+
+class Will(NamedTuple):
+    """A message to publish when the client is lost for longer than `delay_secs`."""
+
+    message: bytes
+    delay_secs: float
+
+
+class Packet(NamedTuple):
+    """QoS 2 state of one packet identifier. `released`: PUBREC was received, PUBREL is due."""
+
+    number: Number | None
+    released: bool = False
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a session holds besides its row.
+
+    `packets`: by direction and packet identifier. `received`: by incarnation and chunk of 64 numbers, a bit
+    for each number that the client has received.
+    """
+
+    subscriptions: dict[str, bytes] = field(default_factory=dict)
+    packets: dict[tuple[int, int], Packet] = field(default_factory=dict)
+    received: dict[tuple[bytes, int], int] = field(default_factory=dict)
+
+    def copy(self) -> Contents:
+        """Return contents that do not change with these."""
+        return Contents(dict(self.subscriptions), dict(self.packets), dict(self.received))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.subscriptions.clear()
+        self.packets.clear()
+        self.received.clear()
+
+
+class Verdict(Enum):
+    """What became of an operation."""
+
+    DONE = "done"
+    FENCED = "fenced"  # it is not the caller's any more; nothing was changed
+    UNAVAILABLE = "unavailable"  # the database is away; it may have been committed
+    REFUSED = "refused"  # the database rejects the values; nothing was changed
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[T_co]):
+    """A verdict; `value` is None unless it is DONE."""
+
+    verdict: Verdict
+    value: T_co | None = None
+
+
+FENCED: Final[Reply[None]] = Reply(Verdict.FENCED)
+UNAVAILABLE: Final[Reply[None]] = Reply(Verdict.UNAVAILABLE)
+REFUSED: Final[Reply[None]] = Reply(Verdict.REFUSED)
+DONE: Final[Reply[None]] = Reply(Verdict.DONE)
+
+
+class Operation(Generic[T]):
+    """A change; its reply carries a T."""
+
+    __slots__ = ()
+
+    @property
+    def subject(self) -> object:
+        """Return the value that orders operations: equal subjects, one order."""
+        raise NotImplementedError
+
+
+class Query(Generic[T]):
+    """Something to read; its reply carries a T. A query sees all that was done before it was submitted."""
+
+    __slots__ = ()
+
+
+# Sessions.
+
+
+class Opened(NamedTuple):
+    """A session as its new owner finds it.
+
+    `present`: an earlier session goes on, with `contents`. `before`: who may still consume its queue, unless
+    nobody does. `ended_queue`: the queue of an earlier session that ended, for the caller to delete.
+    `given_back`: what an earlier owner stored with ReleaseSession. `refused`: it belongs to another user;
+    then nothing was changed.
+    """
+
+    epoch: int
+    contents: Contents
+    present: bool = False
+    refused: bool = False
+    queue: str = ""
+    before: Owner | None = None
+    ended_queue: str = ""
+    given_back: bytes = b""
+
+
+class Left(NamedTuple):
+    """A session after its client has gone.
+
+    `ended`: its row is gone. `publish_will`: the caller has claimed the will, publishes it and submits
+    SettleWill.
+    """
+
+    ended: bool
+    publish_will: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfSession:
+    """An operation on one session."""
+
+    key: SessionKey
+
+    @property
+    def subject(self) -> object:
+        """Return the session."""
+        return self.key
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession(OfSession, Operation[Opened]):
+    """A client has connected to `replica`: make that the owner, with a new epoch.
+
+    An earlier session goes on unless `clean`, or its time is over. `queue` is for a new one. `expiry_secs`
+    (0: it ends with the connection) and `will` replace those of the earlier session. `only_own`: refuse a
+    session of another `user`.
+    """
+
+    replica: str
+    user: str
+    place: str
+    clean: bool
+    expiry_secs: float
+    queue: str = ""
+    will: Will | None = None
+    only_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSession(OfSession, Operation[None]):
+    """What has become of a session since its last change; without any: check the epoch. None removes."""
+
+    epoch: int
+    subscriptions: Mapping[str, bytes | None] = field(default_factory=dict)
+    packets: Mapping[tuple[int, int], Packet | None] = field(default_factory=dict)
+    received: Mapping[tuple[bytes, int], int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveSession(OfSession, Operation[Left]):
+    """The client has gone. The session ends after `expiry_secs`; its will is discarded, or due."""
+
+    epoch: int
+    expiry_secs: float
+    discard_will: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSession(OfSession, Operation[None]):
+    """The owner of `epoch`, current or not, does not consume the session's queue any more.
+
+    `given_back`: what the next owner should know of messages that were requeued. Never fenced.
+    """
+
+    epoch: int
+    given_back: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleWill(OfSession, Operation[None]):
+    """The will of `epoch` was published."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession(OfSession, Operation[None]):
+    """The queue of an expired session was deleted: delete the session. Fenced if it was opened again."""
+
+    epoch: int
+
+
+class Due(NamedTuple):
+    """Work that the reaper has claimed for CLAIM_SECS.
+
+    With `will`: publish it, then SettleWill. Without: delete `queue`, then EndSession.
+    """
+
+    key: SessionKey
+    epoch: int
+    queue: str
+    will: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reap(Operation[list[Due]]):
+    """Claim wills that are due and sessions that have expired, `limit` of each at most.
+
+    Replicas that were silent for `silent_secs` are declared dead before; their sessions lose their owners.
+    Several replicas share the work. Also removes what has expired of everything else.
+    """
+
+    silent_secs: float
+    limit: int = 100
+
+    @property
+    def subject(self) -> object:
+        """Return one subject for all: a replica reaps once at a time."""
+        return "reaper"
+
+
+class SessionView(NamedTuple):
+    """The row of a session. `expires_in` (seconds): None while its client is connected."""
+
+    owner: Owner
+    holder: Owner | None
+    connected: bool
+    user: str
+    place: str
+    queue: str
+    expires_in: float | None
+    given_back: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FindSession(Query[SessionView | None]):
+    """Read the row of a session; None: there is none."""
+
+    key: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class FindTaken(Query[list[tuple[SessionKey, int]]]):
+    """Find sessions that `replica` may still consume and that have another epoch now, with the old epoch.
+
+    The query behind the notices: one that was lost costs the time until the next query.
+    """
+
+    replica: str
+    limit: int = 1_000
+
+
+# Replicas and leases.
+
+
+@dataclass(frozen=True, slots=True)
+class OfReplica:
+    """An operation on one incarnation of a replica."""
+
+    replica: str
+
+    @property
+    def subject(self) -> object:
+        """Return the incarnation."""
+        return self.replica
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReplica(OfReplica, Operation[None]):
+    """An incarnation begins. `name` is the configured one, `address` what clients are referred to."""
+
+    name: str
+    address: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(OfReplica, Operation[None]):
+    """The incarnation lives. Fenced once it was declared dead: then another one must begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuitReplica(OfReplica, Operation[None]):
+    """The incarnation ends. Sessions that it still owns lose their owner."""
+
+
+class ReplicaView(NamedTuple):
+    """A replica that lives; `silent_secs` is the time since its last heartbeat."""
+
+    replica: str
+    name: str
+    address: str
+    version: str
+    silent_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListReplicas(Query[list[ReplicaView]]):
+    """List the replicas that are not dead."""
+
+
+class Lease(NamedTuple):
+    """A lease after AcquireLease. `epoch` grows with each change of `holder`."""
+
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease(Operation[Lease]):
+    """Take or renew a lease for `secs`, unless another replica holds it."""
+
+    name: str
+    replica: str
+    secs: float
+
+    @property
+    def subject(self) -> object:
+        """Return the lease."""
+        return "lease", self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease(Operation[None]):
+    """Give up a lease. Fenced if another replica holds it."""
+
+    name: str
+    replica: str
+
+    @property
+    def subject(self) -> object:
+        """Return the lease."""
+        return "lease", self.name
+
+
+# Retained messages.
+
+
+@dataclass(frozen=True, slots=True)
+class Retain(Operation[None]):
+    """Retain a message for a topic, for `lifetime_secs` if given; None: retain nothing any more."""
+
+    topic: str
+    message: bytes | None
+    lifetime_secs: float | None = None
+
+    @property
+    def subject(self) -> object:
+        """Return the topic."""
+        return "topic", self.topic
+
+
+class Retained(NamedTuple):
+    """A retained message; `expires_in` (seconds): None if it does not expire."""
+
+    topic: str
+    message: bytes
+    expires_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRetained(Query[list[Retained]]):
+    """Find retained messages by an MQTT filter, in the order of topics, from behind the topic `after`."""
+
+    topic_filter: str
+    after: str = ""
+    limit: int = 1_000
+
+
+class Changes(NamedTuple):
+    """Topics whose retained message has changed. `complete`: none is missing since the position given.
+
+    `position` is for the next query. A topic may come again.
+    """
+
+    position: tuple[int, float]
+    complete: bool
+    topics: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedChanges(Query[Changes]):
+    """Find what has changed since `position`; None: begin now."""
+
+    position: tuple[int, float] | None
+
+
+# Identifiers of deduplicating routes.
+
+
+class Claim(Enum):
+    """What ClaimIds found of an identifier."""
+
+    OURS = "ours"
+    OPEN = "open"  # another replica has it on its way
+    ACCEPTED = "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class OfRoute:
+    """An operation on identifiers of one route."""
+
+    route: str
+    ids: tuple[bytes, ...]
+    replica: str
+
+    @property
+    def subject(self) -> object:
+        """Return the route."""
+        return "route", self.route
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimIds(OfRoute, Operation[list[Claim]]):
+    """Claim identifiers before their messages cross; one claim for each, in order.
+
+    A claim counts until it is accepted or freed, or its replica is dead.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptIds(OfRoute, Operation[None]):
+    """The target has accepted these: remember them for `window_secs`."""
+
+    window_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class FreeIds(OfRoute, Operation[None]):
+    """These were not accepted: whoever has one next may try."""
+
+
+# Dead letters.
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter; `at` is when it was added, in UTC seconds of the database."""
+
+    id: str
+    route: str
+    reason: bytes
+    message: bytes
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddLetter(Operation[None]):
+    """Keep a dead letter."""
+
+    letter: DeadLetter
+
+    @property
+    def subject(self) -> object:
+        """Return the letter."""
+        return "letter", self.letter.id
+
+
+@dataclass(frozen=True, slots=True)
+class OfLetters:
+    """An operation on dead letters."""
+
+    ids: tuple[str, ...]
+    replica: str
+
+    @property
+    def subject(self) -> object:
+        """Return the first letter: what is done to one letter at a time is the caller's to order."""
+        return "letter", self.ids[0] if self.ids else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLetters(OfLetters, Operation[list[str]]):
+    """Claim, or go on claiming, letters to redrive for CLAIM_SECS. Returns those that are the caller's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeLetters(OfLetters, Operation[None]):
+    """End claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLetters(OfLetters, Operation[None]):
+    """Forget letters, whoever has claimed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListLetters(Query[list[DeadLetter]]):
+    """List dead letters, the oldest first, from behind the one with this time and id."""
+
+    after: tuple[float, str] = (0.0, "")
+    limit: int = 1_000
+
+
+# The store.
+
+
+class Event(Enum):
+    """What a notice is about."""
+
+    TAKEN = "taken"  # a session of this replica has another owner
+    RELEASED = "released"  # the queue of a session of this replica is free
+    RETAINED = "retained"  # retained messages have changed
+    MISSED = "missed"  # notices may have been lost: read everything that they would have told
+
+
+class Notice(NamedTuple):
+    """A hint that something should be read. Correctness never depends on it: notices may be lost."""
+
+    event: Event
+    key: SessionKey | None = None
+
+
+class Health(NamedTuple):
+    """`failure`: why the database is away; empty: it is not. `pending`: operations that wait."""
+
+    failure: str
+    pending: int
+
+
+class StateStore(ABC):
+    """State behind either database. All methods are for the event loop."""
+
+    pending_max: ClassVar[int] = 100_000  # operations that may wait for the database
+
+    @abstractmethod
+    def start(
+        self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
+    ) -> None:
+        """Start the threads. `call_soon` is called by them; it has the event loop run a function."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Commit what was submitted, as far as the database takes it, and end the threads."""
+
+    @abstractmethod
+    def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
+        """Queue an operation; `done` is called once, in the event loop."""
+
+    @abstractmethod
+    def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
+        """Queue a query; `done` is called once, in the event loop."""
+
+    @abstractmethod
+    def listen(self, replica: str) -> None:
+        """Deliver the notices for this incarnation from now on."""
+
+    @property
+    @abstractmethod
+    def health(self) -> Health:
+        """Return how the database does."""

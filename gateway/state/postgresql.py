@@ -1,0 +1,343 @@
+"""State of replicas in PostgreSQL, by psycopg in threads.
+
+Each lane has a connection of its own. A group takes a round trip for each kind of its operations, one for the
+time, one to write, and one to commit; statements in between are pipelined. Plans are by indexes alone, for
+the planner does not know how few rows a group has.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql as composed
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gateway.errors import StoreError
+from gateway.state.database import (
+    AbortedError,
+    Call,
+    Database,
+    LostError,
+    Noted,
+    RefusedError,
+    Rows,
+    demand_of,
+)
+from gateway.state.interface import Event, Notice, SessionKey
+from gateway.state.lanes import LanedStore
+from gateway.state.schema import Migrations, load_migrations, missing_steps
+
+LANES: Final = 4
+VERSION_MIN: Final = 150_000  # of the server
+CONNECT_SECS: Final = 5
+STATEMENT_MS: Final = 10_000  # after which the server gives a statement up
+MIGRATE_LOCK: Final = 0x67777374
+PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is the faster way
+NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
+NOTICE_SECS: Final = 0.5  # until the listener looks whether it is to end
+NAME_BYTES_MAX: Final = 63
+EVERYBODY: Final = ""
+
+OPTIONS: Final = (
+    "SET enable_seqscan = off",
+    "SET enable_hashjoin = off",
+    "SET enable_mergejoin = off",
+    f"SET statement_timeout = {STATEMENT_MS}",
+    f"SET idle_in_transaction_session_timeout = {STATEMENT_MS}",
+)
+# What an earlier connection of this lane may still do ends before the number is read.
+END_EARLIER: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name = $1 AND pid <> pg_backend_pid() AND usename = current_user"
+)
+JOIN_LANE: Final = (
+    "INSERT INTO lane (id, number, seen) VALUES ($1, 0, state_now())"
+    " ON CONFLICT (id) DO UPDATE SET seen = excluded.seen RETURNING number"
+)
+NEXT_GROUP: Final = (
+    "UPDATE lane SET number = $1, seen = state_now() WHERE id = $2 AND number = $1 - 1 RETURNING id"
+)
+SELECTED: Final = "SELECT topic, message, expires_at - state_now() FROM retained WHERE topic > $1"
+ALIVE: Final = " AND (expires_at IS NULL OR expires_at > state_now())"
+PREFIX: Final = " AND topic >= $2 AND topic < $2 || '0'"
+NOT_SYSTEM: Final = " AND topic NOT LIKE '$%'"
+LEVELS: Final = " AND state_levels(topic) @> $2::text[]"
+LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
+LEVELS_OF_RANGE: Final = " AND state_levels(topic) @> $3::text[]"
+
+
+class PostgreSQLDatabase(Database):
+    """A connection for one thread."""
+
+    def __init__(self, url: str, schema: str, lane: str) -> None:
+        self._url = url
+        self._schema = schema
+        self._lane = lane
+        self._connection: Connection | None = None
+        self._number = 0
+        self._is_begun = True  # or the next statement begins the transaction
+
+    @property
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise LostError("there is no connection to PostgreSQL")
+        return self._connection
+
+    def connect(self) -> int:
+        self.close()
+        with _translated(None):
+            self._connection = connection = connect(self._url, self._schema, name=self._lane)
+            for option in OPTIONS:
+                connection.execute(option)
+            connection.execute(END_EARLIER, (self._lane,))
+            row = connection.execute(JOIN_LANE, (self._lane,)).fetchone()
+        assert row is not None
+        self._is_begun = True
+        return int(row[0])
+
+    def begin(self, number: int) -> None:
+        self._number = number
+        self._is_begun = False
+
+    def run(self, calls: Sequence[Call]) -> list[Rows]:
+        connection = self._open
+        with _translated(connection):
+            with connection.pipeline():
+                number = self._begin(connection)
+                cursors = [_execute(connection, call) for call in calls]
+            if number is not None and not number.rowcount:
+                raise LostError("another connection uses this lane")
+            return [[] if cursor.description is None else cursor.fetchall() for cursor in cursors]
+
+    def _begin(self, connection: Connection) -> Cursor | None:
+        if self._is_begun:
+            return None
+        self._is_begun = True
+        connection.execute("BEGIN")
+        return connection.execute(NEXT_GROUP, (str(self._number), self._lane), prepare=True)
+
+    def commit(self) -> None:
+        with _translated(None):
+            self._open.execute("COMMIT")
+
+    def rollback(self) -> None:
+        with _translated(None):
+            self._open.execute("ROLLBACK")
+
+    def match(self, topic_filter: str, after: str, limit: int) -> Rows:
+        """Use the index on levels as long as it finds few; of many, the next ones in order are found soon."""
+        demand = demand_of(topic_filter)
+        prefix = demand.prefix
+        rest = (NOT_SYSTEM if demand.not_system else "") + ALIVE
+        if topic_filter.endswith("+/#"):
+            rest += LEAST.format(demand.least)
+        connection = self._open
+        wanted = literal(demand.levels, "text")
+        with _translated(connection):
+            if "+" not in topic_filter.split("/"):
+                return self._in_order(
+                    prefix, after, limit, rest + (LEVELS_OF_RANGE if prefix else LEVELS), wanted
+                )
+            most = max(limit, PROBE_MIN)
+            probe = f"{SELECTED}{LEVELS}{rest} LIMIT {most + 1}"
+            found = connection.execute(probe, (after, wanted), prepare=True).fetchall()
+            if len(found) <= most:
+                return sorted(found)[:limit]
+            return self._in_order(
+                prefix, after, limit, rest + (LEVELS_OF_RANGE if prefix else LEVELS), wanted
+            )
+
+    def _in_order(self, prefix: str, after: str, limit: int, rest: str, wanted: str) -> Rows:
+        range_of = PREFIX if prefix else ""
+        given = (after, prefix, wanted) if prefix else (after, wanted)
+        query = f"{SELECTED}{range_of}{rest} ORDER BY topic LIMIT {limit}"
+        return self._open.execute(query, given, prepare=True).fetchall()
+
+    def notify(self, notices: Sequence[Noted]) -> None:
+        """Notify in a transaction of its own: within the group it would hold a lock of the whole server while
+        the disk is waited for."""
+        rows = [(channel_of(self._schema, one.replica), _payload(one)) for one in notices]
+        call = Call("{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows)
+        self.run([call])
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Cursor = psycopg.Cursor[tuple[Any, ...]]
+
+
+def connect(url: str, schema: str, *, name: str) -> Connection:
+    """Connect for statements with `$1`, each a transaction unless one was begun. Raises psycopg.Error."""
+    own: dict[str, Any] = {
+        "application_name": name,
+        "connect_timeout": CONNECT_SECS,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 1_000 * CONNECT_SECS,
+        "target_session_attrs": "read-write",
+    }
+    given = conninfo_to_dict(url)
+    conninfo = make_conninfo(url, **{key: value for key, value in own.items() if key not in given})
+    connection = psycopg.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+    connection.execute(composed.SQL("SET search_path = {}").format(composed.Identifier(schema)))
+    return connection
+
+
+def _execute(connection: Connection, call: Call) -> Cursor:
+    if not call.columns:
+        return connection.execute(_statement(call.sql, ""), prepare=True)
+    types = [part.partition(" ")[2] for part in call.columns.split(", ")]
+    columns = zip(*call.rows, strict=True)
+    arrays = [literal(values, kind) for values, kind in zip(columns, types, strict=True)]
+    return connection.execute(_statement(call.sql, call.columns), arrays, prepare=True)
+
+
+@cache
+def _statement(sql: str, columns: str) -> str:
+    parts = [part.partition(" ") for part in columns.split(", ")]
+    arrays = ", ".join(f"${number}::{kind}[]" for number, (_, _, kind) in enumerate(parts, start=1))
+    names = ", ".join(name for name, _, _ in parts)
+    relation = f"WITH op ({names}) AS (SELECT * FROM unnest({arrays}))"
+    skip = "FOR UPDATE OF t SKIP LOCKED"
+    return sql.replace("{op}", relation).replace("{lock}", "FOR UPDATE OF t").replace("{skip}", skip)
+
+
+def literal(values: Sequence[Any], kind: str) -> str:
+    """Return an array as PostgreSQL reads it: one text for any number of rows, and of one type for all."""
+    if kind == "text":
+        words = ['"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in values]
+    elif kind == "bytea":
+        words = ["NULL" if one is None else f'"\\\\x{one.hex()}"' for one in values]
+    else:
+        words = ["NULL" if one is None else str(one) for one in values]
+    return "{" + ",".join(words) + "}"
+
+
+@contextmanager
+def _translated(connection: Connection | None) -> Iterator[None]:
+    """Raise psycopg's errors as those of Database. `connection`: whose transaction may have been aborted."""
+    try:
+        yield
+    except (UnicodeError, psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+        if connection is None or connection.broken:
+            raise LostError(f"PostgreSQL: {_said(error)}") from error
+        raise RefusedError(f"PostgreSQL: {_said(error)}") from error
+    except psycopg.Error as error:
+        aborted = isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+        if aborted and connection is not None and not connection.broken:
+            raise AbortedError(f"PostgreSQL: {_said(error)}") from error
+        raise LostError(f"PostgreSQL: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def channel_of(schema: str, replica: str) -> str:
+    """Return the channel of notices for a replica, or for all."""
+    return f"{schema}.{replica}"[:NAME_BYTES_MAX]
+
+
+def _payload(noted: Noted) -> str:
+    if noted.key is None:
+        return json.dumps([noted.event.value])
+    payload = json.dumps([noted.event.value, *noted.key])
+    return payload if len(payload) <= NOTICE_BYTES_MAX else json.dumps([Event.MISSED.value])
+
+
+def _notice(payload: str) -> Notice:
+    event, *key = json.loads(payload)
+    return Notice(Event(event), SessionKey(*key) if key else None)
+
+
+class NoticeListener:
+    """The connection that waits for notices."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        self._url = url
+        self._schema = schema
+        self._replicas = [EVERYBODY]
+        self._ended = threading.Event()
+
+    def listen(self, replica: str) -> None:
+        """Wait for the notices of a replica, too."""
+        self._replicas.append(replica)
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._ended.set()
+
+    def run(self, on_notice: Callable[[Notice], None]) -> None:
+        """Wait for notices until `stop`. Report MISSED whenever some may have been lost."""
+        while not self._ended.is_set():
+            try:
+                with connect(self._url, self._schema, name=f"{self._schema} notices") as connection:
+                    self._wait(connection, on_notice)
+            except psycopg.Error:
+                self._ended.wait(NOTICE_SECS)  # the lanes report why the database is away
+
+    def _wait(self, connection: Connection, on_notice: Callable[[Notice], None]) -> None:
+        listening = 0
+        while not self._ended.is_set():
+            if listening < len(self._replicas):
+                for replica in self._replicas[listening:]:
+                    channel = composed.Identifier(channel_of(self._schema, replica))
+                    connection.execute(composed.SQL("LISTEN {}").format(channel))
+                    listening += 1
+                on_notice(Notice(Event.MISSED))
+            for notify in connection.notifies(timeout=NOTICE_SECS):
+                on_notice(_notice(notify.payload))
+
+
+def migrate(url: str, schema: str, migrations: Migrations) -> None:
+    """Bring the schema up to date. Raises StoreError if that cannot be done, or the schema is newer."""
+    try:
+        with connect(url, schema, name=f"{schema} migration") as connection, connection.transaction():
+            if connection.info.server_version < VERSION_MIN:
+                raise StoreError("PostgreSQL 15 or later is needed")
+            connection.execute("SELECT pg_advisory_xact_lock($1)", (MIGRATE_LOCK,))
+            row = connection.execute("SELECT to_regnamespace(quote_ident($1))", (schema,)).fetchone()
+            if row is None or row[0] is None:
+                connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(schema)))
+            connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
+            row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
+            assert row is not None
+            for number, statements in missing_steps(row[0], migrations, postgresql=True):
+                for statement in statements:
+                    connection.execute(statement.encode())
+                connection.execute("INSERT INTO schema_version (version) VALUES ($1)", (number,))
+    except psycopg.Error as error:
+        raise StoreError(f"PostgreSQL: {_said(error)}") from error
+
+
+class PostgreSQLState(LanedStore):
+    """State in a schema of a PostgreSQL database. Raises StoreError if it cannot be used.
+
+    `url`: libpq's, with a password file or variables for the password.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        *,
+        lanes: int = LANES,
+        patience_secs: float = 5.0,
+        migrations: Migrations | None = None,
+    ) -> None:
+        migrate(url, schema, load_migrations() if migrations is None else migrations)
+        process = secrets.token_hex(6)
+        databases = [PostgreSQLDatabase(url, schema, f"{schema} {process} {lane}") for lane in range(lanes)]
+        super().__init__(databases, patience_secs, NoticeListener(url, schema))

@@ -1,0 +1,92 @@
+"""Queries of state: each is one statement outside of a transaction."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.state.database import Call, Database
+from gateway.state.interface import (
+    CHANGES_SECS,
+    Changes,
+    DeadLetter,
+    FindSession,
+    FindTaken,
+    ListLetters,
+    ListReplicas,
+    MatchRetained,
+    Owner,
+    ReplicaView,
+    Retained,
+    RetainedChanges,
+    SessionKey,
+    SessionView,
+)
+
+SESSION: Final = (
+    "{op} SELECT t.epoch, t.owner, t.holder, t.holder_epoch, t.connected, t.login, t.place, t.queue,"
+    " t.expires_at - state_now(), t.given_back"
+    " FROM op JOIN session AS t ON t.domain = op.domain AND t.client = op.client"
+)
+TAKEN: Final = (
+    "{op} SELECT t.domain, t.client, t.holder_epoch FROM op JOIN session AS t ON t.holder = op.replica"
+    " WHERE t.holder_epoch <> t.epoch LIMIT "
+)
+REPLICAS: Final = (
+    "SELECT replica, name, address, version, state_now() - seen FROM replica WHERE dead = 0 ORDER BY replica"
+)
+POSITION: Final = "SELECT state_settled(), state_now()"
+CHANGED: Final = (
+    "{op} SELECT DISTINCT t.topic FROM op JOIN retained_change AS t ON t.version >= op.since ORDER BY t.topic"
+)
+LETTERS: Final = (
+    "{op} SELECT t.id, t.route, t.reason, t.message, t.at FROM op JOIN dead_letter AS t"
+    " ON (t.at, t.id) > (op.at, op.id) ORDER BY t.at, t.id LIMIT "
+)
+
+
+def run_query(database: Database, query: object) -> Any:
+    """Return what a query asks for. Raises LostError and RefusedError."""
+    if isinstance(query, FindSession):
+        return _session(database, query.key)
+    if isinstance(query, FindTaken):
+        rows = database.run([Call(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])])[0]
+        return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
+    if isinstance(query, ListReplicas):
+        return [ReplicaView(*row) for row in database.run([Call(REPLICAS)])[0]]
+    if isinstance(query, MatchRetained):
+        found = database.match(query.topic_filter, query.after, query.limit)
+        return [Retained(topic, bytes(message), expires_in) for topic, message, expires_in in found]
+    if isinstance(query, RetainedChanges):
+        return _changes(database, query.position)
+    assert isinstance(query, ListLetters)
+    call = Call(f"{LETTERS}{query.limit}", "at double precision, id text", [query.after])
+    rows = database.run([call])[0]
+    return [
+        DeadLetter(id, route, bytes(reason), bytes(message), at) for id, route, reason, message, at in rows
+    ]
+
+
+def _session(database: Database, key: SessionKey) -> SessionView | None:
+    rows = database.run([Call(SESSION, "domain text, client text", [key])])[0]
+    if not rows:
+        return None
+    epoch, owner, holder, holder_epoch, connected, login, place, queue, expires_in, given_back = rows[0]
+    return SessionView(
+        Owner(owner, epoch),
+        Owner(holder, holder_epoch) if holder else None,
+        bool(connected),
+        login,
+        place,
+        queue,
+        expires_in,
+        bytes(given_back),
+    )
+
+
+def _changes(database: Database, since: tuple[int, float] | None) -> Changes:
+    """The new position is read first: what is committed between the two statements comes twice."""
+    ((settled, now),) = database.run([Call(POSITION)])[0]
+    if since is None:
+        return Changes((settled, now), True, [])
+    rows = database.run([Call(CHANGED, "since bigint", [(since[0],)])])[0]
+    return Changes((settled, now), now - since[1] < CHANGES_SECS, [topic for (topic,) in rows])

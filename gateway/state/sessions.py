@@ -1,0 +1,409 @@
+"""What operations on sessions, and the reaper, do to locked rows.
+
+`holder` is who may still consume a session's queue: the owner, or an earlier one that has not released it
+yet. A will is a row of its own, by the epoch in which its client was connected: a will that is due outlives
+its session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gateway.state.database import Call, Database, Noted
+from gateway.state.interface import (
+    CLAIM_SECS,
+    DONE,
+    FENCED,
+    ChangeSession,
+    Contents,
+    Due,
+    EndSession,
+    Event,
+    LeaveSession,
+    Left,
+    Opened,
+    OpenSession,
+    Owner,
+    Packet,
+    Reap,
+    ReleaseSession,
+    Reply,
+    SessionKey,
+    SettleWill,
+    Verdict,
+)
+from gateway.state.table import Table
+
+SIGN: Final = 1 << 63
+BITS: Final = 1 << 64
+MICROSECONDS: Final = 1_000_000
+NOBODY: Final = ""
+
+
+class SessionRow(NamedTuple):
+    """A row of `session`."""
+
+    domain: str
+    client: str
+    epoch: int
+    owner: str
+    connected: int
+    login: str
+    place: str
+    queue: str
+    expiry: float
+    expires_at: float | None
+    reap_at: float | None
+    holder: str
+    holder_epoch: int
+    given_back: bytes
+
+    @property
+    def key(self) -> SessionKey:
+        """Return the name of the session."""
+        return SessionKey(self.domain, self.client)
+
+
+class WillRow(NamedTuple):
+    """A row of `will`."""
+
+    domain: str
+    client: str
+    epoch: int
+    message: bytes
+    delay: float
+    due_at: float | None
+    claimed: int  # somebody publishes it
+
+
+class SubscriptionRow(NamedTuple):
+    """A row of `subscription`."""
+
+    domain: str
+    client: str
+    filter: str
+    options: bytes
+
+
+class PacketRow(NamedTuple):
+    """A row of `packet`."""
+
+    domain: str
+    client: str
+    direction: int
+    packet_id: int
+    incarnation: bytes | None = None
+    count: int | None = None  # type: ignore[assignment]  # a column of this name, not tuple's method
+    released: int = 0
+
+
+class ReceivedRow(NamedTuple):
+    """A row of `received`."""
+
+    domain: str
+    client: str
+    incarnation: bytes
+    chunk: int
+    bits: int
+
+
+SESSION: Final = (
+    "domain text, client text, epoch bigint, owner text, connected integer, login text, place text,"
+    " queue text, expiry double precision, expires_at double precision, reap_at double precision,"
+    " holder text, holder_epoch bigint, given_back bytea"
+)
+BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"")
+WILL: Final = (
+    "domain text, client text, epoch bigint, message bytea, delay double precision, due_at double precision,"
+    " claimed integer"
+)
+SUBSCRIPTION: Final = "domain text, client text, filter text, options bytea"
+PACKET: Final = (
+    "domain text, client text, direction integer, packet_id integer, incarnation bytea, count bigint,"
+    " released integer"
+)
+RECEIVED: Final = "domain text, client text, incarnation bytea, chunk bigint, bits bigint"
+KEY: Final = "domain text, client text"
+OF_OP: Final = (
+    "{{op}} SELECT {names} FROM op JOIN {table} AS t ON t.domain = op.domain AND t.client = op.client"
+)
+
+DECLARE_DEAD: Final = (
+    "UPDATE replica SET dead = 1 WHERE dead = 0 AND seen < state_now() - CAST({silent} AS double precision)"
+)
+ORPHANS: Final = (
+    "SELECT {names} FROM replica AS r JOIN session AS t ON t.owner = r.replica"
+    " WHERE r.dead = 1 AND t.connected = 1 LIMIT {limit} {{skip}}"
+)
+EXPIRED: Final = "SELECT {names} FROM session AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
+DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT {limit} {{skip}}"
+
+SessionOperation = (
+    OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession | Reap
+)
+
+
+class Sessions:
+    """Sessions, their contents and wills, as far as a group touches them."""
+
+    def __init__(self) -> None:
+        self.notices: list[Noted] = []
+        self._sessions = Table("session", SessionRow, SESSION, 2, BLANK)
+        self._wills = Table("will", WillRow, WILL, 3)
+        self._subscriptions = Table("subscription", SubscriptionRow, SUBSCRIPTION, 3)
+        self._packets = Table("packet", PacketRow, PACKET, 4)
+        self._received = Table("received", ReceivedRow, RECEIVED, 4)
+        self._contents: dict[SessionKey, Contents] = {}  # of those that are opened
+        self._wiped: set[SessionKey] = set()
+        self._orphans: list[SessionKey] = []
+        self._expired: list[SessionKey] = []
+        self._due: list[WillRow] = []
+
+    def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
+        """Lock the sessions of `operations`, and read what those that are opened hold."""
+        reaps = [one for one in operations if isinstance(one, Reap)]
+        keys = {one.key for one in operations if not isinstance(one, Reap)}
+        opened = {one.key for one in operations if isinstance(one, OpenSession)}
+        wills = opened | {one.key for one in operations if isinstance(one, LeaveSession)}
+        self._contents = {key: Contents() for key in opened}
+        if keys:
+            rows = database.run(self._sessions.lock(keys, opened))
+            self._sessions.take(rows[-1])
+            self._take_wills(database, wills)
+        if opened:
+            self._load_contents(database, sorted(opened))
+        for reap in reaps:
+            self._load_due(database, reap)
+
+    def _take_wills(self, database: Database, keys: Iterable[SessionKey]) -> None:
+        """Lock the wills of sessions that are locked."""
+        if rows := sorted(keys):
+            self._wills.take(database.run([self._wills.select(rows, locking=True)])[0])
+
+    def _load_contents(self, database: Database, keys: list[SessionKey]) -> None:
+        calls = [self._subscriptions.select(keys), self._packets.select(keys), self._received.select(keys)]
+        subscriptions, packets, received = database.run(calls)
+        for domain, client, topic_filter, options in subscriptions:
+            self._contents[SessionKey(domain, client)].subscriptions[topic_filter] = bytes(options)
+        for domain, client, direction, packet_id, incarnation, count, released in packets:
+            number = None if incarnation is None else (bytes(incarnation), count)
+            contents = self._contents[SessionKey(domain, client)]
+            contents.packets[direction, packet_id] = Packet(number, bool(released))
+        for domain, client, incarnation, chunk, bits in received:
+            self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
+
+    def _load_due(self, database: Database, reap: Reap) -> None:
+        """Lock what the reaper finds and no other transaction has locked."""
+        names, limit = self._sessions.names, reap.limit
+        calls = [
+            Call(DECLARE_DEAD.format(silent=reap.silent_secs)),
+            Call(ORPHANS.format(names=names, limit=limit)),
+            Call(EXPIRED.format(names=names, limit=limit)),
+            Call(DUE.format(names=self._wills.names, limit=limit)),
+        ]
+        _, orphans, expired, due = database.run(calls)
+        self._orphans = [SessionRow(*values).key for values in orphans]
+        self._expired = [SessionRow(*values).key for values in expired]
+        self._due = [WillRow(*values) for values in due]
+        self._take_wills(database, self._orphans)
+        self._sessions.add(orphans + expired)
+
+    # What operations do. `now`: of the database.
+
+    def apply(self, operation: SessionOperation, now: float) -> Reply[object]:
+        """Change the locked rows."""
+        if isinstance(operation, Reap):
+            return Reply(Verdict.DONE, self._reap(now))
+        row = self._sessions.rows.get(operation.key)
+        if isinstance(operation, OpenSession):
+            return Reply(Verdict.DONE, self._open(operation, row, now))
+        if isinstance(operation, ReleaseSession):
+            self._release(operation, row)
+            return DONE
+        if isinstance(operation, SettleWill):
+            self._wills.remove((*operation.key, operation.epoch))
+            return DONE
+        if row is None or row.epoch != operation.epoch:
+            return FENCED
+        if isinstance(operation, LeaveSession):
+            return Reply(Verdict.DONE, self._leave(row, operation, now))
+        if isinstance(operation, EndSession):
+            return self._end(row, now)
+        self._change(operation)
+        return DONE
+
+    def _open(self, operation: OpenSession, row: SessionRow | None, now: float) -> Opened:
+        key = operation.key
+        if row is not None and operation.only_own and row.login != operation.user:
+            return Opened(row.epoch, Contents(), refused=True)
+        present = (
+            row is not None
+            and not operation.clean
+            and row.expiry > 0
+            and (row.expires_at is None or row.expires_at > now)
+        )
+        epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
+        before, queue, ended, given_back = None, operation.queue, "", b""
+        if row is not None:
+            self._inherit_wills(row, present, now)
+            if row.connected:
+                self.notices.append(Noted(row.owner, Event.TAKEN, key))
+            before = Owner(row.holder, row.holder_epoch) if row.holder else None
+            given_back = row.given_back if before is None else b""
+            queue, ended = (row.queue or queue, "") if present else (queue, row.queue)
+        if not present:
+            self._wipe(key)
+        if operation.expiry_secs <= 0 and not present:
+            queue = ""
+        holder = Owner(operation.replica, epoch) if before is None else before
+        self._sessions.put(
+            SessionRow(
+                *key,
+                epoch,
+                operation.replica,
+                1,
+                operation.user,
+                operation.place,
+                queue,
+                operation.expiry_secs,
+                None,
+                None,
+                *holder,
+                b"",
+            )
+        )
+        if operation.will is not None:
+            self._wills.put(WillRow(*key, epoch, *operation.will, None, 0))
+        return Opened(epoch, self._contents[key].copy(), present, False, queue, before, ended, given_back)
+
+    def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> None:
+        """A session is opened again: a will that is delayed and not due yet is void if the session goes on;
+        any other one is due now (MQTT 5: 3.1.3.2.2)."""
+        for will in [one for one in self._wills.rows.values() if one[:2] == row.key and not one.claimed]:
+            if present and will.delay > 0 and (will.due_at is None or will.due_at > now):
+                self._wills.remove(will[:3])
+            else:
+                self._wills.put(will._replace(due_at=now))
+
+    def _change(self, operation: ChangeSession) -> None:
+        key = operation.key
+        contents = self._contents.get(key, Contents())
+        for topic_filter, options in operation.subscriptions.items():
+            if options is None:
+                contents.subscriptions.pop(topic_filter, None)
+                self._subscriptions.remove((*key, topic_filter))
+            else:
+                contents.subscriptions[topic_filter] = options
+                self._subscriptions.put(SubscriptionRow(*key, topic_filter, options))
+        for at, packet in operation.packets.items():
+            if packet is None:
+                contents.packets.pop(at, None)
+                self._packets.remove((*key, *at))
+            else:
+                contents.packets[at] = packet
+                incarnation, count = packet.number or (None, None)
+                self._packets.put(PacketRow(*key, *at, incarnation, count, int(packet.released)))
+        for chunk, bits in operation.received.items():
+            if bits is None:
+                contents.received.pop(chunk, None)
+                self._received.remove((*key, *chunk))
+            else:
+                contents.received[chunk] = bits
+                self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
+
+    def _leave(self, row: SessionRow, operation: LeaveSession, now: float) -> Left:
+        expiry = operation.expiry_secs
+        will = self._wills.rows.get((*row.key, row.epoch))
+        publish = False
+        if will is not None and operation.discard_will:
+            self._wills.remove(will[:3])
+        elif will is not None:
+            publish = min(will.delay, expiry) <= 0
+            due_at = now + (CLAIM_SECS if publish else min(will.delay, expiry))
+            self._wills.put(will._replace(due_at=due_at, claimed=int(publish)))
+        if expiry <= 0:
+            self._delete(row)
+            return Left(True, publish)
+        until = now + expiry
+        left = row._replace(connected=0, expiry=expiry, expires_at=until, reap_at=until)
+        self._sessions.put(left)
+        return Left(False, publish)
+
+    def _release(self, operation: ReleaseSession, row: SessionRow | None) -> None:
+        if row is None or not row.holder or row.holder_epoch > operation.epoch:
+            return
+        holder = Owner(NOBODY, 0)
+        if row.connected and row.epoch > operation.epoch:
+            holder = Owner(row.owner, row.epoch)
+            self.notices.append(Noted(row.owner, Event.RELEASED, row.key))
+        released = row._replace(
+            holder=holder.replica, holder_epoch=holder.epoch, given_back=operation.given_back
+        )
+        self._sessions.put(released)
+
+    def _end(self, row: SessionRow, now: float) -> Reply[None]:
+        if row.expires_at is None or row.expires_at > now:
+            return FENCED
+        self._delete(row)
+        return DONE
+
+    def _reap(self, now: float) -> list[Due]:
+        for key in self._orphans:
+            row = self._sessions.rows.get(key)
+            if row is not None and row.connected:
+                self._orphan(row, now)
+        found = []
+        for will in self._due:
+            self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
+            found.append(Due(SessionKey(will.domain, will.client), will.epoch, "", will.message))
+        for key in self._expired:
+            row = self._sessions.rows.get(key)
+            if row is not None and row.reap_at is not None and row.reap_at <= now:
+                self._sessions.put(row._replace(reap_at=now + CLAIM_SECS))
+                found.append(Due(key, row.epoch, row.queue, None))
+        return found
+
+    def _orphan(self, row: SessionRow, now: float) -> None:
+        """The owner is dead: its client counts as lost now, and the owner is fenced."""
+        will = self._wills.rows.get((*row.key, row.epoch))
+        if will is not None:
+            self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry)))
+        if row.expiry <= 0:
+            self._delete(row)
+            return
+        until = now + row.expiry
+        self._sessions.put(
+            row._replace(
+                epoch=row.epoch + 1,
+                connected=0,
+                expires_at=until,
+                reap_at=until,
+                holder=NOBODY,
+                holder_epoch=0,
+            )
+        )
+
+    def _delete(self, row: SessionRow) -> None:
+        self._sessions.remove(row.key)
+        self._wipe(row.key)
+
+    def _wipe(self, key: SessionKey) -> None:
+        """Forget what a session holds, in the database and what this group was about to write."""
+        self._wiped.add(key)
+        contents = self._contents.get(key)
+        if contents is not None:
+            contents.clear()
+        for table in (self._subscriptions, self._packets, self._received):
+            table.forget(key)
+
+    # Writing.
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what has changed."""
+        calls = []
+        if wiped := sorted(self._wiped):
+            calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]
+        for table in (self._sessions, self._wills, self._subscriptions, self._packets, self._received):
+            calls += table.writes()
+        return calls

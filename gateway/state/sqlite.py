@@ -1,0 +1,191 @@
+"""State of one process in a SQLite database."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import StoreError
+from gateway.state.database import (
+    Call,
+    Database,
+    LostError,
+    Noted,
+    RefusedError,
+    Rows,
+    demand_of,
+    levels_of,
+)
+from gateway.state.interface import Notice
+from gateway.state.lanes import LanedStore
+from gateway.state.schema import Migrations, load_migrations, missing_steps
+
+APPLICATION_ID: Final = 0x47575354  # "GWST", so that no other program's database is taken for this one
+LANE: Final = "embedded"
+BUSY_SECS: Final = 5.0
+MATCH: Final = (
+    "SELECT topic, message, expires_at - state_now() FROM retained"
+    " WHERE topic > ?1 AND topic >= ?2 AND (?2 = '' OR topic < ?2 || '0')"
+    " AND (expires_at IS NULL OR expires_at > state_now())"
+    " AND NOT (?3 AND topic LIKE '$%') AND state_matches(topic, ?4)"
+    " ORDER BY topic LIMIT ?5"
+)
+NEXT_GROUP: Final = "UPDATE lane SET number = ?1, seen = state_now() WHERE id = ?2 AND number = ?1 - 1"
+
+
+class SQLiteDatabase(Database):
+    """A connection for one thread. The number of a group is the version of its transaction, too."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._on_notice = on_notice
+        self._version = 0
+        self._connection: sqlite3.Connection | None = None
+
+    def connect(self) -> int:
+        self.close()
+        try:
+            self._connection = connection = _open(self._path, self._clock)
+            connection.create_function("state_version", 0, lambda: self._version)
+            connection.create_function("state_settled", 0, lambda: self._version + 1)
+            connection.execute("INSERT OR IGNORE INTO lane VALUES (?, 0, state_now())", (LANE,))
+            (number,) = connection.execute("SELECT number FROM lane WHERE id = ?", (LANE,)).fetchone()
+        except sqlite3.Error as error:
+            raise LostError(f"the state cannot be opened: {error}") from error
+        self._version = number
+        return self._version
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise LostError("the state is closed")
+        return self._connection
+
+    def begin(self, number: int) -> None:
+        try:
+            self._open.execute("BEGIN IMMEDIATE")
+            if not self._open.execute(NEXT_GROUP, (number, LANE)).rowcount:
+                raise LostError("another process uses this state")
+        except sqlite3.Error as error:
+            raise LostError(str(error)) from error
+        self._version = number
+
+    def run(self, calls: Sequence[Call]) -> list[Rows]:
+        try:
+            return [self._call(call) for call in calls]
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | sqlite3.ProgrammingError):
+                raise RefusedError(str(error)) from error
+            raise LostError(str(error)) from error
+        except (sqlite3.InterfaceError, UnicodeError, OverflowError) as error:
+            raise RefusedError(str(error)) from error
+
+    def _call(self, call: Call) -> Rows:
+        names = [part.partition(" ")[0] for part in call.columns.split(", ")]
+        marks = ", ".join("?" * len(names))
+        relation = f"WITH op ({', '.join(names)}) AS (VALUES ({marks}))"
+        sql = call.sql.replace("{op}", relation).replace("{lock}", "").replace("{skip}", "")
+        if not call.columns:
+            return self._open.execute(sql).fetchall()
+        if call.sql.startswith("{op} SELECT"):
+            return [row for values in call.rows for row in self._open.execute(sql, values)]
+        self._open.executemany(sql, call.rows)
+        return []
+
+    def commit(self) -> None:
+        try:
+            self._open.commit()
+        except sqlite3.Error as error:
+            raise LostError(str(error)) from error
+
+    def rollback(self) -> None:
+        try:
+            self._open.rollback()
+        except sqlite3.Error as error:
+            raise LostError(str(error)) from error
+
+    def match(self, topic_filter: str, after: str, limit: int) -> Rows:
+        demand = demand_of(topic_filter)
+        wanted = json.dumps([demand.levels, demand.least])
+        try:
+            given = (after, demand.prefix, demand.not_system, wanted, limit)
+            return self._open.execute(MATCH, given).fetchall()
+        except sqlite3.Error as error:
+            raise LostError(str(error)) from error
+
+    def notify(self, notices: Sequence[Noted]) -> None:
+        """All replicas of the database are in this process."""
+        for noted in notices:
+            self._on_notice(Notice(noted.event, noted.key))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _matches(topic: str, wanted: str) -> bool:
+    levels, least = json.loads(wanted)
+    return topic.count("/") + 1 >= least and set(levels) <= set(levels_of(topic))
+
+
+def _open(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
+    """Raises sqlite3.Error."""
+    connection = sqlite3.connect(path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False)
+    try:
+        connection.create_function("state_now", 0, clock)
+        connection.create_function("state_matches", 2, _matches, deterministic=True)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
+    """Raises sqlite3.Error, and StoreError for a database of a newer gateway or another program."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != APPLICATION_ID:
+            raise StoreError("the file belongs to another program")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for number, statements in missing_steps(version, migrations, postgresql=False):
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+class SQLiteState(LanedStore):
+    """State in a file, with one lane. Raises StoreError if it cannot be used."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        patience_secs: float = 5.0,
+        migrations: Migrations | None = None,
+    ) -> None:
+        """`clock` is that of the database: UTC seconds."""
+        try:
+            connection = _open(path, clock)
+            try:
+                _migrate(connection, load_migrations() if migrations is None else migrations)
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from error
+        super().__init__([SQLiteDatabase(path, clock, self.notice)], patience_secs)

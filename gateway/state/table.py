@@ -1,0 +1,139 @@
+"""Rows of one table that a group has locked and changes: read once, changed in memory, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from gateway.state.database import AbortedError, Call, Rows
+
+R = TypeVar("R", bound=tuple[Any, ...])
+Key = tuple[Any, ...]
+
+
+class Table(Generic[R]):
+    """Locked and changed rows by key. `columns`: names and types, the first `keys` of which are the key.
+
+    A row that does not exist cannot be locked. So where two groups may create the same one, `blank` values
+    are inserted first, with which a row counts as absent: whoever locks creates.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        row: Callable[..., R],
+        columns: str,
+        keys: int,
+        blank: tuple[Any, ...] | None = None,
+    ) -> None:
+        self.rows: dict[Key, R] = {}
+        self._name = name
+        self._row = row
+        self._columns = columns
+        self._keys = keys
+        self._blank = blank
+        self._parts = columns.split(", ")
+        self._names = [part.partition(" ")[0] for part in self._parts]
+        self._changed: dict[Key, None] = {}
+        self._removed: dict[Key, None] = {}
+        self._created: set[Key] = set()
+
+    @property
+    def names(self) -> str:
+        """The columns of `t`, for a query."""
+        return ", ".join(f"t.{name}" for name in self._names)
+
+    # Reading.
+
+    def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[Call]:
+        """Return the statements that lock rows, in the order of their keys. Those `creating` are created;
+        they are among `keys`. The rows of the last statement are for `take`."""
+        calls = []
+        key_names = self._names[: self._keys]
+        if missing := sorted(set(creating)):
+            assert self._blank is not None
+            self._created.update(missing)
+            rows = [(*key, *self._blank) for key in missing]
+            calls.append(Call(self._insert("DO NOTHING"), self._columns, rows))
+        if wanted := sorted(set(keys)):
+            order = ", ".join(f"t.{name}" for name in key_names)
+            calls.append(self._select(self._keys, f"ORDER BY {order} {{lock}}", wanted))
+        return calls
+
+    def select(self, prefixes: Sequence[Key], *, locking: bool = False) -> Call:
+        """Return the statement that reads, or locks, all rows whose keys begin with one of `prefixes`."""
+        return self._select(len(prefixes[0]), "{lock}" if locking else "", prefixes)
+
+    def _select(self, size: int, end: str, prefixes: Sequence[Key]) -> Call:
+        same = " AND ".join(f"t.{name} = op.{name}" for name in self._names[:size])
+        sql = f"{{op}} SELECT {self.names} FROM op JOIN {self._name} AS t ON {same} {end}"
+        return Call(sql, ", ".join(self._parts[:size]), prefixes)
+
+    def delete(self, prefixes: Sequence[Key]) -> Call:
+        """Return the statement that deletes all rows whose keys begin with one of `prefixes`."""
+        size = len(prefixes[0])
+        names = ", ".join(self._names[:size])
+        sql = f"{{op}} DELETE FROM {self._name} WHERE ({names}) IN (SELECT {names} FROM op)"
+        return Call(sql, ", ".join(self._parts[:size]), prefixes)
+
+    def take(self, rows: Rows) -> None:
+        """Take rows that were locked. Blank ones are removed again unless something is put there.
+
+        Raises AbortedError if a row that was there, and so was not created, was deleted before it was locked.
+        """
+        if not self._created <= {row[: self._keys] for row in rows}:
+            raise AbortedError(f"a row of {self._name} was deleted meanwhile")
+        self.add(rows)
+
+    def add(self, rows: Rows) -> None:
+        """Take further rows that were locked."""
+        for values in rows:
+            row = self._row(*values)
+            key = row[: self._keys]
+            if self._blank is not None and row[self._keys :] == self._blank:
+                self._removed[key] = None
+            else:
+                self.rows[key] = row
+
+    # Changing.
+
+    def put(self, row: R) -> None:
+        """Create or replace a row."""
+        key = row[: self._keys]
+        self.rows[key] = row
+        self._changed[key] = None
+        self._removed.pop(key, None)
+
+    def remove(self, key: Key) -> None:
+        """Delete a row, be it known or not."""
+        self.rows.pop(key, None)
+        self._changed.pop(key, None)
+        self._removed[key] = None
+
+    def forget(self, prefix: Key) -> None:
+        """Forget the changes of all rows whose keys begin with `prefix`: another statement deletes them."""
+        size = len(prefix)
+        for changes in (self._changed, self._removed):
+            for key in [key for key in changes if key[:size] == prefix]:
+                del changes[key]
+
+    # Writing.
+
+    def writes(self) -> list[Call]:
+        """Return the statements that write what was changed, in the order of keys."""
+        calls = []
+        if self._removed:
+            calls.append(self.delete(sorted(self._removed)))
+        if self._changed:
+            values = ", ".join(f"{name} = excluded.{name}" for name in self._names[self._keys :])
+            rows = [tuple(self.rows[key]) for key in sorted(self._changed)]
+            calls.append(Call(self._insert(f"DO UPDATE SET {values}"), self._columns, rows))
+        return calls
+
+    def _insert(self, conflict: str) -> str:
+        names = ", ".join(self._names)
+        keys = ", ".join(self._names[: self._keys])
+        return (
+            f"{{op}} INSERT INTO {self._name} ({names}) SELECT {names} FROM op WHERE true"
+            f" ON CONFLICT ({keys}) {conflict}"
+        )

@@ -1,0 +1,151 @@
+"""Replicas, leases, identifiers of deduplicating routes, and dead letters."""
+
+from __future__ import annotations
+
+from gateway.state.interface import (
+    CLAIM_SECS,
+    AcceptIds,
+    AcquireLease,
+    AddLetter,
+    Claim,
+    ClaimIds,
+    ClaimLetters,
+    DeadLetter,
+    DeleteLetters,
+    FreeIds,
+    FreeLetters,
+    Heartbeat,
+    JoinReplica,
+    Lease,
+    ListLetters,
+    ListReplicas,
+    QuitReplica,
+    Reap,
+    ReleaseLease,
+    Verdict,
+)
+from tests.state.conftest import Replica, World
+
+
+def joins(*replicas: Replica) -> None:
+    for replica in replicas:
+        replica.do(JoinReplica(replica.name, replica.name, "host:1883", "1"))
+
+
+def test_replicas_are_listed_while_they_live(world: World, one: Replica, two: Replica) -> None:
+    joins(one, two)
+    world.advance(30)
+    two.do(Heartbeat("two"))
+    found = {view.replica: view for view in one.ask(ListReplicas())}
+    assert found["one"][:4] == ("one", "one", "host:1883", "1")
+    assert 29 < found["one"].silent_secs < 60
+    assert found["two"].silent_secs < 20
+    two.do(Reap(20.0))
+    assert [view.replica for view in one.ask(ListReplicas())] == ["two"]
+    assert one.reply(JoinReplica("one", "one", "", "1")).verdict is Verdict.FENCED
+    two.do(QuitReplica("two"))
+    assert one.ask(ListReplicas()) == []
+    assert one.reply(Heartbeat("unknown")).verdict is Verdict.FENCED
+
+
+def test_a_lease_has_one_holder(world: World, one: Replica, two: Replica) -> None:
+    assert one.do(AcquireLease("link", "one", 10.0)) == Lease("one", 1)
+    assert two.do(AcquireLease("link", "two", 10.0)) == Lease("one", 1)
+    world.advance(8)
+    assert one.do(AcquireLease("link", "one", 10.0)) == Lease("one", 1)
+    world.advance(8)
+    assert two.do(AcquireLease("link", "two", 10.0)) == Lease("one", 1)
+    world.advance(3)
+    assert two.do(AcquireLease("link", "two", 10.0)) == Lease("two", 2)
+    assert one.reply(ReleaseLease("link", "one")).verdict is Verdict.FENCED
+    two.do(ReleaseLease("link", "two"))
+    assert one.do(AcquireLease("link", "one", 10.0)) == Lease("one", 3)
+    assert two.do(AcquireLease("other", "two", 10.0)) == Lease("two", 1)
+
+
+def test_of_two_who_want_a_lease_at_once_one_has_it(one: Replica, two: Replica) -> None:
+    waits = [
+        replica.send(AcquireLease(f"link-{number}", replica.name, 60.0))
+        for number in range(50)
+        for replica in (one, two)
+    ]
+    found = [wait.result(30).value for wait in waits]
+    assert all(mine == other for mine, other in zip(found[::2], found[1::2], strict=True))
+
+
+def test_an_identifier_crosses_once(world: World, one: Replica, two: Replica) -> None:
+    joins(one, two)
+    ids = (b"a", b'\0\\"', b"")
+    assert one.do(ClaimIds("route", ids, "one")) == [Claim.OURS] * 3
+    assert two.do(ClaimIds("route", ids, "two")) == [Claim.OPEN] * 3
+    assert two.do(ClaimIds("other", ids, "two")) == [Claim.OURS] * 3
+    one.do(AcceptIds("route", ids[:1], "one", 60.0))
+    one.do(FreeIds("route", ids[1:2], "one"))
+    two.do(FreeIds("route", ids[2:], "two"))  # it is not its own
+    assert two.do(ClaimIds("route", ids, "two")) == [Claim.ACCEPTED, Claim.OURS, Claim.OPEN]
+    world.advance(61)
+    one.do(Heartbeat("one"))
+    two.do(Heartbeat("two"))
+    assert two.do(ClaimIds("route", ids[:1], "two")) == [Claim.OURS]
+
+
+def test_claims_of_a_dead_replica_count_no_longer(world: World, one: Replica, two: Replica) -> None:
+    joins(one, two)
+    one.do(ClaimIds("route", (b"a", b"b"), "one"))
+    one.do(AcceptIds("route", (b"b",), "one", 600.0))
+    world.advance(61)
+    two.do(Heartbeat("two"))
+    two.do(Reap(60.0))
+    assert two.do(ClaimIds("route", (b"a", b"b"), "two")) == [Claim.OURS, Claim.ACCEPTED]
+
+
+def test_of_two_claims_at_once_one_counts(one: Replica, two: Replica) -> None:
+    joins(one, two)
+    waits = [
+        replica.send(ClaimIds("route", (str(number).encode(), b"-%d" % number), replica.name))
+        for number in range(50)
+        for replica in (one, two)
+    ]
+    found = [wait.result(30).value or [] for wait in waits]
+    if one.store is two.store:
+        pairs = zip(found[::2], found[1::2], strict=True)
+        assert all(mine == [Claim.OURS] * 2 and other == [Claim.OPEN] * 2 for mine, other in pairs)
+    for mine, other in zip(found[::2], found[1::2], strict=True):
+        assert all({*pair} == {Claim.OURS, Claim.OPEN} for pair in zip(mine, other, strict=True))
+
+
+def letter(id: str) -> DeadLetter:
+    return DeadLetter(id, "route", b'{"why": 1}', b"\0message")
+
+
+def test_a_letter_is_redriven_by_one(world: World, one: Replica, two: Replica) -> None:
+    for id in ("a", "b", "c"):
+        one.do(AddLetter(letter(id)))
+    one.do(AddLetter(letter("a")))  # repeated, for nobody knew
+    found = two.ask(ListLetters())
+    assert [one._replace(at=0.0) for one in found] == [letter("a"), letter("b"), letter("c")]
+    assert [one.id for one in two.ask(ListLetters((found[0].at, "a"), limit=1))] == ["b"]
+    assert one.do(ClaimLetters(("a", "b", "none"), "one")) == ["a", "b"]
+    assert two.do(ClaimLetters(("a", "b", "c"), "two")) == ["c"]
+    one.do(FreeLetters(("a", "c"), "one"))
+    assert two.do(ClaimLetters(("a", "b"), "two")) == ["a"]
+    world.advance(CLAIM_SECS / 2)
+    assert one.do(ClaimLetters(("b",), "one")) == ["b"]  # renewed
+    world.advance(CLAIM_SECS / 2 + 1)
+    assert two.do(ClaimLetters(("b",), "two")) == []
+    assert one.do(ClaimLetters(("c",), "one")) == ["c"]
+    two.do(DeleteLetters(("a", "b", "none"), "two"))
+    assert [one.id for one in one.ask(ListLetters())] == ["c"]
+
+
+def test_letters_in_one_group(one: Replica) -> None:
+    waits = [
+        one.send(AddLetter(letter("a"))),
+        one.send(ClaimLetters(("a",), "one")),
+        one.send(DeleteLetters(("a",), "one")),
+        one.send(AddLetter(letter("a"))),
+    ]
+    replies = [wait.result(30) for wait in waits]
+    assert replies[1].value == ["a"]
+    assert [one.id for one in one.ask(ListLetters())] == ["a"]
+    assert one.do(ClaimLetters(("a",), "two")) == ["a"]

@@ -1,0 +1,261 @@
+"""PostgreSQL goes away: between a commit and its answer, for a moment, for long. And it rejects values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from gateway.containment import counted
+from gateway.state.database import AbortedError, Database, LostError
+from gateway.state.interface import (
+    ChangeSession,
+    Event,
+    FindSession,
+    MatchRetained,
+    OpenSession,
+    Reply,
+    Retain,
+    Retained,
+    SessionKey,
+    Verdict,
+)
+from gateway.state.postgresql import PostgreSQLDatabase
+from gateway.state.sessions import SessionOperation, Sessions
+from tests.interop.servers import PostgreSQL
+from tests.state.conftest import KEY, PostgreSQLWorld, Replica
+from tests.state.test_sessions import opens
+
+BACKENDS = "FROM pg_stat_activity WHERE application_name LIKE '{} %' AND pid <> pg_backend_pid()"
+
+
+@pytest.fixture
+def own() -> Iterator[PostgreSQLWorld]:
+    """A server that this test may stop."""
+    with PostgreSQL() as server:
+        world = PostgreSQLWorld(server)
+        try:
+            yield world
+        finally:
+            if not server.running:
+                server.start()
+            world.close()
+
+
+def cut(world: PostgreSQLWorld) -> None:
+    """End all connections of the replicas."""
+    world.execute(f"SELECT pg_terminate_backend(pid) {BACKENDS.format(world.schema)}")
+
+
+class Commits:
+    """Has something happen at a commit: before it, or between it and its answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: PostgreSQLWorld, *, committed: bool) -> None:
+        self.count = 0
+        self._commit = PostgreSQLDatabase.commit
+        self._world = world
+        self._committed = committed
+        self._armed = threading.Event()
+        monkeypatch.setattr(PostgreSQLDatabase, "commit", lambda database: self._commit_and_cut(database))
+
+    def arm(self) -> None:
+        """Do it at the next commit."""
+        self._armed.set()
+
+    def _commit_and_cut(self, database: PostgreSQLDatabase) -> None:
+        self.count += 1
+        if not self._armed.is_set():
+            self._commit(database)
+            return
+        self._armed.clear()
+        if self._committed:
+            self._commit(database)
+        cut(self._world)
+        if self._committed:
+            raise LostError("the answer was lost")
+        self._commit(database)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_without_an_answer_is_repeated_only_if_it_was_none(
+    shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """An open would get another epoch, and name itself as the owner before, if it came twice."""
+    one = shared.replica("one")
+    first = opens(one).epoch
+    commits = Commits(monkeypatch, shared, committed=committed)
+    commits.arm()
+    found = opens(one)
+    assert found.before is not None
+    assert found.before.epoch == first
+    assert commits.count == (1 if committed else 2)
+    view = one.ask(FindSession(KEY))
+    assert view is not None
+    assert view.owner.epoch == found.epoch
+    one.do(ChangeSession(KEY, found.epoch, {"a": b""}))
+    assert opens(one).contents.subscriptions == {"a": b""}
+
+
+def test_a_commit_that_the_server_still_does_is_waited_for(
+    shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost for the replica, and not for the server, which goes on with the transaction."""
+    one = shared.replica("one")
+    first = opens(one).epoch
+    lost: list[psycopg.Connection[tuple[object, ...]]] = []
+    commit, armed = PostgreSQLDatabase.commit, [True]
+
+    def lose(database: PostgreSQLDatabase) -> None:
+        if armed:
+            armed.clear()
+            assert database._connection is not None
+            lost.append(database._connection)  # it stays open, with its locks
+            database._connection = None
+            raise LostError("cut off")
+        commit(database)
+
+    monkeypatch.setattr(PostgreSQLDatabase, "commit", lose)
+    found = opens(one)
+    assert found.before is not None
+    assert found.before.epoch == first
+    with pytest.raises(psycopg.Error):
+        lost[0].execute("COMMIT")
+    assert opens(one).epoch > found.epoch
+
+
+def test_what_is_done_while_it_restarts_is_done_once(own: PostgreSQLWorld) -> None:
+    one = own.replica("one")
+    epoch = opens(one).epoch
+    waits = [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(50)]
+    own.server.stop(kill=True)
+    waits += [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(50, 100)]
+    own.server.start()
+    assert {wait.result(60).verdict for wait in waits} == {Verdict.DONE}
+    assert one.store.health == ("", 0)
+    assert set(opens(one).contents.subscriptions) == {str(number) for number in range(100)}
+    assert one.heard(lambda notice: notice.event is Event.MISSED)
+
+
+def test_after_some_time_it_is_unavailable_and_then_it_is_back(own: PostgreSQLWorld) -> None:
+    one = own.replica("one", patience_secs=0.5)
+    epoch = opens(one).epoch
+    own.server.stop()
+    assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.UNAVAILABLE
+    assert one.reply(Retain("t", b"")).verdict is Verdict.UNAVAILABLE
+    failure, pending = one.store.health
+    assert "PostgreSQL" in failure
+    assert pending == 0
+    own.server.start()
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+        pass
+    one.do(Retain("t", b""))
+    assert one.store.health.failure == ""
+    found = opens(one)
+    assert (found.present, set(found.contents.subscriptions)) == (True, {"b"})
+
+
+def test_no_more_wait_than_may(shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = shared.replica("one")
+    monkeypatch.setattr(type(one.store), "pending_max", 3)
+    go = threading.Event()
+    begin = PostgreSQLDatabase.begin
+
+    def wait(database: PostgreSQLDatabase, number: int) -> None:
+        go.wait(30)
+        begin(database, number)
+
+    monkeypatch.setattr(PostgreSQLDatabase, "begin", wait)
+    waits = [one.send(Retain(str(number), b"")) for number in range(5)]
+    assert [wait.result(30).verdict for wait in waits[3:]] == [Verdict.UNAVAILABLE] * 2
+    go.set()
+    assert [wait.result(30).verdict for wait in waits[:3]] == [Verdict.DONE] * 3
+
+
+@pytest.mark.parametrize("topic", ["nul\0", "surrogate\ud800"])
+def test_values_that_it_rejects_cost_nobody_else_anything(shared: PostgreSQLWorld, topic: str) -> None:
+    one = shared.replica("one")
+    waits = [one.send(Retain(name, b"x")) for name in ("a", topic, "b") for _ in range(20)]
+    found = [wait.result(30).verdict for wait in waits]
+    assert found == [Verdict.DONE] * 20 + [Verdict.REFUSED] * 20 + [Verdict.DONE] * 20
+    assert one.ask(MatchRetained("#")) == [Retained("a", b"x", None), Retained("b", b"x", None)]
+    bad = OpenSession(SessionKey("mqtt", topic), "one", "", "", False, 0.0)
+    assert one.reply(bad).verdict is Verdict.REFUSED
+    opens(one)
+
+
+def test_a_bug_costs_one_operation(one: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Sessions.apply
+
+    def fail(rows: Sessions, operation: SessionOperation, now: float) -> Reply[object]:
+        if operation.key.client == "odd":  # type: ignore[union-attr]
+            raise ZeroDivisionError
+        return apply(rows, operation, now)
+
+    monkeypatch.setattr(Sessions, "apply", fail)
+    keys = [SessionKey("mqtt", client) for client in ("a", "odd", "b") for _ in range(10)]
+    waits = [one.send(OpenSession(key, "one", "", "", False, 60.0)) for key in keys]
+    found = [wait.result(30).verdict for wait in waits]
+    assert found == [Verdict.DONE] * 10 + [Verdict.REFUSED] * 10 + [Verdict.DONE] * 10
+    assert counted["store"] >= 10
+
+
+def test_what_was_submitted_is_committed_at_the_end(shared: PostgreSQLWorld) -> None:
+    one, two = shared.replica("one"), shared.replica("two")
+    waits = [one.send(Retain(str(number), b"")) for number in range(2_000)]
+    one.store.stop()
+    assert {wait.result(0).verdict for wait in waits} == {Verdict.DONE}
+    assert len(two.ask(MatchRetained("+", limit=5_000))) == 2_000
+
+
+def test_groups_that_lock_each_other_out_are_tried_again(shared: PostgreSQLWorld) -> None:
+    """Topics of both replicas are created, replaced and cleared in the order that suits least."""
+    replicas = [shared.replica("one"), shared.replica("two")]
+    waits = [
+        replica.send(Retain(f"t/{(number * step) % 97}", None if number % 3 else b"x"))
+        for number in range(3_000)
+        for replica, step in zip(replicas, (1, 96), strict=True)
+    ]
+    assert {wait.result(60).verdict for wait in waits} == {Verdict.DONE}
+
+
+def test_a_lane_of_two_processes_is_refused(shared: PostgreSQLWorld) -> None:
+    """As if an earlier connection came to life again: its next transaction is not this lane's."""
+    shared.store()
+    first: Database = PostgreSQLDatabase(shared.server.url, shared.schema, "lane")
+    second: Database = PostgreSQLDatabase(shared.server.url, shared.schema, "lane")
+    number = first.connect()
+    assert second.connect() == number
+    second.begin(number + 1)
+    second.run([])
+    second.commit()
+    first.begin(number + 1)
+    with pytest.raises(LostError):
+        first.run([])
+    first.close()
+    second.close()
+
+
+def test_a_connection_that_is_lost_while_a_group_is_given_up(
+    shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread goes on, whatever fails."""
+    one = shared.replica("one")
+    faults: list[Exception] = [AbortedError("by another group"), ZeroDivisionError()]
+
+    def fail(database: PostgreSQLDatabase) -> None:
+        database.close()
+        raise LostError("lost")
+
+    begin = PostgreSQLDatabase.begin
+
+    def abort(database: PostgreSQLDatabase, number: int) -> None:
+        if faults:
+            raise faults.pop(0)
+        begin(database, number)
+
+    monkeypatch.setattr(PostgreSQLDatabase, "rollback", fail)
+    monkeypatch.setattr(PostgreSQLDatabase, "begin", abort)
+    opens(one)
+    assert one.store.health == ("", 0)

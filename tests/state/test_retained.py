@@ -1,0 +1,125 @@
+"""Retained messages: found by filter, expired by the database's clock, and their changes."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from gateway.broker.topics import topic_matches
+from gateway.state.interface import (
+    CHANGES_SECS,
+    Changes,
+    Event,
+    MatchRetained,
+    Reap,
+    Retain,
+    Retained,
+    RetainedChanges,
+)
+from gateway.state.postgresql import PROBE_MIN
+from tests.state.conftest import PostgreSQLWorld, Replica, World
+
+WORDS = (
+    "a a/b a/b/c a/b/c/d a/ /a / // a//b b b/b b/b/c $SYS/a $SYS/a/b",
+    "a! a/b!c a/b0 a-b/c a%_/b 1:a/b #1",
+)
+TOPICS = [*" ".join(WORDS).split(), '{"\\,}/b', "\u00fc/\u20ac", "\U0001f600/b"]
+PATTERNS = (
+    "# + +/+ /+ +/ a/# a/+ a/b a/b/# a/b/+ +/b +/b/# +/b/c a/+/c a/+/# +/+/#",
+    "+/# $SYS/# $SYS/+ +/a /# // a%_/+ % a_b 1:a/+ none/# +//+",
+)
+FILTERS = [*" ".join(PATTERNS).split(), '{"\\,}/+', "\u00fc/+", "+/\u20ac"]
+
+
+def topics_of(found: list[Retained]) -> list[str]:
+    return [one.topic for one in found]
+
+
+@pytest.mark.parametrize("topic_filter", FILTERS)
+def test_a_filter_finds_what_it_matches(one: Replica, topic_filter: str) -> None:
+    for wait in [one.send(Retain(topic, topic.encode())) for topic in TOPICS]:
+        wait.result(30)
+    pattern = topic_filter.split("/")
+    wanted = sorted(topic for topic in TOPICS if topic_matches(pattern, topic.split("/")))
+    found = one.ask(MatchRetained(topic_filter))
+    assert topics_of(found) == wanted
+    assert all(message == topic.encode() for topic, message, _ in found)
+    paged: list[str] = []
+    while some := one.ask(MatchRetained(topic_filter, paged[-1] if paged else "", limit=2)):
+        paged += topics_of(some)
+    assert paged == wanted
+
+
+def test_the_last_one_of_a_topic_stays_and_a_clear_deletes(one: Replica, two: Replica) -> None:
+    waits = [one.send(Retain("t", str(number).encode())) for number in range(100)]
+    assert all(wait.result(30) for wait in waits)
+    assert two.ask(MatchRetained("t")) == [Retained("t", b"99", None)]
+    two.do(Retain("t", None))
+    assert one.ask(MatchRetained("#")) == []
+    one.do(Retain("t", b""))
+    assert one.ask(MatchRetained("#")) == [Retained("t", b"", None)]
+
+
+def test_it_expires_by_the_database_s_clock(world: World, one: Replica) -> None:
+    one.do(Retain("t", b"x", 60.0))
+    ((_, _, expires_in),) = one.ask(MatchRetained("+"))
+    assert expires_in is not None
+    assert 50 < expires_in <= 60
+    world.advance(61)
+    assert one.ask(MatchRetained("+")) == []
+    one.do(Reap(60.0))
+    one.do(Retain("t", b"y"))
+    assert one.ask(MatchRetained("+")) == [Retained("t", b"y", None)]
+
+
+def changed(replica: Replica, position: tuple[int, float] | None) -> Changes:
+    return replica.ask(RetainedChanges(position))
+
+
+def test_changes_are_found_from_a_position_on(world: World, one: Replica, two: Replica) -> None:
+    one.do(Retain("before", b""))
+    at = changed(two, None).position
+    assert changed(two, at).topics == []
+    one.do(Retain("a", b"1"))
+    one.do(Retain("b", b"1"))
+    one.do(Retain("a", None))
+    found = changed(two, at)
+    assert (found.complete, found.topics) == (True, ["a", "b"])
+    assert changed(two, found.position).topics == []
+    two.heard(lambda notice: notice.event is Event.RETAINED)
+    world.advance(CHANGES_SECS + 1)
+    assert not changed(two, found.position).complete
+
+
+def test_a_change_that_commits_late_is_not_passed_over(shared: PostgreSQLWorld) -> None:
+    """Its transaction began before one that a reader has seen."""
+    one, two = shared.replica("one"), shared.replica("two")
+    one.do(Retain("slow", b"0"))
+    at = changed(two, None).position
+    with psycopg.connect(shared.server.url) as blocker:
+        blocker.execute(f"SET search_path = {shared.schema}".encode())
+        # What a group of another replica would do, and not commit yet.
+        blocker.execute("INSERT INTO retained_change VALUES (state_version(), 'slow', state_now())")
+        one.do(Retain("fast", b"1"))
+        found = changed(two, at)
+        assert found.topics == ["fast"]
+        blocker.commit()
+    assert "slow" in changed(two, found.position).topics
+
+
+@pytest.mark.parametrize("topic_filter", ["+/+", "r/+", "+/7", "r/#"])
+def test_pages_of_many(shared: PostgreSQLWorld, topic_filter: str) -> None:
+    """More than the probe of the index finds."""
+    one = shared.replica("one")
+    count = PROBE_MIN + 500
+    for topic in ("'r/' || n", "n || '/7'"):
+        shared.execute(
+            f"INSERT INTO retained SELECT {topic}, 'x', NULL FROM generate_series(1, {count}) AS n"
+        )
+    shared.execute("ANALYZE retained")
+    found: list[str] = []
+    while some := one.ask(MatchRetained(topic_filter, found[-1] if found else "")):
+        assert len(some) <= 1_000
+        found += topics_of(some)
+    assert found == sorted(set(found))
+    assert len(found) == {"+/+": 2 * count, "r/+": count, "+/7": count + 1, "r/#": count}[topic_filter]

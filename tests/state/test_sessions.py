@@ -1,0 +1,343 @@
+"""Sessions: who owns them, what they hold, when they end, and their wills."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.state.interface import (
+    CLAIM_SECS,
+    INCOMING,
+    OUTGOING,
+    ChangeSession,
+    EndSession,
+    Event,
+    FindSession,
+    FindTaken,
+    Heartbeat,
+    JoinReplica,
+    LeaveSession,
+    Left,
+    Opened,
+    OpenSession,
+    Owner,
+    Packet,
+    QuitReplica,
+    Reap,
+    ReleaseSession,
+    SessionKey,
+    SettleWill,
+    Verdict,
+    Will,
+)
+from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
+
+OTHER = SessionKey("mqtt", 'device \u20ac {"\\,\'$1" \n')
+WEEK = 604_800.0
+
+
+def opens(
+    replica: Replica,
+    *,
+    key: SessionKey = KEY,
+    clean: bool = False,
+    expiry_secs: float = WEEK,
+    will: Will | None = None,
+    user: str = "user",
+    only_own: bool = False,
+) -> Opened:
+    return replica.do(
+        OpenSession(
+            key,
+            replica.name,
+            user,
+            "",
+            clean,
+            expiry_secs,
+            f"queue-{replica.name}",
+            will,
+            only_own,
+        )
+    )
+
+
+def joins(replica: Replica) -> None:
+    replica.do(JoinReplica(replica.name, replica.name, "host:1883", "1"))
+
+
+def leaves(replica: Replica, epoch: int, *, discard_will: bool = False, expiry_secs: float = WEEK) -> Left:
+    return replica.do(LeaveSession(KEY, epoch, expiry_secs, discard_will))
+
+
+def test_a_new_session_has_nothing(one: Replica) -> None:
+    found = opens(one)
+    assert (found.present, found.queue, found.before, found.ended_queue) == (False, "queue-one", None, "")
+    assert found.contents.subscriptions == {}
+    view = one.ask(FindSession(KEY))
+    assert view is not None
+    assert (view.owner, view.holder) == (Owner("one", found.epoch), Owner("one", found.epoch))
+    assert (view.connected, view.expires_in) == (True, None)
+    assert one.ask(FindSession(OTHER)) is None
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER, SessionKey("", "x" * 65_535)])
+def test_a_session_goes_on_at_another_replica_with_all_that_it_held(
+    one: Replica, two: Replica, key: SessionKey
+) -> None:
+    epoch = opens(one, key=key).epoch
+    packets = {
+        (OUTGOING, 1): Packet((b"life", 7)),
+        (OUTGOING, 2): Packet(None, released=True),
+        (INCOMING, 65_535): Packet((b'\0\\"', 2**63 - 1)),
+    }
+    received = {(b"life", 0): 1, (b"life", 3): 2**64 - 1, (b"", 2**40): 1 << 63}
+    one.do(ChangeSession(key, epoch, {"a/+": b"\1", 'b/"\\{}': b"", "c": b"x"}, packets, received))
+    one.do(ChangeSession(key, epoch, {"c": None}, {(OUTGOING, 1): None}, {(b"life", 0): None}))
+    found = opens(two, key=key)
+    assert found.present
+    assert found.before == Owner("one", epoch)
+    assert found.queue == "queue-one"
+    assert found.contents.subscriptions == {"a/+": b"\1", 'b/"\\{}': b""}
+    assert found.contents.packets == {at: packets[at] for at in packets if at != (OUTGOING, 1)}
+    assert found.contents.received == {at: received[at] for at in received if at != (b"life", 0)}
+
+
+def test_a_group_sees_its_own_changes_in_order(one: Replica) -> None:
+    """Nothing is waited for in between, so they are likely to be one group."""
+    first = opens(one).epoch
+    waits = [
+        one.send(ChangeSession(KEY, first, {"a": b"1", "b": b"1"})),
+        one.send(OpenSession(KEY, "one", "user", "", False, WEEK, "unused")),
+        one.send(ChangeSession(KEY, first, {"c": b"1"})),
+        one.send(OpenSession(KEY, "one", "user", "", True, WEEK, "fresh")),
+        one.send(OpenSession(KEY, "one", "user", "", False, WEEK, "unused")),
+    ]
+    _, again, late, clean, last = [wait.result(30) for wait in waits]
+    assert isinstance(again.value, Opened)
+    assert again.value.contents.subscriptions == {"a": b"1", "b": b"1"}
+    assert late.verdict is Verdict.FENCED
+    assert isinstance(clean.value, Opened)
+    assert (clean.value.present, clean.value.ended_queue, clean.value.queue) == (False, "queue-one", "fresh")
+    assert isinstance(last.value, Opened)
+    assert (last.value.present, last.value.contents.subscriptions) == (True, {})
+    assert first < again.value.epoch < clean.value.epoch < last.value.epoch
+
+
+def test_a_frozen_owner_is_fenced_and_changes_nothing(one: Replica, two: Replica) -> None:
+    old = opens(one).epoch
+    new = opens(two).epoch
+    for operation in (
+        ChangeSession(KEY, old, {"a": b""}),
+        ChangeSession(KEY, old),
+        LeaveSession(KEY, old, 0.0, False),
+        EndSession(KEY, old),
+    ):
+        assert one.reply(operation).verdict is Verdict.FENCED
+    two.do(ChangeSession(KEY, new))
+    assert opens(two).contents.subscriptions == {}
+
+
+def test_a_frozen_owner_is_fenced_after_its_session_began_anew(one: Replica, two: Replica) -> None:
+    """The row was deleted in between: an epoch never comes again."""
+    old = opens(one).epoch
+    two.do(LeaveSession(KEY, opens(two).epoch, 0.0, True))
+    assert one.ask(FindSession(KEY)) is None
+    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is Verdict.FENCED
+    opens(two)
+    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is Verdict.FENCED
+
+
+def test_the_owner_before_hears_and_releases_and_the_next_one_hears_that(one: Replica, two: Replica) -> None:
+    old = opens(one).epoch
+    new = opens(two).epoch
+    assert one.heard(lambda notice: notice.event is Event.TAKEN).key == KEY
+    assert one.ask(FindTaken("one")) == [(KEY, old)]
+    one.do(ReleaseSession(KEY, old, b"prints"))
+    assert two.heard(lambda notice: notice.event is Event.RELEASED).key == KEY
+    view = two.ask(FindSession(KEY))
+    assert view is not None
+    assert (view.holder, view.given_back) == (Owner("two", new), b"prints")
+    assert one.ask(FindTaken("one")) == []
+
+
+def test_what_was_given_back_waits_for_the_next_owner(one: Replica, two: Replica) -> None:
+    old = opens(one).epoch
+    leaves(one, old)
+    one.do(ReleaseSession(KEY, old, b"prints"))
+    found = opens(two)
+    assert (found.present, found.before, found.given_back) == (True, None, b"prints")
+    two.do(ReleaseSession(KEY, old, b"late"))
+    view = two.ask(FindSession(KEY))
+    assert view is not None
+    assert (view.holder, view.given_back) == (Owner("two", found.epoch), b"")
+
+
+def test_a_session_of_another_user_is_left_alone(one: Replica, two: Replica) -> None:
+    epoch = opens(one, user="alice").epoch
+    assert opens(two, user="bob", only_own=True).refused
+    one.do(ChangeSession(KEY, epoch))
+    assert not opens(two, user="alice", only_own=True).refused
+    assert opens(two, key=OTHER, user="bob", only_own=True).epoch
+
+
+@pytest.mark.parametrize(("secs", "present"), [(WEEK - 60, True), (WEEK + 1, False)])
+def test_a_session_ends_by_the_database_s_clock(
+    world: World, one: Replica, two: Replica, secs: float, present: bool
+) -> None:
+    epoch = opens(one).epoch
+    one.do(ChangeSession(KEY, epoch, {"a": b""}))
+    leaves(one, epoch)
+    world.advance(secs)
+    found = opens(two)
+    assert found.present is present
+    assert found.ended_queue == ("" if present else "queue-one")
+    assert found.contents.subscriptions == ({"a": b""} if present else {})
+
+
+def test_the_clock_of_a_replica_has_no_part(shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is two days late, as far as it knows."""
+    one, two = shared.replica("one"), shared.replica("two")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    leaves(one, opens(one).epoch)
+    assert opens(two).present
+    assert one.do(Reap(60.0)) == []
+
+
+def test_a_session_that_ends_with_its_connection_leaves_nothing(one: Replica) -> None:
+    found = opens(one, expiry_secs=0.0)
+    one.do(ChangeSession(KEY, found.epoch, {"a": b""}))
+    assert found.queue == ""
+    assert leaves(one, found.epoch, expiry_secs=0.0) == Left(ended=True, publish_will=False)
+    assert one.ask(FindSession(KEY)) is None
+    assert opens(one).contents.subscriptions == {}
+
+
+def test_an_expired_session_is_reaped_once_and_again_if_nobody_ends_it(
+    world: World, one: Replica, two: Replica
+) -> None:
+    epoch = opens(one).epoch
+    leaves(one, epoch)
+    assert one.do(Reap(60.0)) == []
+    world.advance(WEEK + 1)
+    (due,) = one.do(Reap(WEEK * 9))
+    assert due == (KEY, epoch, "queue-one", None)
+    assert two.do(Reap(WEEK * 9)) == []
+    world.advance(CLAIM_SECS + 1)
+    assert two.do(Reap(WEEK * 9)) == [due]
+    two.do(EndSession(*due[:2]))
+    assert one.ask(FindSession(KEY)) is None
+    assert one.reply(EndSession(*due[:2])).verdict is Verdict.FENCED
+
+
+def test_a_client_that_comes_back_while_its_session_is_reaped(
+    world: World, one: Replica, two: Replica
+) -> None:
+    leaves(one, opens(one).epoch)
+    world.advance(WEEK + 1)
+    (due,) = one.do(Reap(WEEK * 9))
+    found = opens(two)
+    assert (found.present, found.ended_queue, found.queue) == (False, "queue-one", "queue-two")
+    assert one.reply(EndSession(*due[:2])).verdict is Verdict.FENCED
+    assert one.ask(FindSession(KEY)) is not None
+
+
+class TestWills:
+    """A will is published once, when it is due, by whoever claims it."""
+
+    def test_without_a_delay_who_has_lost_the_client_publishes(self, world: World, one: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        assert leaves(one, epoch).publish_will
+        assert one.do(Reap(60.0)) == []
+        world.advance(CLAIM_SECS + 1)  # it has not done so
+        (due,) = one.do(Reap(WEEK))
+        assert due == (KEY, epoch, "", b"bye")
+        one.do(SettleWill(KEY, epoch))
+        world.advance(CLAIM_SECS + 1)
+        assert one.do(Reap(WEEK)) == []
+
+    def test_discarded(self, world: World, one: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        assert not leaves(one, epoch, discard_will=True).publish_will
+        world.advance(60)
+        assert one.do(Reap(WEEK)) == []
+
+    def test_delayed_and_the_client_comes_back(self, world: World, one: Replica, two: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        assert not leaves(one, epoch).publish_will
+        assert one.do(Reap(60.0)) == []
+        assert opens(two).present
+        world.advance(60)
+        assert one.do(Reap(WEEK)) == []
+
+    def test_delayed_and_due(self, world: World, one: Replica, two: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        leaves(one, epoch)
+        world.advance(6)
+        assert [due.will for due in one.do(Reap(WEEK))] == [b"bye"]
+        assert opens(two, clean=True).ended_queue == "queue-one"  # it is claimed: nobody else publishes it
+        assert two.do(Reap(WEEK)) == []
+
+    @pytest.mark.parametrize("clean", [True, False])
+    @pytest.mark.parametrize("delay", [0.0, 5.0])
+    def test_taken_over_while_connected(self, one: Replica, two: Replica, clean: bool, delay: float) -> None:
+        epoch = opens(one, will=Will(b"bye", delay)).epoch
+        new = opens(two, clean=clean, will=Will(b"other", 0.0)).epoch
+        void = delay > 0 and not clean
+        assert [due.epoch for due in two.do(Reap(60.0))] == ([] if void else [epoch])
+        assert leaves(two, new).publish_will
+
+    def test_no_later_than_the_end_of_the_session(self, world: World, one: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 600.0)).epoch
+        assert not leaves(one, epoch, expiry_secs=60.0).publish_will
+        world.advance(61)
+        assert {due.will for due in one.do(Reap(WEEK))} == {b"bye", None}
+        epoch = opens(one, expiry_secs=0.0, will=Will(b"bye", 600.0)).epoch
+        assert leaves(one, epoch, expiry_secs=0.0) == Left(ended=True, publish_will=True)
+
+
+class TestDeadReplicas:
+    """A replica that is silent for too long loses its sessions."""
+
+    @pytest.mark.parametrize("quits", [False, True])
+    def test_its_sessions_are_left(self, world: World, one: Replica, two: Replica, quits: bool) -> None:
+        joins(one)
+        joins(two)
+        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        opens(one, key=OTHER, expiry_secs=0.0)
+        mine = opens(two, key=SessionKey("mqtt", "another")).epoch
+        if quits:
+            one.do(QuitReplica("one"))
+        else:
+            world.advance(61)
+            two.do(Heartbeat("two"))
+        assert two.do(Reap(60.0)) == []
+        assert [due.will for due in two.do(Reap(60.0))] == [b"bye"]
+        assert one.reply(Heartbeat("one")).verdict is Verdict.FENCED
+        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.FENCED
+        two.do(ChangeSession(SessionKey("mqtt", "another"), mine))
+        view = two.ask(FindSession(KEY))
+        assert view is not None
+        assert (view.connected, view.holder) == (False, None)
+        assert two.ask(FindSession(OTHER)) is None
+        assert opens(two).before is None
+
+    def test_a_heartbeat_keeps_it(self, world: World, one: Replica) -> None:
+        joins(one)
+        epoch = opens(one).epoch
+        for _ in range(3):
+            world.advance(40)
+            one.do(Heartbeat("one"))
+            one.do(Reap(60.0))
+        one.do(ChangeSession(KEY, epoch))
+
+    def test_more_than_one_turn_takes(self, world: World, one: Replica, two: Replica) -> None:
+        joins(one)
+        for number in range(25):
+            opens(one, key=SessionKey("mqtt", str(number)))
+        world.advance(61)
+        joins(two)
+        for _ in range(3):
+            two.do(Reap(60.0, limit=10))
+        assert not any(
+            view is None or view.connected
+            for view in (two.ask(FindSession(SessionKey("mqtt", str(number)))) for number in range(25))
+        )
