@@ -381,7 +381,7 @@ class ReleaseLease(Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class Retain(Operation[None]):
-    """Retain a message for a topic, for `lifetime_secs` if given; None: retain nothing any more."""
+    """Retain a message for a topic, for `lifetime_secs` if given; None, or no bytes: retain nothing."""
 
     topic: str
     message: bytes | None

@@ -65,12 +65,13 @@ NEXT_GROUP: Final = (
     "UPDATE lane SET number = $1, seen = state_now() WHERE id = $2 AND number = $1 - 1 RETURNING id"
 )
 SELECTED: Final = "SELECT topic, message, expires_at - state_now() FROM retained WHERE topic > $1"
-ALIVE: Final = " AND (expires_at IS NULL OR expires_at > state_now())"
-PREFIX: Final = " AND topic >= $2 AND topic < $2 || '0'"
+UNEXPIRED: Final = " AND message <> '' AND (expires_at IS NULL OR expires_at > state_now())"
 NOT_SYSTEM: Final = " AND topic NOT LIKE '$%'"
-LEVELS: Final = " AND state_levels(topic) @> $2::text[]"
+EXACT: Final = " AND topic = $2"
+BELOW: Final = " AND topic >= $2 AND topic < $2 || '0'"
+ONLY_BELOW: Final = " AND left(topic, length($2) + 1) IN ($2, $2 || '/')"
+LEVELS: Final = " AND state_levels(topic) @> ${}::text[]"
 LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
-LEVELS_OF_RANGE: Final = " AND state_levels(topic) @> $3::text[]"
 
 
 class PostgreSQLDatabase(Database):
@@ -132,33 +133,34 @@ class PostgreSQLDatabase(Database):
             self._open.execute("ROLLBACK")
 
     def match(self, topic_filter: str, after: str, limit: int) -> Rows:
-        """Use the index on levels as long as it finds few; of many, the next ones in order are found soon."""
+        """A filter without `+` is a range of topics. Otherwise the index on levels finds few topics soon; of
+        many the next ones in order are found soon by the range."""
         demand = demand_of(topic_filter)
-        prefix = demand.prefix
-        rest = (NOT_SYSTEM if demand.not_system else "") + ALIVE
-        if topic_filter.endswith("+/#"):
+        rest = (NOT_SYSTEM if demand.not_system else "") + UNEXPIRED
+        below = BELOW if demand.prefix else ""
+        given = (after, demand.prefix) if demand.prefix else (after,)
+        levels = literal(demand.levels, "text")
+        if "+" not in topic_filter.split("/"):
+            if not topic_filter.endswith("#"):
+                return self._select(EXACT + rest, (after, topic_filter), limit)
+            if demand.levels and not below:  # the first level is empty
+                return self._select(LEVELS.format(2) + rest, (after, levels), limit)
+            return self._select(below + (below and ONLY_BELOW) + rest, given, limit)
+        if topic_filter.endswith("#"):
             rest += LEAST.format(demand.least)
-        connection = self._open
-        wanted = literal(demand.levels, "text")
-        with _translated(connection):
-            if "+" not in topic_filter.split("/"):
-                return self._in_order(
-                    prefix, after, limit, rest + (LEVELS_OF_RANGE if prefix else LEVELS), wanted
-                )
-            most = max(limit, PROBE_MIN)
-            probe = f"{SELECTED}{LEVELS}{rest} LIMIT {most + 1}"
-            found = connection.execute(probe, (after, wanted), prepare=True).fetchall()
-            if len(found) <= most:
-                return sorted(found)[:limit]
-            return self._in_order(
-                prefix, after, limit, rest + (LEVELS_OF_RANGE if prefix else LEVELS), wanted
-            )
+        most = max(limit, PROBE_MIN)
+        found = self._select(LEVELS.format(2) + rest, (after, levels), most + 1, order="")
+        if len(found) <= most:
+            return sorted(found)[:limit]
+        return self._select(below + LEVELS.format(len(given) + 1) + rest, (*given, levels), limit)
 
-    def _in_order(self, prefix: str, after: str, limit: int, rest: str, wanted: str) -> Rows:
-        range_of = PREFIX if prefix else ""
-        given = (after, prefix, wanted) if prefix else (after, wanted)
-        query = f"{SELECTED}{range_of}{rest} ORDER BY topic LIMIT {limit}"
-        return self._open.execute(query, given, prepare=True).fetchall()
+    def _select(
+        self, condition: str, given: tuple[str, ...], limit: int, order: str = " ORDER BY topic"
+    ) -> Rows:
+        connection = self._open
+        with _translated(connection):
+            query = f"{SELECTED}{condition}{order} LIMIT {limit}"
+            return connection.execute(query, given, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:
         """Notify in a transaction of its own: within the group it would hold a lock of the whole server while

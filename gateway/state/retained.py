@@ -14,7 +14,7 @@ CHANGED: Final = (
     "{op} INSERT INTO retained_change (version, topic, at) SELECT state_version(), topic, state_now() FROM op"
 )
 EVERYBODY: Final = ""
-EXPIRED: Final = (b"", 0.0)
+BLANK: Final = (b"", None)  # no other column than `message` is changed when a message takes its place
 
 
 class RetainedRow(NamedTuple):
@@ -30,7 +30,7 @@ class RetainedMessages:
 
     def __init__(self) -> None:
         self.notices: list[Noted] = []
-        self._table = Table("retained", RetainedRow, RETAINED, 1, EXPIRED)
+        self._table = Table("retained", RetainedRow, RETAINED, 1, BLANK)
         self._topics: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
@@ -42,7 +42,7 @@ class RetainedMessages:
         """Change the message of a topic."""
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
         self._topics.add(topic)
-        if message is None:
+        if not message:
             self._table.remove((topic,))
         else:
             self._table.put(RetainedRow(topic, message, None if lifetime is None else now + lifetime))

@@ -30,7 +30,7 @@ BUSY_SECS: Final = 5.0
 MATCH: Final = (
     "SELECT topic, message, expires_at - state_now() FROM retained"
     " WHERE topic > ?1 AND topic >= ?2 AND (?2 = '' OR topic < ?2 || '0')"
-    " AND (expires_at IS NULL OR expires_at > state_now())"
+    " AND length(message) > 0 AND (expires_at IS NULL OR expires_at > state_now())"
     " AND NOT (?3 AND topic LIKE '$%') AND state_matches(topic, ?4)"
     " ORDER BY topic LIMIT ?5"
 )

@@ -143,14 +143,14 @@ def test_after_some_time_it_is_unavailable_and_then_it_is_back(own: PostgreSQLWo
     epoch = opens(one).epoch
     own.server.stop()
     assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.UNAVAILABLE
-    assert one.reply(Retain("t", b"")).verdict is Verdict.UNAVAILABLE
+    assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
     failure, pending = one.store.health
     assert "PostgreSQL" in failure
     assert pending == 0
     own.server.start()
     while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
         pass
-    one.do(Retain("t", b""))
+    one.do(Retain("t", b"x"))
     assert one.store.health.failure == ""
     found = opens(one)
     assert (found.present, set(found.contents.subscriptions)) == (True, {"b"})
@@ -167,7 +167,7 @@ def test_no_more_wait_than_may(shared: PostgreSQLWorld, monkeypatch: pytest.Monk
         begin(database, number)
 
     monkeypatch.setattr(PostgreSQLDatabase, "begin", wait)
-    waits = [one.send(Retain(str(number), b"")) for number in range(5)]
+    waits = [one.send(Retain(str(number), b"x")) for number in range(5)]
     assert [wait.result(30).verdict for wait in waits[3:]] == [Verdict.UNAVAILABLE] * 2
     go.set()
     assert [wait.result(30).verdict for wait in waits[:3]] == [Verdict.DONE] * 3
@@ -203,7 +203,7 @@ def test_a_bug_costs_one_operation(one: Replica, monkeypatch: pytest.MonkeyPatch
 
 def test_what_was_submitted_is_committed_at_the_end(shared: PostgreSQLWorld) -> None:
     one, two = shared.replica("one"), shared.replica("two")
-    waits = [one.send(Retain(str(number), b"")) for number in range(2_000)]
+    waits = [one.send(Retain(str(number), b"x")) for number in range(2_000)]
     one.store.stop()
     assert {wait.result(0).verdict for wait in waits} == {Verdict.DONE}
     assert len(two.ask(MatchRetained("+", limit=5_000))) == 2_000

@@ -79,6 +79,7 @@ CREATE TABLE received (
     PRIMARY KEY (domain, client, incarnation, chunk)
 );
 
+-- An empty `message`: a group has locked a topic that retains nothing.
 CREATE TABLE retained (
     topic text {C} PRIMARY KEY,
     message {bytes} NOT NULL,
@@ -134,4 +135,8 @@ CREATE FUNCTION state_settled() RETURNS bigint STABLE LANGUAGE sql AS
 CREATE FUNCTION state_levels(topic text) RETURNS text[] IMMUTABLE STRICT LANGUAGE sql AS
     'SELECT array_agg(n || '':'' || level) || (''#'' || count(*))
      FROM unnest(string_to_array(topic, ''/'')) WITH ORDINALITY AS one (level, n)';
-CREATE INDEX retained_levels ON retained USING gin (state_levels(topic));
+-- Room in each page for rows that replace others, so that no index has to know of them.
+ALTER TABLE session SET (fillfactor = 80);
+ALTER TABLE retained SET (fillfactor = 80);
+-- A longer list of pending entries would be read by each query.
+CREATE INDEX retained_levels ON retained USING gin (state_levels(topic)) WITH (gin_pending_list_limit = 512);

@@ -20,6 +20,8 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
+from gateway.state.interface import OpenSession, Operation, Reply, Retain, SessionKey, Verdict, Will
+from gateway.state.postgresql import PostgreSQLState
 from tests.benchmarks.report import Figure, median
 from tests.interop.servers import PostgreSQL
 
@@ -28,6 +30,7 @@ TOPICS: Final = 1_000_000
 PER_LEVEL: Final = 1_000  # topics r/N/0 … r/N/999
 LANES: Final = 4
 GROUP: Final = 64
+WINDOW: Final = 1_000
 BODY: Final = bytes(128)
 TAKE_OVERS: Final = 300
 OPTIONS: Final = ("commit_delay=1000", "commit_siblings=0", "shared_buffers=256MB", "max_wal_size=4GB")
@@ -317,6 +320,67 @@ def _bytes(connection: Connection, what: str) -> Figure:
     return _within(what, "bytes", [octets], SESSION_BYTES_MAX)
 
 
+class Submitting:
+    """The store of the gateway, given operations by one thread, WINDOW of which are on their way."""
+
+    def __init__(self, url: str) -> None:
+        self._store = PostgreSQLState(url, "gateway")
+        self._chance = random.Random(1)
+        self._done = 0
+
+    def __enter__(self) -> Submitting:
+        self._store.start(lambda function: function(), lambda notice: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.stop()
+
+    def open_session(self) -> OpenSession:
+        """Return an operation."""
+        key = SessionKey("mqtt", f"client-{self._chance.randrange(SESSIONS)}")
+        return OpenSession(key, "replica", "user", "", False, 3_600.0, "queue", Will(BODY, 0.0))
+
+    def retain(self) -> Retain:
+        """Return an operation."""
+        n = self._chance.randrange(TOPICS)
+        return Retain(f"r/{n // PER_LEVEL}/{n % PER_LEVEL}", BODY)
+
+    def rate(self, operation: Callable[[], Operation[Any]], seconds: float) -> float:
+        """Return how many were done in a second. Raises OSError if one was not."""
+        credit, failed = threading.Semaphore(WINDOW), threading.Event()
+
+        def done(reply: Reply[Any]) -> None:
+            if reply.verdict is not Verdict.DONE:
+                failed.set()
+            credit.release()
+
+        count, begin = 0, time.monotonic()
+        while time.monotonic() < begin + seconds:
+            credit.acquire()
+            self._store.submit(operation(), done)
+            count += 1
+        for _ in range(WINDOW):
+            credit.acquire()
+        if failed.is_set():
+            raise OSError("the store does not take an operation")
+        return count / (time.monotonic() - begin)
+
+
+def _store_rates(url: str, secs: float, repeat: int) -> list[Figure]:
+    """What `gateway.state` makes of it, in one process."""
+    with Submitting(url) as store:
+        figures = []
+        for what, operation, least in (
+            ("session opens by gateway.state", store.open_session, OPENS_MIN),
+            ("retained writes by gateway.state", store.retain, RETAINED_MIN),
+        ):
+            rates = [store.rate(operation, secs) for _ in range(repeat)]
+            middle = median(rates)
+            more = {"least": round(min(rates)), "most": round(max(rates))}
+            figures.append(Figure(what, "/s", middle, least, middle / least, 1.0, more))
+        return figures
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     """Medians of `repeat` runs, each of half of `seconds`."""
     secs = seconds / 2
@@ -345,4 +409,5 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
         figures.append(_within("take-over, p50", "ms", [median(one) for one in waits], None))
         figures.append(_within("take-over, p99", "ms", [_p99(one) for one in waits], TAKE_OVER_MS_MAX))
         figures.append(_bytes(connection, "the same, opened thousands of times each"))
+        figures += _store_rates(url, secs, repeat)
     return figures
