@@ -37,10 +37,11 @@ from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of,
 from gateway.admin.queues import gone_from
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
-from gateway.broker.amqp091.exchange import TYPES
+from gateway.broker.amqp091.exchange import TYPES, Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.policies import holding
 from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.refusals import Refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.queue import Consumer
 from gateway.mapping.conditions import plain_headers
@@ -51,7 +52,10 @@ from gateway.telemetry.history import History, Key
 from gateway.telemetry.metrics import Metrics
 
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
-METHODS: Final = ("GET", "DELETE")
+METHODS: Final = ("GET", "DELETE", "PUT", "POST")
+UNSAID: Final = (
+    "the gateway only reads, deletes and purges over HTTP: declare, bind, publish and get over AMQP"
+)
 PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another word
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
 Asked = Callable[..., Any]
@@ -94,7 +98,8 @@ class Door(NamedTuple):
 class RabbitApi:
     """`clients` finds the connections, `why_not` why the gateway is not ready; `flush` ends a wake-up.
 
-    `doors` are the listeners, `consuming` says who a consumer is, if it is a client.
+    `version` is RabbitMQ's, as clients see it. `doors` are the listeners, `consuming` says who a consumer is,
+    if it is a client.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class RabbitApi:
         store: Store | None = None,
         flush: Callable[[], None] = lambda: None,
         node: str = "gateway",
+        version: str = "",
         doors: Callable[[], Iterable[Door]] = tuple,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
@@ -122,6 +128,7 @@ class RabbitApi:
         self._store = store
         self._flush = flush
         self._node = f"gateway@{node}"
+        self._version = version
         self._began = time.monotonic()
         self._doors = doors
         self._consuming = consuming
@@ -136,6 +143,8 @@ class RabbitApi:
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         try:
+            if request.method in ("PUT", "POST"):
+                raise ValueError(UNSAID)
             if request.method == "DELETE":
                 act, words = _found(ACTS, (word, *rest))
                 await act(self, *words)
@@ -145,6 +154,8 @@ class RabbitApi:
             return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
+        except Refused as error:
+            return answer({"error": "bad_request", "reason": str(error)}, 400)
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
@@ -153,16 +164,15 @@ class RabbitApi:
     async def overview(self, _: Request) -> Fields:
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
-        version = self._metrics.version
         exchanges = sum(
             len(host.exchanges) + 1 for host in self._hosts.values()
         )  # the default one is not kept
         return {
-            "management_version": version,
+            "management_version": self._version,
             "rates_mode": "basic",
             "product_name": "gateway",
-            "product_version": version,
-            "rabbitmq_version": version,
+            "product_version": self._metrics.version,
+            "rabbitmq_version": self._version,
             "cluster_name": self._node,
             "node": self._node,
             "exchange_types": EXCHANGE_TYPES,
@@ -546,8 +556,8 @@ class RabbitApi:
             if one["vhost"] in names and (one["vhost"], one["destination_type"], one["destination"]) in kept
         ]
         return {
-            "rabbit_version": self._metrics.version,
-            "rabbitmq_version": self._metrics.version,
+            "rabbit_version": self._version,
+            "rabbitmq_version": self._version,
             "product_name": "gateway",
             "product_version": self._metrics.version,
             "users": await self.users(request) if not of else [],
@@ -604,6 +614,37 @@ class RabbitApi:
         host.delete_queue(queue)
         host.written = False  # we wait for the disk ourselves
         await self._done()
+
+    async def delete_exchange(self, of: str, name: str) -> None:
+        host = self._host(of)
+        name = _exchange_name(name)
+        if name and name not in host.exchanges:
+            raise NotThereError
+        host.delete_exchange(name, if_unused=False)
+        host.written = False
+        await self._done()
+
+    async def unbind_queue(self, of: str, source: str, name: str, key: str) -> None:
+        self._unbind(of, "queue", source, name, key)
+        await self._done()
+
+    async def unbind_exchange(self, of: str, source: str, name: str, key: str) -> None:
+        self._unbind(of, "exchange", source, _exchange_name(name), key)
+        await self._done()
+
+    def _unbind(self, of: str, kind: str, source: str, name: str, key: str) -> None:
+        """Remove a binding by the key of its properties, in any of the forms that `_with_key` finds."""
+        host = self._host(of)
+        for one in bindings_of(self._hosts):
+            fields = _binding(one)
+            same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
+            if same and one.destination.name == name and _has_key(fields, key):
+                to = one.destination
+                assert isinstance(to, AmqpQueue | Exchange)
+                host.unbind(one.source, to, one.routing_key, one.arguments)
+                host.written = False
+                return
+        raise NotThereError
 
     async def purge_queue(self, of: str, name: str) -> None:
         _queue_of(self._host(of), name).purge()
@@ -670,9 +711,13 @@ def _exchange_name(word: str) -> str:
 
 def _with_key(rows: Iterable[Fields], key: str) -> Fields:
     for row in rows:
-        if key in (row["properties_key"], unquote(row["properties_key"])):
+        if _has_key(row, key):
             return row
     raise NotThereError
+
+
+def _has_key(binding: Fields, key: str) -> bool:
+    return key in (binding["properties_key"], unquote(binding["properties_key"]))
 
 
 def _built_in(name: str) -> bool:
@@ -803,5 +848,8 @@ ACTS: Final[Mapping[str, Asked]] = {
     "connections/*": RabbitApi.close_connection,
     "queues/*/*": RabbitApi.delete_queue,
     "queues/*/*/contents": RabbitApi.purge_queue,
+    "exchanges/*/*": RabbitApi.delete_exchange,
+    "bindings/*/e/*/q/*/*": RabbitApi.unbind_queue,
+    "bindings/*/e/*/e/*/*": RabbitApi.unbind_exchange,
 }
 """What DELETE does."""

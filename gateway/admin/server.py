@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,21 @@ def health(state: AdminState) -> list[BaseRoute]:
             return problem(400, str(error))
 
     return [
-        Route("/livez", livez),
+        *probes(livez, readyz),
         Route("/metrics", metrics),
         Route("/metrics/detailed", detailed),
-        Route("/readyz", readyz),
+    ]
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
+    """The routes of probes, also by the names and methods that load balancers use if nobody tells them."""
+    return [
+        *(Route(path, livez) for path in ("/livez", "/livez/")),
+        *(Route(path, readyz) for path in ("/readyz", "/readyz/", "/health", "/health/")),
+        Route("/", readyz, methods=["OPTIONS"]),
     ]
 
 

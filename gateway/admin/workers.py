@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.admin.admission import LOGIN, shows_secret
 from gateway.admin.answers import NEVER_STORE, problem
 from gateway.admin.http import HttpServer
-from gateway.admin.server import context_of, listen, serving
+from gateway.admin.server import context_of, listen, probes, serving
 from gateway.settings import Http
 
 
@@ -55,9 +55,8 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
         return problem(404, f"each worker has a console and an API of its own: {state.consoles}")
 
     return [
-        Route("/livez", livez),
+        *probes(livez, readyz),
         Route("/metrics", metrics),
-        Route("/readyz", readyz),
         Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
 

@@ -9,8 +9,10 @@ from typing import Protocol, runtime_checkable
 from gateway.admin import Connected, Consuming, Details, Door
 from gateway.broker.mqtt.session import Session
 from gateway.broker.queue import Consumer
+from gateway.ingress.amqp091.announcing import PRODUCTS
 from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
+from gateway.settings import AmqpListener, Settings
 
 
 def dismiss(session: Session) -> None:
@@ -84,6 +86,14 @@ def consuming(consumer: Consumer) -> Consuming | None:
         channel.connection.stream.remote,
         channel.connection.sender.user,
     )
+
+
+def announced_version(settings: Settings, otherwise: str) -> str:
+    """The version that the first listener of AMQP 0-9-1 announces; without one `otherwise`."""
+    for listener in settings.listeners.values():
+        if isinstance(listener, AmqpListener):
+            return PRODUCTS[listener.announce][1]
+    return otherwise
 
 
 def doors(listeners: Mapping[str, Listener]) -> list[Door]:

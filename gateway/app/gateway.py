@@ -38,7 +38,7 @@ from gateway.admin import (
     serve,
 )
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
-from gateway.app.clients import connected, consuming, dismiss, doors
+from gateway.app.clients import announced_version, connected, consuming, dismiss, doors
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
@@ -265,6 +265,7 @@ class Gateway:
                 store=store,
                 flush=flush,
                 node=self.settings.replica,
+                version=announced_version(self.settings, self.metrics.version),
                 doors=partial(doors, self.listeners),
                 consuming=consuming,
             ),

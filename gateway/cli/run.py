@@ -38,7 +38,7 @@ def _run_alone(settings: Settings) -> int:
 
     configure_logs(settings.log.level, settings.log.format)
     return composition.run(
-        settings, lambda gateway: typer.echo(welcome(gateway, with_link=sys.stdout.isatty()))
+        settings, lambda gateway: _greet(settings, welcome(gateway, with_link=sys.stdout.isatty()))
     )
 
 
@@ -48,7 +48,13 @@ def _run_workers(settings: Settings) -> int:
     from gateway.telemetry.logs import configure_logs
 
     configure_logs(settings.log.level, settings.log.format)
-    return run_workers(settings, lambda supervisor: typer.echo(welcome_to_workers(supervisor)))
+    return run_workers(settings, lambda supervisor: _greet(settings, welcome_to_workers(supervisor)))
+
+
+def _greet(settings: Settings, text: str) -> None:
+    """Print the text for people; not among lines of JSON, where the event `started` has the addresses."""
+    if settings.log.format != "json" or sys.stdout.isatty():
+        typer.echo(text)
 
 
 def _run_worker(settings: Settings) -> int:

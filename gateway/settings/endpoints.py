@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -21,6 +22,8 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 SHARED: Final = "shared"
 """Instead of a protocol's name: one port for several other listeners."""
+UNFIT_FOR_HOST: Final = re.compile(r"[\s\x00-\x1f\x7f\"<>\\^`{|},;?#/@]")
+DROPPED: Final = "\t\r\n"  # characters that the standard library takes out of URLs
 SCHEMES: Final = {scheme.name: (one, scheme) for one in DIALECTS.values() for scheme in one.schemes}
 WEBSOCKET_PORTS: Final = {"websocket": 80, "websocket+tls": 443}  # RFC 6455, 3
 WEBSOCKET_PATH: Final = "/mqtt"
@@ -214,6 +217,8 @@ def parse_url(url: str) -> Target:
         raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
     if not parts.hostname:
         raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
+    if UNFIT_FOR_HOST.search(unquote(parts.hostname)) or any(one in url for one in DROPPED):
+        raise ValueError(f"the URL has a blank or another character that no host has; {QUOTED}")
     if parts.fragment or url.endswith("#"):
         raise ValueError(f"the URL has a #; {QUOTED}")
     dialect, scheme = SCHEMES[parts.scheme]
@@ -223,6 +228,8 @@ def parse_url(url: str) -> Target:
     if scheme.transport in WEBSOCKET_PORTS:
         websocket = (parts.path or WEBSOCKET_PATH) + (f"?{parts.query}" if parts.query else "")
         path = ""
+    elif parts.query:
+        raise ValueError(f"the URL has a query, behind a ?: what it says are options of the link; {QUOTED}")
     elif path and not dialect.has_virtual_hosts:
         raise ValueError(
             f"the URL of an {dialect.title} broker has no path, unless it is of WebSocket: ws:// or wss://"

@@ -246,7 +246,8 @@ class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least of what is written."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: console on a terminal, JSON lines elsewhere."""
+    """`auto`: console on a terminal, JSON lines elsewhere. With `json` nothing else is written, unless
+    standard output is a terminal."""
     slow_turn_secs: float = Field(0.1, ge=0)
     """What holds up everybody for longer is told, with the task and, when known, the connection that caused
     it; 0: nothing is."""

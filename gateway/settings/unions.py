@@ -43,7 +43,7 @@ def _link_tag(given: Any) -> str:
         return given.protocol
     urls = [given.get("url"), *(given.get("urls") or ())] if isinstance(given, dict) else []
     first = next((url for url in urls if url is not None), None)
-    known = SCHEMES.get(first.partition("://")[0]) if isinstance(first, str) else None
+    known = SCHEMES.get(first.partition("://")[0].lower()) if isinstance(first, str) else None
     return NONE if known is None or not known[0].link else known[0].name
 
 

@@ -134,7 +134,8 @@ async def test_every_route_below_api_is_closed(tmp_path: Path) -> None:
 
     scene = Scene(tmp_path)
     paths = {(method, route.path) for route in application(scene.state).routes for method in route.methods}  # type: ignore[attr-defined]
-    open_to_all = {"/livez", "/readyz", "/metrics", "/login", "/api/v1/login", "/", "/console/{name:path}"}
+    open_to_all = {"/metrics", "/login", "/api/v1/login", "/", "/console/{name:path}"}
+    open_to_all |= {name + end for name in ("/livez", "/readyz", "/health") for end in ("", "/")}
     async with scene.serving() as client:
         for method, path in sorted(paths):
             if path not in open_to_all and method != "HEAD":

@@ -68,6 +68,21 @@ async def test_a_process_is_alive_before_it_is_ready() -> None:
         assert (answer.status_code, answer.text) == (503, "draining\n")
 
 
+@pytest.mark.parametrize(
+    "method, path", [("OPTIONS", "/"), ("GET", "/health"), ("HEAD", "/health/"), ("GET", "/readyz/")]
+)
+async def test_load_balancers_are_answered_as_they_ask(method: str, path: str) -> None:
+    async with serving() as (client, readiness):
+        readiness.require("listener mqtt")
+        assert (await client.request(method, path)).status_code == 503
+        readiness.met("listener mqtt")
+        assert (await client.request(method, path)).status_code == 200
+        assert (await client.get("/livez/")).status_code == 200
+        readiness.drain()
+        assert (await client.request(method, path)).status_code == 503
+        assert (await client.get("/livez/")).status_code == 200
+
+
 async def test_what_is_known_elsewhere_is_asked_each_time() -> None:
     why = ""
     async with serving() as (client, readiness):

@@ -41,7 +41,7 @@ def call(*arguments: str, expect: int = 0, stdin: str = "") -> str:
 class Process:
     """`gateway run` with a mapping file that the test may change."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: object) -> None:
         self.mqtt, self.amqp, self.http = free_port(), free_port(), free_port()
         self.mapping = folder / "mapping.yaml"
         self.mapping.write_text(MAPPING.replace("NAME", "first"))
@@ -55,6 +55,7 @@ class Process:
             "http": {"host": "127.0.0.1", "port": self.http},
             "mappings": [str(self.mapping)],
             "store": {"path": str(folder / "data")},
+            **options,
         }
         self.config.write_text(yaml.safe_dump(document))
         self.log = folder / "log"
@@ -88,6 +89,16 @@ def gateway(tmp_path: Path) -> Iterator[Process]:
     finally:
         if started.process.poll() is None:
             started.close()
+
+
+def test_with_logs_in_json_there_is_nothing_else(tmp_path: Path) -> None:
+    started = Process(tmp_path, log={"format": "json"})
+    try:
+        started.wait_for('"event":"started"')
+    finally:
+        started.close()
+    lines = [json.loads(line) for line in started.log.read_text().splitlines()]
+    assert any(line["event"] == "started" for line in lines)
 
 
 def through(gateway: Process, key: str) -> dict[str, object]:

@@ -99,6 +99,63 @@ def test_what_it_does(filled: Running) -> None:
     assert "Not found" in admin(filled, "delete", "queue", "name=none", expect=1)
 
 
+def test_exchanges_and_bindings_are_deleted(gateway: Running) -> None:
+    with pika.BlockingConnection(pika.URLParameters(gateway.idle_amqp_url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("leaving", durable=True)
+        for name in ("going", "a/b %"):
+            channel.exchange_declare(name, "topic", durable=True)
+            channel.queue_bind("leaving", name, "eu.#")
+            channel.exchange_bind(name, "amq.topic", "")
+        keyed = ("source=going", "destination_type=queue", "destination=leaving", "properties_key=eu.%23")
+        admin(gateway, "delete", "binding", *keyed)
+        assert "Not found" in admin(gateway, "delete", "binding", *keyed, expect=1)
+        of_exchange = (
+            "source=amq.topic",
+            "destination_type=exchange",
+            "destination=going",
+            "properties_key=~",
+        )
+        admin(gateway, "delete", "binding", *of_exchange)
+        left = [(one["source"], one["destination"]) for one in listed(gateway, "bindings")]
+        assert ("going", "leaving") not in left
+        assert ("amq.topic", "going") not in left
+        assert ("a/b %", "leaving") in left
+        for name in ("going", "a/b %"):
+            admin(gateway, "delete", "exchange", f"name={name}")
+            assert "Not found" in admin(gateway, "delete", "exchange", f"name={name}", expect=1)
+        assert "not allowed" in admin(gateway, "delete", "exchange", "name=amq.topic", expect=1)
+        admin(gateway, "delete", "queue", "name=leaving")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("declare", "queue", "name=q"),
+        ("declare", "exchange", "name=x", "type=topic"),
+        ("declare", "binding", "source=amq.topic", "destination=q"),
+        ("publish", "routing_key=q", "payload=x"),
+        ("get", "queue=q"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_what_it_cannot_do_is_answered(gateway: Running, arguments: tuple[str, ...]) -> None:
+    assert "over AMQP" in admin(gateway, *arguments, expect=1)
+
+
+def test_all_versions_are_one(gateway: Running) -> None:
+    """What the listener announces, which clients and tools go by."""
+    with pika.BlockingConnection(pika.URLParameters(gateway.idle_amqp_url)) as connection:
+        announced = connection._impl.server_properties["version"]
+    with httpx.Client(
+        base_url=f"http://{LOOPBACK}:{gateway.gateway.http_port}", auth=("ann", PASSWORD)
+    ) as http:
+        overview = http.get("/api/overview").json()
+        definitions = http.get("/api/definitions").json()
+    assert {overview["rabbitmq_version"], overview["management_version"]} == {announced}
+    assert {definitions["rabbitmq_version"], definitions["rabbit_version"]} == {announced}
+
+
 def test_an_export_is_taken_by_the_gateway(filled: Running, tmp_path: Any) -> None:
     file = tmp_path / "definitions.json"
     admin(filled, "export", str(file))

@@ -136,6 +136,17 @@ FAULTS = [
     ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1:30: links.a.share: "),
     ("links: {a: {url: 'http://x'}}\n", ":1:9: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
     ("links: {a: {url: 'amqp:///x'}}\n", ":1:9: links.a: the URL names no host"),
+    ("links: {a: {url: 'amqp://a b/x'}}\n", ":1:9: links.a: the URL has a blank"),
+    ("links: {a: {url: 'mqtt://a%20b'}}\n", ":1:9: links.a: the URL has a blank"),
+    ('links: {a: {url: "mqtt://a\\tb"}}\n', ":1:9: links.a: the URL has a blank"),
+    ("links: {a: {urls: ['mqtts://a', 'mqtts://b,c']}}\n", ":1:9: links.a: the URL has a blank"),
+    ("links: {a: {url: 'amqp://a/x?heartbeat=5'}}\n", ":1:9: links.a: the URL has a query"),
+    ("links: {a: {url: 'mqtt://a?clean=1'}}\n", ":1:9: links.a: the URL has a query"),
+    ("links: {a: {url: 'amqpfast://a/x?y'}}\n", ":1:9: links.a: the URL has a query"),
+    (
+        "links: {a: {url: 'MQTT://x', consumer_priority: 1}}\n",
+        "links.a.consumer_priority: for protocol amqp091",
+    ),
     ("links: {a: {url: 'mqtt://x/y'}}\n", ":1:9: links.a: the URL of an MQTT broker has no path"),
     ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1:9: links.a: say the password once"),
     (
@@ -415,3 +426,14 @@ def test_the_schema_takes_what_is_taken_and_nothing_that_is_not() -> None:
     validator.validate(fine | {"links": {"b": {"url": "mqtt://b", "version": 5}}})
     for wrong in ({"htp": {}}, {"http": {"port": "x"}}, {"listeners": {"a": {"protocol": "smtp"}}}):
         assert not validator.is_valid(wrong), wrong
+
+
+@pytest.mark.parametrize("url", ["AMQP://a/x", "Amqps://a", "MQTT://a", "WSS://a/p?q=1", "AmqpFast://a"])
+def test_the_scheme_of_a_link_may_be_in_capitals(tmp_path: Path, url: str) -> None:
+    lower = url.lower()
+    links = [
+        load_settings(written(tmp_path, f"links: {{a: {{url: '{one}'}}}}\n"), {}).links["a"]
+        for one in (url, lower)
+    ]
+    assert type(links[0]) is type(links[1])
+    assert parse_url(url) == parse_url(lower)

@@ -29,7 +29,7 @@ CHUNK_OCTETS_MIN: Final = 16  # what a piece of a body counts at least: each cos
 UNREAD_PIECES_MAX: Final = 16  # of a body that nobody wanted, to find its end behind them
 LINGER_SECS: Final = 1.0
 LINGER_OCTETS: Final = 1_048_576
-PROBES: Final = frozenset((b"/livez", b"/readyz"))
+PROBES: Final = frozenset((b"/livez", b"/livez/", b"/readyz", b"/readyz/", b"/health", b"/health/"))
 OVER: Final = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 DISCONNECT: Final[Message] = {"type": "http.disconnect"}
 

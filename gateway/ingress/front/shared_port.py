@@ -25,7 +25,7 @@ from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.tls import TlsFilter
 
 TLS_HANDSHAKE: Final = b"\x16"
-LIVENESS: Final = "/livez"
+LIVENESS: Final = frozenset(("/livez", "/livez/", "/health", "/health/"))
 SHOWN: Final = 8  # octets in the log of what nobody speaks
 
 
@@ -161,9 +161,10 @@ class Undecided(PendingConnection):
             if listener := self._port.by_path.get(request.path):
                 self._hand_over(listener, now)
                 return
-            if request.path != LIVENESS:
+            probed = request.method == "OPTIONS" and request.path == "/"  # as HAProxy does if nobody tells it
+            if not probed and request.path not in LIVENESS:
                 raise Refusal(404, "there is nothing here")
-            if request.method not in ("GET", "HEAD"):
+            if not probed and request.method not in ("GET", "HEAD"):
                 raise Refusal(405, "this is only to be read", {"Allow": "GET, HEAD"})
         except Refusal as refusal:
             self.refuse(f"http_{refusal.status}", str(refusal), refusal.response)
