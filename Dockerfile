@@ -1,27 +1,34 @@
 # The gateway as a small image: compiled in one stage, run by an ordinary user in the next, without a compiler or pip's cache.
 #   docker build -t gateway:0.1.0 --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(date -u +%FT%TZ)" .
 #   docker run -p 1883:1883 -p 5672:5672 -p 8080:8080 -v "$PWD/gateway.yaml:/etc/gateway/gateway.yaml:ro" gateway:0.1.0
+#
+# A tag may name another image tomorrow. Pin the base by its digest for images that you publish:
+#   docker buildx imagetools inspect python:3.11-slim --format '{{.Manifest.Digest}}'
+#   docker build --build-arg BASE=python:3.11-slim@sha256:... .
 
-FROM python:3.11-slim AS build
+ARG BASE=python:3.11-slim
+FROM ${BASE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
 RUN python -m venv /opt/build && python -m venv /opt/gateway
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. All versions are locked.
-RUN sed '/^# The data pipeline/,$d' requirements.lock > locked \
- && sed -n '/^# Traces/,/^$/p' requirements.lock >> locked \
- && /opt/build/bin/pip install --no-cache-dir -r locked -c requirements.lock mypy setuptools types-PyYAML
+# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. Versions and hashes are
+# locked.
+RUN sed '/^# What builds it/,$d' requirements.lock > running \
+ && sed '/^# The data pipeline/,$d' requirements.lock > building \
+ && /opt/build/bin/pip install --no-cache-dir --require-hashes -r building
 COPY deploy/compile.py deploy/
 COPY gateway gateway
 COPY mappings mappings
 RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation -w /wheels . \
- && /opt/gateway/bin/pip install --no-cache-dir -c requirements.lock "$(echo /wheels/*.whl)[otel]" \
+ && /opt/gateway/bin/pip install --no-cache-dir --require-hashes -r running \
+ && /opt/gateway/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
  && /opt/gateway/bin/pip uninstall -y pip setuptools
 # What is in it, for scanners: CycloneDX.
-RUN /opt/build/bin/pip install --no-cache-dir -c requirements.lock cyclonedx-bom \
- && /opt/build/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/gateway/sbom.cdx.json /opt/gateway/bin/python
+RUN /opt/build/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/gateway/sbom.cdx.json /opt/gateway/bin/python
 
-FROM python:3.11-slim
+FROM ${BASE}
+ARG BASE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=unknown
@@ -31,7 +38,7 @@ LABEL org.opencontainers.image.title="gateway" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.created="$CREATED" \
-      org.opencontainers.image.base.name="docker.io/library/python:3.11-slim"
+      org.opencontainers.image.base.name="docker.io/library/$BASE"
 RUN groupadd --gid 10001 gateway \
  && useradd --uid 10001 --gid gateway --no-create-home --home-dir /var/lib/gateway gateway \
  && install -d -o gateway -g gateway /var/lib/gateway /etc/gateway

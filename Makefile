@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers clean
+.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -102,6 +102,18 @@ adversary: $(STAMP)
 chaos: $(STAMP) peers
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+# Write requirements.lock: what is missing is added, ARGS=--upgrade takes the newest versions.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip -q --disable-pip-version-check install uv
+	$(PYTHON) deploy/lock.py --uv build/uv/bin/uv $(ARGS)
+
+# Look up known vulnerabilities of everything that is locked, in the database of PyPI.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip -q --disable-pip-version-check install pip-audit
+	build/audit/bin/pip-audit --require-hashes --disable-pip -r requirements.lock $(ARGS)
+
 peers:
 	@tests/interop/peers.sh
 	@$(PYTHON) tests/clients/builds.py
@@ -115,12 +127,12 @@ $(ALONE): requirements.lock pyproject.toml
 	      { test "$$(id -u)" = 0 && apt-get update && apt-get install -y python3-venv; } || \
 	      { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	sed '/^# The data pipeline/,$$d' requirements.lock | $(PIP) install -r /dev/stdin
+	sed '/^# Traces/,/^$$/d; /^# What compiles it/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(STAMP): $(ALONE)
-	$(PIP) install -r requirements.lock
+	$(PIP) install --require-hashes -r requirements.lock
 	@touch $@
 
 clean:

@@ -11,10 +11,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=$(mkdir -p "${1:-build/image}" && cd "${1:-build/image}" && pwd)
-base=$(sed -n 's/^FROM \([^ ]*\).*/\1/p' Dockerfile | sort -u)
+base=$(sed -n 's/^ARG BASE=//p' Dockerfile)
 name="localhost/gateway:$(sed -n 's/^__version__.*"\(.*\)"/\1/p' gateway/__init__.py)"
 
-[ "$(printf '%s\n' "$base" | wc -l)" = 1 ] || { echo "Dockerfile: expected one base image in all FROM lines, found: $base" >&2; exit 2; }
+[ "$(sed -n 's/^FROM \([^ ]*\).*/\1/p' Dockerfile | sort -u)" = '${BASE}' ] || { echo "Dockerfile: not all FROM lines name \${BASE}" >&2; exit 2; }
 for program in buildah debootstrap; do
     command -v "$program" >/dev/null || { echo "$program is missing: apt-get install buildah debootstrap" >&2; exit 2; }
 done

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)(?: ; (.*?))? ?\\?$", re.MULTILINE)
 
 
 def pinned(part: str = "") -> dict[str, str]:
@@ -24,8 +26,12 @@ def pinned(part: str = "") -> dict[str, str]:
     text = (ROOT / "requirements.lock").read_text()
     if part:
         text = text.split(f"# {part}", 1)[1].partition("\n#")[0].partition("\n")[2]
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    found = [
+        (name, version)
+        for name, version, marker in PINNED.findall(text)
+        if not marker or Marker(marker).evaluate()  # colorama is for Windows
+    ]
+    return {canonicalize_name(name): version for name, version in found}
 
 
 def test_the_wheel_holds_the_page_and_the_mapping_files(tmp_path: Path) -> None:
@@ -55,19 +61,64 @@ def test_every_dependency_is_pinned_by_version_alone() -> None:
     assert all(re.fullmatch(r"([0-9]+!)?[0-9][0-9a-z.]*", version) for version in versions.values())
 
 
-def test_the_first_part_is_all_that_the_gateway_needs() -> None:
+def test_every_locked_version_has_hashes_of_all_its_files() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    for block in re.split(r"\n(?=[A-Za-z0-9#])", text):
+        if PINNED.match(block):
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), block
+            assert "\n" in block
+    re2 = text.partition("\ngoogle-re2==")[2].partition("\n\n")[0]
+    assert re2.partition("==")[0].count("--hash=") > 10, "a wheel for each interpreter and processor"
+
+
+def needs(*wanted: str) -> set[str]:
+    """The names of packages and of all that they need here."""
+    found: set[str] = set()
+    left = [Requirement(one) for one in wanted]
+    while left:
+        requirement = left.pop()
+        extras = ["", *requirement.extras]
+        name = canonicalize_name(requirement.name)
+        for one in map(Requirement, requires(requirement.name) or []):
+            if any(one.marker is None or one.marker.evaluate({"extra": extra}) for extra in extras) and (
+                canonicalize_name(one.name) not in found or one.extras
+            ):
+                left.append(one)
+        found.add(name)
+    return found
+
+
+def test_each_part_needs_nothing_but_the_parts_above_it() -> None:
+    """What the Makefile and the Dockerfiles install is whole."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    first, pipeline = pinned("The gateway"), pinned("The data pipeline")
-    site = pinned("The documentation's site")
-    wanted = [*project["dependencies"], "hatchling"]
-    while wanted:
-        requirement = Requirement(wanted.pop())
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            assert canonicalize_name(requirement.name) in first
-            wanted.extend(requires(requirement.name) or [])
-    assert "pyspark" in pipeline
-    assert "sphinx" in site
-    assert not first.keys() & (pipeline.keys() | site.keys())
+    extras = project["optional-dependencies"]
+    gateway, builder = pinned("The gateway"), pinned("What builds it")
+    traces, compiler = pinned("Traces"), pinned("What compiles it")
+    bill = pinned("The image's bill of materials")
+    assert needs(*project["dependencies"]) <= gateway.keys()
+    assert needs("hatchling") <= gateway.keys() | builder.keys()
+    running = gateway.keys() | traces.keys()
+    assert needs(*project["dependencies"], *extras["otel"]) <= running
+    building = ["mypy", "setuptools", "types-PyYAML", "pathspec", "cyclonedx-bom"]
+    assert needs(*building) <= running | builder.keys() | compiler.keys() | bill.keys()
+    spark = needs(*extras["pipeline"], *extras["hdfs"], *extras["postgresql"])
+    parts = [pinned(one) for one in ("The data pipeline", "HDFS", "Rates in PostgreSQL")]
+    assert spark <= running | builder.keys() | bill.keys() | {name for one in parts for name in one}
+    assert "pyspark" in parts[0]
+    assert "sphinx" in pinned("The documentation's site")
+    assert not gateway.keys() & pinned("The data pipeline").keys()
+
+
+@pytest.mark.parametrize("file", ["Makefile", "Dockerfile", "deploy/spark/Dockerfile"])
+def test_what_is_installed_from_the_lock_has_its_hashes_checked(file: str) -> None:
+    text = (ROOT / file).read_text().replace("\\\n", " ")
+    installs = re.findall(r"install [^&\n]*-r [^&\n]*", text)
+    assert installs
+    assert all("--require-hashes" in one for one in installs)
+    headings = re.findall(r"\^(# [A-Za-z' ]+?)/", text)
+    assert headings
+    lock = (ROOT / "requirements.lock").read_text()
+    assert all(f"\n{heading}" in lock for heading in headings)
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark/Dockerfile"])
@@ -88,9 +139,11 @@ def test_an_image_copies_what_the_builder_is_given(file: str) -> None:
 
 def test_the_image_for_spark_has_what_its_commands_need() -> None:
     """Executors read HDFS, and rates are written to PostgreSQL."""
-    (line,) = (one for one in (ROOT / "deploy/spark/Dockerfile").read_text().splitlines() if "'.[" in one)
-    stated = line.partition("'.")[2].partition("'")[0]
-    assert Requirement(f"gateway{stated}").extras == {"pipeline", "postgresql", "hdfs"}
+    text = (ROOT / "deploy/spark/Dockerfile").read_text()
+    assert 'sed "/^# What compiles it/,/^$/d; /^# The documentation\'s site/,\\$d" requirements.lock' in text
+    lock = (ROOT / "requirements.lock").read_text()
+    end = lock.index("\n# The documentation's site")
+    assert all(lock.index(f"\n{name}==") < end for name in ("pyspark", "psycopg", "hdfs-native"))
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:
