@@ -23,7 +23,7 @@ from gateway.access.scram import Exchange, Keys
 from gateway.access.tokens import Tokens
 from gateway.access.users import Users
 from gateway.settings.logins import Logins
-from gateway.settings.tree import GUEST
+from gateway.settings.tree import ANONYMOUS, GUEST
 
 # Of several that refuse, the first of these says most about why.
 TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
@@ -71,6 +71,11 @@ class Access:
         if policy == "always" or (policy == "loopback" and is_loopback(remote)):
             return self._anonymous
         return None
+
+    @property
+    def has_several_users(self) -> bool:
+        """Return True if more than one user may come: there are two, or a back end that knows others."""
+        return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
         """A name means nothing: nobody can have one, for there are no users and no other back ends, but for

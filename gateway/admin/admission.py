@@ -51,6 +51,11 @@ class Caller(NamedTuple):
     credential: str
     session: Session | None = None
 
+    @property
+    def owner(self) -> str:
+        """User whose share what is opened with this request counts in."""
+        return self.principal.name
+
 
 class Admission:
     """Decides about requests. `right_of` says what a principal's roles allow; `access` knows the users and

@@ -37,6 +37,7 @@ from gateway.admin.readiness import Readiness
 from gateway.admin.series import DetailedMetrics
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
+from gateway.broker.shares import UserQuotas
 from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
 from gateway.settings import Http, HttpTls
@@ -56,6 +57,7 @@ class AdminState:
     scrape_token_file: Path | None = None
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
+    quotas: UserQuotas | None = None
     detailed: DetailedMetrics | None = None
     clock: Callable[[], float] = clock.now
     started_secs: float = field(init=False)
@@ -130,7 +132,16 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         lambda: [one.name for one in metrics.sources.routes()],
         lambda: [one.name for one in metrics.endpoints()],
     )
-    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps, names)
+    quotas = state.quotas
+    logins = LoginsApi(state.admission)
+    events = EventsApi(
+        state.admission,
+        shown,
+        state.taps,
+        names,
+        streams=None if quotas is None else quotas.streams,
+        watched=None if quotas is None else quotas.taps,
+    )
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]

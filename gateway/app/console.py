@@ -13,6 +13,7 @@ from gateway.access.console_sessions import Sessions
 from gateway.access.console_tokens import COMMAND_LINE, ConsoleTokens, leave_token
 from gateway.access.principal import Principal
 from gateway.admin import Admission
+from gateway.model.shares import UserShares
 from gateway.settings import Settings
 
 log = structlog.get_logger()
@@ -21,8 +22,11 @@ log = structlog.get_logger()
 class Console:
     """Its door, and the token that is left for the command line while there is a port."""
 
-    def __init__(self, settings: Settings, access: Access, authorization: Authorization) -> None:
-        """Raises ConfigurationError when the tokens cannot be read or written."""
+    def __init__(
+        self, settings: Settings, access: Access, authorization: Authorization, sessions: UserShares
+    ) -> None:
+        """`sessions` has the places of sessions, by user. Raises ConfigurationError when the tokens
+        cannot be read or written."""
         http = settings.http
 
         def right_of(principal: Principal) -> Right:
@@ -31,7 +35,7 @@ class Console:
 
         self.admission = Admission(
             ConsoleTokens(settings.tokens_path() if http.enabled else None),
-            Sessions(http.sessions_max, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
+            Sessions(sessions, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
             access=access,
             right_of=right_of,
             token_file=http.token_file,

@@ -29,6 +29,7 @@ from gateway.access.tokens import Tokens
 from gateway.admin import AdminState, Admission, ClientsApi, Readiness, serve
 from gateway.admin.admission import target_of
 from gateway.errors import ConfigurationError
+from gateway.model.shares import UserShares
 from gateway.settings import Http, HttpTls, Logins
 from gateway.settings.identity import JwtBackend
 from gateway.settings.tree import Health
@@ -48,6 +49,10 @@ RIGHTS = {"ann": "write", "vera": "read", "press": "none"}
 Json = dict[str, str]
 
 
+def three() -> UserShares:
+    return UserShares("console sessions", count_max=3)
+
+
 class Scene:
     """A console with users, tokens and a key."""
 
@@ -58,7 +63,7 @@ class Scene:
         jwt = JwtBackend(backend="jwt", keys_file=keys, roles_claim="roles")
         self.access.ask([self.access.users, Tokens(jwt, KeysFile(keys, symmetric=False))])
         self.tokens = ConsoleTokens()
-        self.sessions = Sessions(3, idle_secs=100.0, longest_secs=1_000.0)
+        self.sessions = Sessions(three(), idle_secs=100.0, longest_secs=1_000.0)
         self.admission = Admission(
             self.tokens, self.sessions, access=self.access, right_of=self.right_of, token_file=token_file
         )
@@ -361,7 +366,7 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
 
 def test_sessions_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(3, idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
+    sessions = Sessions(three(), idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
     first, _ = sessions.begin(Principal("a"))
     now[0] += 99.0
     assert sessions.find(first) is not None
@@ -384,7 +389,7 @@ def test_sessions_end_and_are_bounded() -> None:
 
 def test_links_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(3, idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
+    sessions = Sessions(three(), idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
     old = sessions.make_link()
     now[0] += LINK_SECS
     assert not sessions.use_link(old)
