@@ -22,18 +22,20 @@ LINKS_MAX: Final = 100
 
 
 class Session:
-    """Somebody who has logged in: an administrator, who may do everything, or with the right of the
-    principal's roles. `token` is the digest of the token that was shown, "" for none.
+    """Somebody who has logged in: an administrator, who may do everything, or with the rights of the
+    principal's roles. `token` is the digest of the token that was shown, "" for none; `stamp` is the user's
+    at that time (`Access.stamp`).
     """
 
-    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "token")
+    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "stamp", "token")
 
     def __init__(
-        self, principal: Principal, *, everything: bool, token: str, now: float, ends: float
+        self, principal: Principal, *, everything: bool, token: str, stamp: str, now: float, ends: float
     ) -> None:
         self.principal = principal
         self.everything = everything
         self.token = token
+        self.stamp = stamp
         self.csrf = secrets.token_urlsafe(OCTETS)
         self.seen = now
         self.ends = ends
@@ -72,7 +74,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(
-        self, principal: Principal, *, everything: bool = False, token: str = ""
+        self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
     ) -> tuple[str, Session]:
         """Begin a session of whoever has logged in. Return its identifier, and the session."""
         now = self._clock()
@@ -80,7 +82,7 @@ class Sessions:
         if principal.expires is not None:
             ends = min(ends, principal.expires)
         text = secrets.token_urlsafe(OCTETS)
-        session = Session(principal, everything=everything, token=token, now=now, ends=ends)
+        session = Session(principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends)
         self._sessions[_digest(text)] = session
         self._entries.add(_digest(text), session.owner, 0)
         while (key := self._entries.crowded_out(session.owner)) is not None:

@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from gateway.admin.admission import Admission, Caller
 from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
 from gateway.admin.choosing import matcher, query_of
-from gateway.admin.messages import message_shown
+from gateway.admin.messages import Hide, message_shown, nothing_hidden, seen_by
 from gateway.admin.models import PassedRow, Status
 from gateway.admin.operations import Operation
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
 from gateway.broker.tapping import Passed, Tap, Taps
+from gateway.model.message import Message
 from gateway.model.shares import UserShares
 
 TOLD_EACH_SECS: Final = 2.0
@@ -56,12 +57,15 @@ class EventsApi:
         each_secs: float = TOLD_EACH_SECS,
         streams: UserShares | None = None,
         watched: UserShares | None = None,
+        hide: Hide = nothing_hidden,
     ) -> None:
-        """`streams` and `watched` have the places of all streams, and of those of messages, by user."""
+        """`streams` and `watched` have the places of all streams, and of those of messages, by user. `hide`
+        takes private fields out of messages."""
         self._admission = admission
         self._state = state
         self._taps = taps
         self._names = names
+        self._hide = hide
         self.each_secs = each_secs
         self.streams = streams or UserShares("event streams", count_max=LISTENERS_MAX)
         self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
@@ -104,10 +108,13 @@ class EventsApi:
             per_second=min(wanted.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 
+        seen = seen_by(request, self._hide)
+
         async def told() -> bytes:
             found, skipped = await tap.fetch(self.each_secs)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
-            return b"".join([_event("message", _passed(one)) for one in found]) + more or b": nothing\n\n"
+            rows = [_event("message", _passed(one, seen(one.route, one.message))) for one in found]
+            return b"".join(rows) + more or b": nothing\n\n"
 
         def begins() -> None:
             self._watched.add(owner, 0)
@@ -189,12 +196,12 @@ def _event(name: str, document: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(document))
 
 
-def _passed(one: Passed) -> dict[str, Any]:
+def _passed(one: Passed, message: Message) -> dict[str, Any]:
     return {
         "route": one.route,
         "endpoint": one.endpoint,
         "outcome": one.outcome.verdict.name.lower(),
         "reason": one.outcome.reason.value,
         "text": one.outcome.text,
-        "message": message_shown(one.message),
+        "message": message_shown(message),
     }

@@ -75,6 +75,7 @@ class Operation(NamedTuple):
     conflicts: bool = False  # and 409
     streams: bool = False  # the answer is server-sent events, with such data
     door: bool = False
+    by_host: bool = False  # callers with rights in some virtual hosts may ask, and see what is there
 
 
 class Api(Protocol):
@@ -89,7 +90,7 @@ def routes_of(operations: Iterable[Operation], admission: Admission) -> list[Bas
     return [
         Route(
             PREFIX + one.path,
-            one.serve if one.door else admission.admitted(_taking_nothing(one)),
+            one.serve if one.door else admission.admitted(_taking_nothing(one), by_host=one.by_host),
             methods=[one.method],
         )
         for one in operations

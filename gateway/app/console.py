@@ -8,7 +8,7 @@ import structlog
 
 from gateway.access.authentication import Access
 from gateway.access.authorization import Authorization
-from gateway.access.console import Right, console_right
+from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.console_sessions import Sessions
 from gateway.access.console_tokens import COMMAND_LINE, ConsoleTokens, leave_token
 from gateway.access.principal import Principal
@@ -29,15 +29,15 @@ class Console:
         cannot be read or written."""
         http = settings.http
 
-        def right_of(principal: Principal) -> Right:
+        def rights_of(principal: Principal) -> ConsoleRights:
             roles = authorization.roles  # as they are now
-            return console_right(Principal(principal.name, roles=roles.of(principal)), roles.roles)
+            return console_rights(Principal(principal.name, roles=roles.of(principal)), roles.roles)
 
         self.admission = Admission(
             ConsoleTokens(settings.tokens_path() if http.enabled else None),
             Sessions(sessions, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
             access=access,
-            right_of=right_of,
+            rights_of=rights_of,
             token_file=http.token_file,
         )
         self._left: Path | None = None

@@ -72,6 +72,7 @@ from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.pressure import FullQueues
+from gateway.broker.redacting import PrivateFields
 from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.egress.link import Link
@@ -244,11 +245,14 @@ class Gateway:
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
         process = process_of(self)
-        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush)
+        given = self.settings.journal.hash_key
+        key = b"" if given is None else given.get_secret_value().encode()
+        hide = PrivateFields(lambda: self.dispatcher.router, key).hide
+        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide)
         apis = (
             ProcessApi(process),
             MappingsApi(process),
-            LettersApi(self.dead_letters, self.core.redriving, flush),
+            LettersApi(self.dead_letters, self.core.redriving, flush, hide=hide),
             ClientsApi(clients, flush),
             SessionsApi(self.mqtt, dismiss, flush),
             queues,
@@ -278,6 +282,7 @@ class Gateway:
             ),
             self.dispatcher.taps,
             self.quotas,
+            hide,
             DetailedMetrics(queues.all, lambda: list(self.mqtt.sessions.values())),
         )
         async with trio.open_nursery() as nursery:
