@@ -7,6 +7,9 @@ this machine, as RabbitMQ does for guest. Whoever fails is delayed and refused (
 
 from __future__ import annotations
 
+import hmac
+import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -23,7 +26,7 @@ from gateway.access.scram import Exchange, Keys
 from gateway.access.tokens import Tokens
 from gateway.access.users import Users
 from gateway.settings.logins import Logins
-from gateway.settings.tree import GUEST
+from gateway.settings.tree import ANONYMOUS, GUEST
 
 # Of several that refuse, the first of these says most about why.
 TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
@@ -48,6 +51,7 @@ class Access:
         self.backends: Sequence[Backend] = (self.users,)
         self.counts: Counter[tuple[str, str]] = Counter()  # what back ends have said, by kind and outcome
         self._anonymous = Principal("")
+        self._key = os.urandom(32)
 
     def ask(self, backends: Sequence[Backend]) -> None:
         """Ask these from now on, in their order; `users` is one of them, or has no part."""
@@ -71,6 +75,11 @@ class Access:
         if policy == "always" or (policy == "loopback" and is_loopback(remote)):
             return self._anonymous
         return None
+
+    @property
+    def has_several_users(self) -> bool:
+        """Return True if more than one user may come: there are two, or a back end that knows others."""
+        return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
         """A name means nothing: nobody can have one, for there are no users and no other back ends, but for
@@ -125,6 +134,14 @@ class Access:
             return None
         return principal_of(name, credentials.certificate)
 
+    def loggable(self, user: str) -> str:
+        """Return what the log may have of a name that was not proved: the name of a user that there is, or a
+        digest by which it is known again while this process lives. People type passwords where names belong.
+        """
+        if not user or self.users.exists(user):
+            return user
+        return f"unknown {hmac.digest(self._key, user.encode(errors='replace'), 'sha256')[:6].hex()}"
+
     # SCRAM
 
     @property
@@ -139,6 +156,21 @@ class Access:
     def proved(self, name: str) -> Principal | None:
         """The principal of a user who has proved its password; None: there is no such user any more."""
         return self.users.named(name) if self._with_users else None
+
+    def stamp(self, principal: Principal) -> str:
+        """Return what tells whether a user is the same later, with the same password; "" for a principal of
+        another back end, which cannot be asked."""
+        return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
+
+    def stands(self, principal: Principal, stamp: str) -> bool:
+        """Return True if a user that had this stamp is still there, with the same password. Of a principal of
+        another back end only its end is known."""
+        if principal.expires is not None and principal.expires <= time.time():
+            return False
+        if principal.backend != self.users.kind:
+            return True
+        name = principal.name
+        return self._with_users and self.users.exists(name) and self.users.stamp(name) == stamp
 
     # Tokens
 

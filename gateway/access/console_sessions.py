@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from gateway.access.principal import Principal
+from gateway.model.shares import UserEntries, UserShares
 
 OCTETS: Final = 32
 LINK_SECS: Final = 3_600.0
@@ -21,21 +22,28 @@ LINKS_MAX: Final = 100
 
 
 class Session:
-    """Somebody who has logged in: an administrator, who may do everything, or with the right of the
-    principal's roles. `token` is the digest of the token that was shown, "" for none.
+    """Somebody who has logged in: an administrator, who may do everything, or with the rights of the
+    principal's roles. `token` is the digest of the token that was shown, "" for none; `stamp` is the user's
+    at that time (`Access.stamp`).
     """
 
-    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "token")
+    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "stamp", "token")
 
     def __init__(
-        self, principal: Principal, *, everything: bool, token: str, now: float, ends: float
+        self, principal: Principal, *, everything: bool, token: str, stamp: str, now: float, ends: float
     ) -> None:
         self.principal = principal
         self.everything = everything
         self.token = token
+        self.stamp = stamp
         self.csrf = secrets.token_urlsafe(OCTETS)
         self.seen = now
         self.ends = ends
+
+    @property
+    def owner(self) -> str:
+        """User whose share it counts in."""
+        return self.principal.name
 
     def proves(self, shown: str) -> bool:
         """Whether a request was made by a page of ours."""
@@ -43,56 +51,65 @@ class Session:
 
 
 class Sessions:
-    """All of them. Times are in seconds; `clock` gives those since 1970."""
+    """All of them. Times are in seconds; `clock` gives those since 1970. Of more sessions than `shares` has
+    room for, the one that was seen longest ago goes, among those of a user who has more than an equal part.
+    """
 
     def __init__(
         self,
-        sessions_max: int,
+        shares: UserShares,
         *,
         idle_secs: float,
         longest_secs: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._most = sessions_max
         self._idle_secs = idle_secs
         self._longest_secs = longest_secs
         self._clock = clock
-        self._sessions: dict[bytes, Session] = {}  # who was seen last stands last
+        self._sessions: dict[bytes, Session] = {}
+        self._entries: UserEntries[bytes] = UserEntries(shares)  # who was seen last stands last
         self._links: dict[bytes, float] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def begin(
-        self, principal: Principal, *, everything: bool = False, token: str = ""
+        self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
     ) -> tuple[str, Session]:
-        """Somebody has logged in: the identifier, and the session. Of too many the one seen longest ago
-        goes.
-        """
+        """Begin a session of whoever has logged in. Return its identifier, and the session."""
         now = self._clock()
         ends = now + self._longest_secs
         if principal.expires is not None:
             ends = min(ends, principal.expires)
         text = secrets.token_urlsafe(OCTETS)
-        session = Session(principal, everything=everything, token=token, now=now, ends=ends)
+        session = Session(principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends)
         self._sessions[_digest(text)] = session
-        if len(self._sessions) > self._most:
-            del self._sessions[next(iter(self._sessions))]
+        self._entries.add(_digest(text), session.owner, 0)
+        while (key := self._entries.crowded_out(session.owner)) is not None:
+            self._forget(key)
         return text, session
+
+    def _forget(self, key: bytes) -> None:
+        self._sessions.pop(key, None)
+        self._entries.discard(key)
 
     def find(self, text: str) -> Session | None:
         """The session of an identifier, if it has not ended."""
         key, now = _digest(text), self._clock()
-        session = self._sessions.pop(key, None)
-        if session is None or session.ends <= now or session.seen + self._idle_secs <= now:
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        if session.ends <= now or session.seen + self._idle_secs <= now:
+            self._forget(key)
             return None
         session.seen = now
-        self._sessions[key] = session
+        self._entries.discard(key)
+        self._entries.add(key, session.owner, 0)
         return session
 
     def end(self, text: str) -> None:
         """Its owner has logged out."""
-        self._sessions.pop(_digest(text), None)
+        self._forget(_digest(text))
 
     def make_link(self) -> str:
         """A code that logs in once, as the administrator."""

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 import structlog
 
+from gateway.access.principal import Principal
 from gateway.errors import ConfigurationError
 
 TOKENS_MAX: Final = 1_000
@@ -41,8 +42,24 @@ class TokenInTheWay(TokenRefused):
     """What there is already is in the way: the name is taken, or there are too many."""
 
 
+class Maker(NamedTuple):
+    """The user who made a token, itself or by another token: the token ends with it. `stamp` is the user's at
+    that time (`Access.stamp`), `roles` those that its back end gave it."""
+
+    name: str
+    backend: str
+    roles: tuple[str, ...]
+    stamp: str
+
+    @property
+    def principal(self) -> Principal:
+        """The user, without what only its login said."""
+        return Principal(self.name, roles=self.roles, backend=self.backend)
+
+
 class Token(NamedTuple):
-    """What is known of one. Times are seconds since 1970; `expires` None: never."""
+    """What is known of one. Times are seconds since 1970; `expires` None: never. `bodies`: it shows bodies of
+    messages, as one that may `write` always does. `maker` None: an administrator made it."""
 
     name: str
     digest: str
@@ -50,12 +67,20 @@ class Token(NamedTuple):
     by: str
     made: float
     expires: float | None = None
+    bodies: bool = False
+    maker: Maker | None = None
 
     def shown(self) -> dict[str, Any]:
         """For people and programs."""
         row = self._asdict()
         del row["digest"]
+        row["user"] = None if self.maker is None else self.maker.name
+        del row["maker"]
         return row
+
+    def kept(self) -> dict[str, Any]:
+        """Return what the file has of it."""
+        return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
 
 class ConsoleTokens:
@@ -75,21 +100,31 @@ class ConsoleTokens:
             else:
                 text = self.make(ADMINISTRATOR, "write", by="the first start")
                 written(folder / f"{ADMINISTRATOR}.token", text + "\n")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"{folder}: the console's tokens cannot be used: {error}") from error
 
     def _read(self, path: Path) -> None:
         for given in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
+            maker = given.get("maker")
+            if maker is not None:
+                given["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
             token = Token(**given)
             self._tokens[token.digest] = token
 
     def _keep(self) -> None:
         if self._folder is not None:
-            document = {"tokens": [token._asdict() for token in self._tokens.values()]}
+            document = {"tokens": [token.kept() for token in self._tokens.values()]}
             written(self._folder / FILE, orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
 
     def make(
-        self, name: str, console: Literal["read", "write"], *, by: str, expires: float | None = None
+        self,
+        name: str,
+        console: Literal["read", "write"],
+        *,
+        by: str,
+        expires: float | None = None,
+        bodies: bool = False,
+        maker: Maker | None = None,
     ) -> str:
         """A new one; its text is said this once. Raises TokenRefused, and OSError when it cannot be kept."""
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
@@ -103,7 +138,7 @@ class ConsoleTokens:
         if len(self._tokens) >= TOKENS_MAX:
             raise TokenInTheWay(f"there are {TOKENS_MAX} tokens")
         text, digest = _new()
-        self._tokens[digest] = Token(name, digest, console, by, now, expires)
+        self._tokens[digest] = Token(name, digest, console, by, now, expires, bodies, maker)
         try:
             self._keep()
         except OSError:
@@ -132,15 +167,16 @@ class ConsoleTokens:
 
     def find(self, text: str) -> Token | None:
         """The token that this is the text of; None: none, or one that is over."""
-        digest = _digest(text)
-        if not self.holds(digest):
-            return None
-        return self._tokens.get(digest) or self._temporary.get(digest)
+        return self.by_digest(_digest(text))
 
     def holds(self, digest: str) -> bool:
         """Whether the token with this digest opens anything still."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
         return token is not None and (token.expires is None or token.expires > time.time())
+
+    def by_digest(self, digest: str) -> Token | None:
+        """Return the token with this digest, or None if it opens nothing any more."""
+        return (self._tokens.get(digest) or self._temporary.get(digest)) if self.holds(digest) else None
 
     def all(self) -> list[Token]:
         """Those that were made to stay."""

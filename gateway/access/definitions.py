@@ -22,6 +22,7 @@ DEFINITIONS_OCTETS_MAX: Final = 64 * 1024 * 1024
 MQTT_HOST: Final = "/"
 FAULT_MAX: Final = 300  # characters of what is wrong
 CONSOLE: Final = {"administrator": "write", "monitoring": "read", "management": "read", "policymaker": "read"}
+EVERYWHERE: Final = frozenset({"administrator", "monitoring"})  # tags that see all virtual hosts
 
 
 class Imported(NamedTuple):
@@ -76,8 +77,14 @@ def _imported(content: dict[str, Any]) -> Imported:
             if whose == name
         }
         rules = MqttRules(as_virtual_host=MQTT_HOST) if MQTT_HOST in hosts else MqttRules()
-        console = _console(_tags(user.get("tags", "")))
-        roles[role_name(name)] = Role(amqp091=hosts, mqtt=rules, console=console)
+        tags = frozenset(_tags(user.get("tags", "")))
+        roles[role_name(name)] = Role(
+            amqp091=hosts,
+            mqtt=rules,
+            console=_console(tags),
+            console_bodies="administrator" in tags,
+            console_virtual_hosts=None if tags & EVERYWHERE else tuple(hosts),
+        )
     hashes = {
         user["name"]: imported_hash(
             user.get("password_hash") or "", user.get("hashing_algorithm") or "rabbit_password_hashing_sha256"

@@ -59,6 +59,7 @@ class Users:
         self._scram: dict[str, Keys] = {}
         self._failures = failures
         self._key = os.urandom(32)
+        self._salt_key = b""
         self._right = Remembered(REMEMBERED_MAX)
         self._wrong = Remembered(REMEMBERED_MAX)
         self._asked: dict[bytes, trio.Event] = {}  # names and passwords that are being looked at
@@ -70,6 +71,10 @@ class Users:
     def replace(self, hashes: Mapping[str, str], scram: Mapping[str, Keys]) -> None:
         """Other users: what was known of any of them is forgotten."""
         self.times_replaced += 1
+        if (
+            scram and not self._scram
+        ):  # later ones change no salt: only names without a user would have others
+            self._salt_key = _salt_key(scram)
         self._hashes = {name: given for name, given in hashes.items() if given}
         self._scram = dict(scram)
         self.names = frozenset(hashes)
@@ -85,6 +90,15 @@ class Users:
     def named(self, name: str) -> Principal | None:
         """The principal of a user whose name is proved already; None: there is none of that name."""
         return self._principal(name) if name in self.names and name != ANONYMOUS else None
+
+    def exists(self, name: str) -> bool:
+        """Return True if there is a user of this name, or it is the usual guest."""
+        return (name in self.names and name != ANONYMOUS) or (self._is_guest(name) and self.guest != "never")
+
+    def stamp(self, name: str) -> str:
+        """Return a digest that changes with the user's password."""
+        secret = f"{self._hashes.get(name)!r} {self._scram.get(name)!r}"
+        return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
     def speaks(self, method: str) -> bool:
         """By password only."""
@@ -168,7 +182,7 @@ class Users:
     def _keys_of(self, user: str) -> Keys:
         found = self._scram.get(user)
         if found is None:
-            salt = hmac.digest(self._key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
+            salt = hmac.digest(self._salt_key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
             return Keys(salt, self._usual_iterations(), os.urandom(32), os.urandom(32))
         return found
 
@@ -188,6 +202,17 @@ class Users:
 
 
 _HASHER = argon2.PasswordHasher()
+
+
+def _salt_key(scram: Mapping[str, Keys]) -> bytes:
+    """Return the key that salts of unknown users are made with. It follows from the secrets of all users, so
+    that every replica makes the same salt of a name, also after a restart: another one would tell that there
+    is no such user."""
+    found = hashlib.sha256(b"salts of unknown users")
+    for name in sorted(scram):
+        for part in (name.encode(), scram[name].salt, scram[name].stored, scram[name].server):
+            found.update(len(part).to_bytes(4, "big") + part)
+    return found.digest()
 
 
 @cache

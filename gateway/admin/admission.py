@@ -20,10 +20,11 @@ from starlette.responses import Response
 
 from gateway.access.authentication import Access
 from gateway.access.backends import Denial
-from gateway.access.console import Right
+from gateway.access.console import EVERYTHING, NOTHING, ConsoleRights, Right
 from gateway.access.console_sessions import Session, Sessions
-from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens
+from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens, Maker, Token
 from gateway.access.credentials import Credentials
+from gateway.access.places import place_of_host
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
 from gateway.admin.answers import PROBLEMS, problem, unless_known
@@ -38,23 +39,37 @@ CSRF: Final = "x-csrf-token"
 READING: Final = frozenset(("GET", "HEAD"))
 COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")  # of what answers say
 TARGET_MAX: Final = 10  # words of a choice that the audit log is told
+ELSEWHERE: Final = "sees its virtual hosts alone, and this concerns more"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 
 Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `credential` says what he has shown, for the audit log; a session's, if it is."""
+    """Who makes a request. `credential` names what was shown, for the audit log. `maker` is the user who
+    answers for it, None for an administrator: what is made by this request ends with that user.
+    """
 
     principal: Principal
-    right: Right
+    rights: ConsoleRights
     credential: str
     session: Session | None = None
+    maker: Maker | None = None
+
+    @property
+    def right(self) -> Right:
+        """Whether it may see and change anything."""
+        return self.rights.right
+
+    @property
+    def owner(self) -> str:
+        """User whose share what is opened with this request counts in."""
+        return self.principal.name if self.maker is None else self.maker.name
 
 
 class Admission:
-    """Decides about requests. `right_of` says what a principal's roles allow; `access` knows the users and
-    tokens of others, None: nobody does.
+    """Decides about requests. `rights_of` returns what a principal's roles allow; `access` knows the users
+    and tokens of others, None: nobody does.
     """
 
     def __init__(
@@ -63,23 +78,28 @@ class Admission:
         sessions: Sessions,
         *,
         access: Access | None = None,
-        right_of: Callable[[Principal], Right] = lambda _: "none",
+        rights_of: Callable[[Principal], ConsoleRights] = lambda _: NOTHING,
         token_file: Path | None = None,
     ) -> None:
         self.tokens = tokens
         self.sessions = sessions
         self.access = access
-        self.right_of = right_of
+        self.rights_of = rights_of
         self._token_file = token_file
 
-    def admitted(self, serve: Serve) -> Serve:
-        """`serve`, for those who may: others are answered 401 or 403, and what cannot be with its problem."""
+    def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
+        """Return `serve` for those who may: others are answered 401 or 403, and what cannot be with its
+        problem. `by_host`: it shows callers with rights in some virtual hosts only what is there
+        (`hosts_of`); anything else is refused to them.
+        """
 
         async def serve_or_refuse(request: Request) -> Response:
             caller = await self.caller(request)
             if isinstance(caller, Response):
                 return caller
             request.state.caller = caller
+            if not by_host and caller.rights.hosts(reading=request.method in READING) is not None:
+                return self._refused(request, f"{caller.principal.name!r} {ELSEWHERE}", 403)
             try:
                 response = await serve(request)
             except tuple(PROBLEMS) as error:  # whatever was done before it stands in the audit log
@@ -127,29 +147,65 @@ class Admission:
         session = None if cookie is None else self.sessions.find(cookie)
         if session is None or not self._still(session):
             return None
-        right: Right = "write" if session.everything else self.right_of(session.principal)
-        return Caller(session.principal, right, "session", session)
-
-    def _still(self, session: Session) -> bool:
-        """Whether its user is one still, or the token that began it."""
         principal = session.principal
         if session.token:
-            return self.tokens.holds(session.token)
-        if session.everything or principal.backend != "users" or self.access is None:
-            return True
-        return self.access.proved(principal.name) is not None
+            token = self.tokens.by_digest(session.token)
+            rights = NOTHING if token is None else self.rights_of_token(token)
+            maker = None if token is None else token.maker
+        elif session.everything:
+            rights, maker = EVERYTHING, None
+        else:
+            rights = self.rights_of(principal)
+            maker = Maker(principal.name, principal.backend, principal.roles, session.stamp)
+        return Caller(principal, rights, "session", session, maker)
+
+    def _still(self, session: Session) -> bool:
+        """Return True if the session's user is the same still, or the token that began it."""
+        if session.token:
+            token = self.tokens.by_digest(session.token)
+            return token is not None and self._stands(token.maker)
+        return (
+            session.everything or self.access is None or self.access.stands(session.principal, session.stamp)
+        )
+
+    def _stands(self, maker: Maker | None) -> bool:
+        """Return True if the user who made a token is still there, with the same password."""
+        return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
+
+    def find_token(self, text: str) -> Token | None:
+        """Return the token with this text; None: there is none, or it has ended, or its user has."""
+        token = self.tokens.find(text)
+        return token if token is not None and self._stands(token.maker) else None
+
+    def rights_of_token(self, token: Token) -> ConsoleRights:
+        """Return what a token allows: no more than the user who made it may now."""
+        own = EVERYTHING if token.console == "write" else ConsoleRights("read", token.bodies)
+        return own if token.maker is None else own.within(self.rights_of(token.maker.principal))
+
+    def stamp(self, principal: Principal) -> str:
+        """Return what tells whether the user is the same later."""
+        return "" if self.access is None else self.access.stamp(principal)
+
+    def _user(self, principal: Principal, credential: str) -> Caller:
+        """Return the caller that a principal is who has just proved itself."""
+        maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
+        return Caller(principal, self.rights_of(principal), credential, None, maker)
+
+    def _token(self, token: Token) -> Caller:
+        rights, name = self.rights_of_token(token), token.name
+        return Caller(Principal(name, expires=token.expires), rights, f"token {name}", None, token.maker)
 
     async def _bearer(self, request: Request, shown: str) -> Caller | str:
-        token = self.tokens.find(shown)
+        token = self.find_token(shown)
         if token is not None:
-            return Caller(Principal(token.name), token.console, f"token {token.name}")
+            return self._token(token)
         if self._token_file is not None and is_secret(shown, self._token_file):
-            return Caller(Principal(ADMINISTRATOR), "write", "http.token_file")
+            return Caller(Principal(ADMINISTRATOR), EVERYTHING, "http.token_file")
         if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
             given = Credentials("", shown.encode(errors="replace"), strange(request), backend=Tokens.kind)
             found = self.access.known(given) or await self.access.verify(given)
             if isinstance(found, Principal):
-                return Caller(found, self.right_of(found), "jwt")
+                return self._user(found, "jwt")
             if found is Denial.EXPIRED:
                 return "the token has expired"
         return "the token is not the right one"
@@ -164,15 +220,15 @@ class Admission:
             return "this is no name and password"
         if not colon or not name:
             return "this is no name and password"
-        token = self.tokens.find(secret)
+        token = self.find_token(secret)
         if token is not None and token.name == name:
-            return Caller(Principal(name), token.console, f"token {name}")
+            return self._token(token)
         if self.access is None:
             return "the name or password is wrong"
         given = Credentials(name, secret.encode(), strange(request))
         found = self.access.known(given) or await self.access.verify(given)
         if isinstance(found, Principal):
-            return Caller(found, self.right_of(found), "password")
+            return self._user(found, "password")
         return "the name or password is wrong"
 
     @staticmethod
@@ -197,6 +253,13 @@ class Admission:
             count=counts[0] if counts and isinstance(counts[0], int) else None,
             status=response.status_code,
         )
+
+
+def hosts_of(request: Request) -> Callable[[str], bool]:
+    """Return a function that returns True for the virtual hosts that an admitted request may be about."""
+    caller: Caller = request.state.caller
+    hosts = caller.rights.hosts(reading=request.method in READING)
+    return (lambda _: True) if hosts is None else hosts.__contains__
 
 
 def shows_secret(request: Request, file: Path) -> bool:
@@ -231,8 +294,10 @@ def remote_of(request: Request) -> str:
 
 
 def strange(request: Request) -> str:
-    """The same as a place that is not this machine: its failures are counted, for a proxy may stand there."""
-    return f"http {remote_of(request)}"
+    """Return the address of whoever asks as a place that is not this machine: its failures are counted, for a
+    proxy may stand there. Of IPv6, the place is the network of 64 bits (`places.py`)."""
+    host, _, port = remote_of(request).rpartition(":")
+    return f"http {place_of_host(host)}:{port}"
 
 
 def _header(request: Request, name: str) -> str:

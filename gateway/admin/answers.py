@@ -30,6 +30,10 @@ class ConflictError(Exception):
     """What there is already is in the way; the text says what. Answered 409."""
 
 
+class ShareFullError(Exception):
+    """The user has its share of something already; the text says of what. Answered 429."""
+
+
 class UnavailableError(Exception):
     """What was asked for cannot be had now; the text says why. Answered 503."""
 
@@ -38,6 +42,7 @@ PROBLEMS: Final[Mapping[type[Exception], int]] = {
     BadChoiceError: 400,
     AbsentError: 404,
     ConflictError: 409,
+    ShareFullError: 429,
     UnavailableError: 503,
 }
 

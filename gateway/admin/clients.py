@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import clock
+from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
@@ -100,7 +101,16 @@ class ClientsApi:
         """What can be asked."""
         at = "/connections"
         return [
-            Operation("GET", at, "Clients that are connected", self._list, ConnectionRow, ASKED, paged=True),
+            Operation(
+                "GET",
+                at,
+                "Clients that are connected",
+                self._list,
+                ConnectionRow,
+                ASKED,
+                paged=True,
+                by_host=True,
+            ),
             Operation(
                 "POST",
                 f"{at}/disconnect",
@@ -108,6 +118,7 @@ class ClientsApi:
                 self._disconnect,
                 Disconnected,
                 takes=CHOICE,
+                by_host=True,
             ),
         ]
 
@@ -120,7 +131,12 @@ class ClientsApi:
             streams.append(one.stream)
             return one.shown()
 
-        page = await page_of(self._connected(), chooser(wanted), lambda one: one.key, show, count, after)
+        mine, fits = hosts_of(request), chooser(wanted)
+
+        def chosen(one: Connected) -> bool:
+            return mine(one.virtual_host) and fits(one)
+
+        page = await page_of(self._connected(), chosen, lambda one: one.key, show, count, after)
         if rates:
             for row, (read, written) in zip(page.shown, await measured(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
@@ -128,8 +144,8 @@ class ClientsApi:
 
     async def _disconnect(self, request: Request) -> Response:
         wanted = await _choice(request)
-        fits = chooser(wanted)
-        chosen = [one for one in self._connected() if fits(one)]
+        mine, fits = hosts_of(request), chooser(wanted)
+        chosen = [one for one in self._connected() if mine(one.virtual_host) and fits(one)]
         for one in chosen:
             one.dismiss()
         self._flush()

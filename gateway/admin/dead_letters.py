@@ -17,12 +17,15 @@ from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
 from gateway.admin.choosing import Page, query_of
+from gateway.admin.messages import Hide, nothing_hidden, seen_by
 from gateway.admin.models import LetterDetail, LetterRow, LettersChosen, LettersPurged, Redriven
 from gateway.admin.operations import Operation
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.spooled import Withheld
 from gateway.protocols import show
 from gateway.store.properties import encode_properties
 
@@ -45,12 +48,15 @@ class LettersApi:
         *,
         redrive_secs: float = REDRIVE_SECS,
         read_secs: float = READ_SECS,
+        hide: Hide = nothing_hidden,
     ) -> None:
+        """`hide` takes private fields out of messages that are shown."""
         self._letters = letters
         self._redriving = redriving
         self._flush = flush
         self._redrive_secs = redrive_secs
         self._read_secs = read_secs
+        self._hide = hide
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
@@ -70,10 +76,16 @@ class LettersApi:
         route = wanted.get("route")
         if not after and route is None:
             found = await self._newest(count + 1)
-            return _page(len(self._letters), found, count).answer()
+            return self._page(request, len(self._letters), found, count).answer()
         ids = (await self._ids(route))[::-1]
         behind = ids[ids.index(after) + 1 :] if after in ids else [] if after else ids
-        return _page(len(ids), await self._found(behind[: count + 1]), count).answer()
+        return self._page(request, len(ids), await self._found(behind[: count + 1]), count).answer()
+
+    def _page(self, request: Request, total: int, found: list[Letter], count: int) -> Page:
+        """The first `count` of the letters; one more says that there is a next page."""
+        page, seen = found[:count], seen_by(request, self._hide)
+        rows = [shown(one, seen(one.route, one.message)) for one in page]
+        return Page(total, rows, page[-1].id if len(found) > count > 0 else None)
 
     async def _newest(self, count: int) -> list[Letter]:
         def ask(then: Callable[[list[Letter]], None]) -> None:
@@ -86,7 +98,8 @@ class LettersApi:
         found = await self._found([id])
         if not found:
             raise AbsentError(f"there is no dead letter {id}")
-        return answer(shown(found[0], whole=True))
+        seen = seen_by(request, self._hide)(found[0].route, found[0].message)
+        return answer(shown(found[0], seen, whole=True))
 
     async def _purge(self, request: Request) -> Response:
         ids = await self._chosen(request)
@@ -198,15 +211,9 @@ class LettersApi:
         return found[0]
 
 
-def _page(total: int, found: list[Letter], count: int) -> Page:
-    """The first `count` of the letters; one more says that there is a next page."""
-    page = found[:count]
-    return Page(total, [shown(one) for one in page], page[-1].id if len(found) > count > 0 else None)
-
-
-def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:
-    """A letter for people and programs; `whole`: with its properties and all of its body."""
-    message = letter.message
+def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
+    """A letter for people and programs, with what the caller may see of its message; `whole`: with its
+    properties and all of its body."""
     document: dict[str, Any] = {
         "id": letter.id,
         "time": datetime.fromtimestamp(letter.utc, UTC).isoformat(timespec="milliseconds"),
@@ -219,6 +226,9 @@ def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:
         "sender": message.sender._asdict(),
         "body_bytes": len(message.body),
     }
+    withheld = isinstance(message.body, Withheld)
+    if not whole and withheld:
+        return document | {"body": ""}
     if not whole:
         return document | {"body": message.body[:BODY_SHOWN].decode(errors="replace")}
     try:
@@ -233,6 +243,8 @@ def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:
         "hops": message.hops,
         "properties": properties,
     }
+    if withheld:
+        return document | {"body": "", "body_encoding": "withheld"}
     try:
         return document | {"body": message.body.decode(), "body_encoding": "utf-8"}
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """What the gateway tells by itself over HTTP, as server-sent events: its state, and messages that pass.
 
-Whoever listens holds a place of the server's for as long as he does, so there are only so many, and each is
-looked at anew before everything that it is told: a session that has ended hears no more.
+Each stream takes one of a few places for as long as it is open, and one user has a share of them. Before each
+event the login is checked again: a session that has ended gets no more.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.admission import Admission
-from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError
+from gateway.admin.admission import Admission, Caller
+from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
 from gateway.admin.choosing import matcher, query_of
-from gateway.admin.messages import message_shown
+from gateway.admin.messages import Hide, message_shown, nothing_hidden, seen_by
 from gateway.admin.models import PassedRow, Status
 from gateway.admin.operations import Operation
+from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
 from gateway.broker.tapping import Passed, Tap, Taps
+from gateway.model.message import Message
+from gateway.model.shares import UserShares
 
-LISTENERS_MAX: Final = 20
-TAPS_MAX: Final = 5
 TOLD_EACH_SECS: Final = 2.0
 PER_SECOND: Final = 10.0
 PER_SECOND_MAX: Final = 100.0
@@ -54,13 +55,20 @@ class EventsApi:
         names: Names = NOBODY,
         *,
         each_secs: float = TOLD_EACH_SECS,
+        streams: UserShares | None = None,
+        watched: UserShares | None = None,
+        hide: Hide = nothing_hidden,
     ) -> None:
+        """`streams` and `watched` have the places of all streams, and of those of messages, by user. `hide`
+        takes private fields out of messages."""
         self._admission = admission
         self._state = state
         self._taps = taps
         self._names = names
+        self._hide = hide
         self.each_secs = each_secs
-        self.listeners = 0
+        self.streams = streams or UserShares("event streams", count_max=LISTENERS_MAX)
+        self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
@@ -89,8 +97,10 @@ class EventsApi:
             if wanted.get(word, "") not in ("", *names):
                 raise AbsentError(f"there is no {word} {wanted[word]!r}: nothing would ever pass")
         taps = self._taps
-        if taps is None or len(taps.open) >= TAPS_MAX:
-            raise UnavailableError(f"{TAPS_MAX} watch already")
+        if taps is None:
+            raise UnavailableError("no messages can be watched here")
+        owner = owner_of(request)
+        _check_place(self._watched, owner)
         tap = Tap(
             route=wanted.get("route", ""),
             endpoint=wanted.get("endpoint", ""),
@@ -98,12 +108,23 @@ class EventsApi:
             per_second=min(wanted.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 
+        seen = seen_by(request, self._hide)
+
         async def told() -> bytes:
             found, skipped = await tap.fetch(self.each_secs)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
-            return b"".join([_event("message", _passed(one)) for one in found]) + more or b": nothing\n\n"
+            rows = [_event("message", _passed(one, seen(one.route, one.message))) for one in found]
+            return b"".join(rows) + more or b": nothing\n\n"
 
-        return self._events(request, told, lambda: taps.add(tap), lambda: taps.remove(tap))
+        def begins() -> None:
+            self._watched.add(owner, 0)
+            taps.add(tap)
+
+        def over() -> None:
+            self._watched.remove(owner, 0)
+            taps.remove(tap)
+
+        return self._events(request, told, begins, over)
 
     def _events(
         self,
@@ -112,8 +133,7 @@ class EventsApi:
         begins: Callable[[], None] = lambda: None,
         over: Callable[[], None] = lambda: None,
     ) -> Response:
-        if self.listeners >= LISTENERS_MAX:
-            raise UnavailableError(f"{LISTENERS_MAX} listen already")
+        _check_place(self.streams, owner_of(request))
         return Events(self, request, told, begins, over)
 
     async def may(self, request: Request) -> bool:
@@ -142,8 +162,8 @@ class Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell until whoever listens has gone, which `send` raises, or may not any more."""
-        api = self._api
-        api.listeners += 1
+        api, owner = self._api, owner_of(self._request)
+        api.streams.add(owner, 0)
         self._begins()
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -153,20 +173,35 @@ class Events(Response):
                 await send({"type": "http.response.body", "body": await self._told(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            api.listeners -= 1
+            api.streams.remove(owner, 0)
             self._over()
+
+
+def _check_place(places: UserShares, owner: str) -> None:
+    """Raise UnavailableError if all places are taken, ShareFullError if that user has its share of them."""
+    limit = places.full_with(owner, 0)
+    if limit and places.count >= places.count_max:
+        raise UnavailableError(f"all {places.count_max} {places.what} are open already")
+    if limit:
+        raise ShareFullError(f"{limit} is reached: close another stream first")
+
+
+def owner_of(request: Request) -> str:
+    """Return the user whose share a request counts in."""
+    caller: Caller = request.state.caller
+    return caller.owner
 
 
 def _event(name: str, document: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(document))
 
 
-def _passed(one: Passed) -> dict[str, Any]:
+def _passed(one: Passed, message: Message) -> dict[str, Any]:
     return {
         "route": one.route,
         "endpoint": one.endpoint,
         "outcome": one.outcome.verdict.name.lower(),
         "reason": one.outcome.reason.value,
         "text": one.outcome.text,
-        "message": message_shown(one.message),
+        "message": message_shown(message),
     }

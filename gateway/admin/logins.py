@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.access.backends import Denial
+from gateway.access.console import EVERYTHING
 from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
@@ -51,7 +52,14 @@ class LoginsApi:
         return [
             Operation("POST", "/login", "Log in", self._log_in, SessionOfCaller, takes=LoginAsked, door=True),
             Operation("POST", "/logout", "End the session", leave, LoggedOut, door=True),
-            Operation("GET", "/session", "Who one is, and what one may", self._session, SessionOfCaller),
+            Operation(
+                "GET",
+                "/session",
+                "Who one is, and what one may",
+                self._session,
+                SessionOfCaller,
+                by_host=True,
+            ),
             Operation("GET", "/tokens", "Tokens that were made", self._tokens, Tokens),
             Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked, conflicts=True),
             Operation("POST", "/tokens/revoke", revoke, self._revoke, Revoked, takes=TokenNamed),
@@ -75,14 +83,18 @@ class LoginsApi:
             audit(
                 "refused",
                 endpoint="http",
-                user=choice.get("user", ""),
+                user=self._loggable(choice.get("user", "")),
                 remote=remote_of(request),
                 reason=found,
             )
             return problem(401, found)
         principal, everything, how = found
-        token = self._admission.tokens.find(choice["token"].strip()) if how == "token" else None
-        right = "write" if everything else self._admission.right_of(principal)
+        admission = self._admission
+        token = admission.find_token(choice["token"].strip()) if how == "token" else None
+        rights = EVERYTHING if everything else admission.rights_of(principal)
+        if token is not None:
+            rights = admission.rights_of_token(token)
+        right = rights.right
         if right == "none":
             why = f"no role of {principal.name!r} lets it in here"
             audit(
@@ -93,8 +105,11 @@ class LoginsApi:
                 reason="console: none",
             )
             return problem(403, why)
-        text, session = self._admission.sessions.begin(
-            principal, everything=everything, token="" if token is None else token.digest
+        text, session = admission.sessions.begin(
+            principal,
+            everything=everything,
+            token="" if token is None else token.digest,
+            stamp=admission.stamp(principal),
         )
         audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
         response = answer({"user": principal.name, "right": right, "csrf": session.csrf})
@@ -102,6 +117,10 @@ class LoginsApi:
             COOKIE, text, path="/", httponly=True, samesite="strict", secure=_is_secure(request)
         )
         return response
+
+    def _loggable(self, user: str) -> str:
+        access = self._admission.access
+        return "" if access is None else access.loggable(user)
 
     async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
         """Who logs in, whether without regard to roles, and how; or why not."""
@@ -111,7 +130,7 @@ class LoginsApi:
                 return "this link has been used, or is too old"
             return Principal(ADMINISTRATOR), True, "link"
         if "token" in choice:
-            token = admission.tokens.find(choice["token"].strip())
+            token = admission.find_token(choice["token"].strip())
             if token is not None and token.console == "write":
                 return Principal(token.name, expires=token.expires), True, "token"
             if token is not None:
@@ -148,11 +167,20 @@ class LoginsApi:
 
     async def _make(self, request: Request) -> Response:
         choice = await choice_of(request)
-        name, console, days = _wanted(choice)
+        name, console, days, bodies = _wanted(choice)
         caller: Caller = request.state.caller
-        expires = None if days is None else clock.utc() + days * DAY_SECS
+        ends = [] if days is None else [float(clock.utc()) + days * DAY_SECS]
+        if caller.principal.expires is not None:  # of a token, or JSON Web Token
+            ends.append(caller.principal.expires)
         try:
-            text = self._admission.tokens.make(name, console, by=caller.principal.name, expires=expires)
+            text = self._admission.tokens.make(
+                name,
+                console,
+                by=caller.principal.name,
+                expires=min(ends, default=None),
+                bodies=bodies,
+                maker=caller.maker,
+            )
         except TokenInTheWay as error:
             raise ConflictError(str(error)) from error
         except TokenRefused as error:
@@ -196,18 +224,20 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
     return serve_or_refuse
 
 
-def _wanted(choice: Any) -> tuple[str, Any, float | None]:
-    """Name, right and days of a token. Raises BadChoiceError."""
-    if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days"}:
-        raise BadChoiceError('give {"name": NAME, "console": "read" or "write", "days": 90}')
+def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
+    """Name, right, days of a token, and whether it shows bodies. Raises BadChoiceError."""
+    form = 'give {"name": NAME, "console": "read" or "write", "days": 90, "bodies": false}'
+    if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days", "bodies"}:
+        raise BadChoiceError(form)
     name, console, days = choice.get("name"), choice.get("console", "read"), choice.get("days")
-    if not isinstance(name, str) or console not in ("read", "write"):
-        raise BadChoiceError('give {"name": NAME, "console": "read" or "write", "days": 90}')
+    bodies = choice.get("bodies", False)
+    if not isinstance(name, str) or console not in ("read", "write") or not isinstance(bodies, bool):
+        raise BadChoiceError(form)
     if days is not None and (
         not isinstance(days, int | float) or isinstance(days, bool) or not 0 < days <= DAYS_MAX
     ):
         raise BadChoiceError(f"days: a number up to {DAYS_MAX}")
-    return name, console, days
+    return name, console, days, bodies
 
 
 def _is_secure(request: Request) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
+from starlette.requests import Request
 
+from gateway.admin.admission import Caller
 from gateway.admin.answers import BadChoiceError
 from gateway.admin.models import PublishAsked, Row
 from gateway.errors import RemoteProtocolError
@@ -17,11 +19,14 @@ from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, property_set, string
+from gateway.model.spooled import Withheld
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 
 ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
 BODY_SHOWN: Final = 1_024  # octets of a body in a list
 
+Hide = Callable[[str, Message], Message]
+"""Takes private fields out of a message that took the route of this name ("": none)."""
 Asked = TypeVar("Asked", bound=Row)
 
 
@@ -70,6 +75,24 @@ def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, u
     )
 
 
+def nothing_hidden(_: str, message: Message) -> Message:
+    """Return the message as it is: there are no private fields."""
+    return message
+
+
+def seen_by(request: Request, hide: Hide) -> Hide:
+    """Return a function that makes of a message, and the route that it took, what the caller may see: without
+    private fields, and without a body unless the caller's rights include bodies."""
+    caller: Caller = request.state.caller
+    if caller.rights.bodies:
+        return hide
+
+    def without_body(route: str, message: Message) -> Message:
+        return hide(route, message).holding(Withheld(len(message.body)))
+
+    return without_body
+
+
 def message_shown(message: Message) -> dict[str, Any]:
     """A message, its body cut."""
     try:
@@ -77,7 +100,9 @@ def message_shown(message: Message) -> dict[str, Any]:
         named = plain_headers(headers)
     except (RemoteProtocolError, ValueError):
         content_type, named = None, {}  # its sender has malformed them, and its receiver will say so
-    body, encoding = text_of(message.body[:BODY_SHOWN], cut=len(message.body) > BODY_SHOWN)
+    body, encoding = "", "withheld"
+    if not isinstance(message.body, Withheld):
+        body, encoding = text_of(message.body[:BODY_SHOWN], cut=len(message.body) > BODY_SHOWN)
     return {
         "address": show(message.address),
         "assurance": message.assurance,

@@ -203,7 +203,7 @@ class LetterDetail(LetterRow):
     expires: float | None
     hops: int
     properties: dict[str, Any]
-    body_encoding: Literal["utf-8", "base64"]
+    body_encoding: Literal["utf-8", "base64", "withheld"]
 
 
 class EndpointRow(Row):
@@ -381,6 +381,10 @@ class TokenRow(Row):
     by: str
     made: float
     expires: float | None
+    bodies: bool
+    """It shows bodies of messages; one that may `write` always does."""
+    user: str | None
+    """Who made it: it ends with that user, or when its password changes. null: an administrator."""
 
 
 class Tokens(Row):
@@ -395,6 +399,7 @@ class TokenAsked(Row):
     name: str
     console: Literal["read", "write"] = "read"
     days: float | None = None
+    bodies: bool = False
 
 
 class TokenMade(Row):
@@ -521,7 +526,7 @@ class MessageRow(Row):
     sender: Sender
     body_bytes: int
     body: str
-    body_encoding: Literal["utf-8", "base64"]
+    body_encoding: Literal["utf-8", "base64", "withheld"]
 
 
 class PassedRow(Row):

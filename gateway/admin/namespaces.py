@@ -9,12 +9,14 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.admission import hosts_of
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.messages import plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
 from gateway.admin.operations import Operation
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.queue import Queue
@@ -78,14 +80,14 @@ class ListedDestination(NamedTuple):
         return "\n".join(self[:3])
 
 
-def exchanges_of(hosts: AmqpHosts) -> Iterator[ListedExchange]:
+def exchanges_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedExchange]:
     """Every exchange."""
     for host in list(hosts.values()):
         for exchange in list(host.exchanges.values()):
             yield ListedExchange(host.name, exchange)
 
 
-def bindings_of(hosts: AmqpHosts) -> Iterator[ListedBinding]:
+def bindings_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedBinding]:
     """Every binding that was made; that of each queue to the default exchange goes without saying."""
     for host, exchange in exchanges_of(hosts):
         for destination, key, arguments in exchange.bindings():
@@ -103,20 +105,43 @@ class NamespacesApi:
         """What can be asked."""
         fast, transfers = "Destinations of AMQP/Fast", "Transfers of AMQP/Fast that can be gone on with"
         return [
-            Operation("GET", "/exchanges", "Exchanges", self._exchanges, ExchangeRow, NAMES, paged=True),
-            Operation("GET", "/bindings", "Bindings", self._bindings, BindingRow, BOUND, paged=True),
-            Operation("GET", "/transfers", transfers, self._transfers, TransferRow, HOST, paged=True),
-            Operation("GET", "/destinations", fast, self._destinations, DestinationRow, NAMES, paged=True),
+            Operation(
+                "GET",
+                "/exchanges",
+                "Exchanges",
+                self._exchanges,
+                ExchangeRow,
+                NAMES,
+                paged=True,
+                by_host=True,
+            ),
+            Operation(
+                "GET", "/bindings", "Bindings", self._bindings, BindingRow, BOUND, paged=True, by_host=True
+            ),
+            Operation(
+                "GET", "/transfers", transfers, self._transfers, TransferRow, HOST, paged=True, by_host=True
+            ),
+            Operation(
+                "GET",
+                "/destinations",
+                fast,
+                self._destinations,
+                DestinationRow,
+                NAMES,
+                paged=True,
+                by_host=True,
+            ),
         ]
 
     async def _exchanges(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, NAMES)
-        every = exchanges_of(self._hosts)
-        page = await page_of(every, _named(wanted), lambda one: one.key, _exchange, count, after)
+        every, chosen = exchanges_of(self._hosts), _named(wanted, hosts_of(request))
+        page = await page_of(every, chosen, lambda one: one.key, _exchange, count, after)
         return page.answer()
 
     async def _bindings(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, BOUND)
+        mine = hosts_of(request)
 
         def chosen(one: ListedBinding) -> bool:
             given = {
@@ -124,7 +149,7 @@ class NamespacesApi:
                 "destination": one.destination.name,
                 "virtual_host": one.virtual_host,
             }
-            return all(given[word] == value for word, value in wanted.items())
+            return mine(one.virtual_host) and all(given[word] == value for word, value in wanted.items())
 
         every = bindings_of(self._hosts)
         return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()
@@ -133,7 +158,7 @@ class NamespacesApi:
         wanted, count, after = await query_of(request, NAMES)
         page = await page_of(
             self._all_destinations(),
-            _named(wanted),
+            _named(wanted, hosts_of(request)),
             lambda one: one.key,
             ListedDestination._asdict,
             count,
@@ -143,10 +168,10 @@ class NamespacesApi:
 
     async def _transfers(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, HOST)
-        host = wanted.get("virtual_host")
+        host, mine = wanted.get("virtual_host"), hosts_of(request)
         page = await page_of(
             self._fast_hosts.partials,
-            lambda one: host in (None, one.sender[0]),
+            lambda one: host in (None, one.sender[0]) and mine(one.sender[0]),
             lambda one: one.key,
             _transfer,
             count,
@@ -162,9 +187,11 @@ class NamespacesApi:
                 yield ListedDestination(host.name, "topic", topic.name, topic.owner is not None)
 
 
-def _named(wanted: Mapping[str, Any]) -> Callable[[ListedExchange | ListedDestination], bool]:
+def _named(
+    wanted: Mapping[str, Any], mine: Callable[[str], bool]
+) -> Callable[[ListedExchange | ListedDestination], bool]:
     name, host = matcher(wanted.get("name", "*")), wanted.get("virtual_host")
-    return lambda one: name(one.name) and host in (None, one.virtual_host)
+    return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)
 
 
 def _exchange(one: ListedExchange) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Operation(NamedTuple):
     conflicts: bool = False  # and 409
     streams: bool = False  # the answer is server-sent events, with such data
     door: bool = False
+    by_host: bool = False  # callers with rights in some virtual hosts may ask, and see what is there
 
 
 class Api(Protocol):
@@ -89,7 +90,7 @@ def routes_of(operations: Iterable[Operation], admission: Admission) -> list[Bas
     return [
         Route(
             PREFIX + one.path,
-            one.serve if one.door else admission.admitted(_taking_nothing(one)),
+            one.serve if one.door else admission.admitted(_taking_nothing(one), by_host=one.by_host),
             methods=[one.method],
         )
         for one in operations
@@ -162,6 +163,7 @@ FAILURES: Final = {
     409: "What there is already is in the way.",
     413: "The body is larger than `http.body_bytes_max`.",
     415: "The body is of another type.",
+    429: "The user has its share of what there is already.",
     503: "It cannot be had now.",
 }
 
@@ -182,7 +184,13 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         }
     takes = one.takes is not None
-    may = ((404, one.absent), (409, one.conflicts), (413, takes), (415, takes and one.door))
+    may = (
+        (404, one.absent),
+        (429, one.streams),
+        (409, one.conflicts),
+        (413, takes),
+        (415, takes and one.door),
+    )
     without = {code for code, does in may if not does}
     kind = "text/event-stream" if one.streams else "application/json"
     given: dict[str, Any] = {

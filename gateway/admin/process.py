@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.authorization import Roles
+from gateway.admin.admission import Caller
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
 from gateway.admin.choosing import matcher, on_disk, page_of, query_of
 from gateway.admin.messages import asked_of, message_of, moment
@@ -52,6 +53,7 @@ from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 from gateway.transport.computing import computed
 
 OF_KIND: Final[Words] = {"kind": ("listener", "link"), "name": str}
+WITHHELD: Final = {"body": "", "body_encoding": "withheld"}  # of rows, for callers who see no bodies
 PUBLISH_SECS: Final = 10.0
 JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
 NEVER_MEASURED: Final = Latency()
@@ -274,6 +276,9 @@ class ProcessApi:
         except ValueError:
             raise BadChoiceError("after is what `next` of another page said") from None
         rows, reached = await computed(partial(_newest, self._process.journal, count, route, before))
+        caller: Caller = request.state.caller
+        if not caller.rights.bodies:
+            rows = [row | WITHHELD if row.get("body") is not None else row for row in rows]
         return answer({"items": rows, "next": reached})
 
     # Acts.

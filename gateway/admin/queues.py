@@ -18,9 +18,10 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
-from gateway.admin.messages import asked_of, message_shown, plain
+from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.operations import HOLDERS, Kind, Operation
 from gateway.admin.rates import Meter
@@ -89,11 +90,15 @@ class QueuesApi:
         fast_hosts: FastHosts,
         store: Store | None,
         flush: Callable[[], None],
+        *,
+        hide: Hide = nothing_hidden,
     ) -> None:
+        """`hide` takes private fields out of messages that are shown."""
         self._hosts = hosts
         self._fast_hosts = fast_hosts
         self._store = store
         self._flush = flush
+        self._hide = hide
         self._meter = Meter()
 
     def operations(self) -> Sequence[Operation]:
@@ -109,9 +114,16 @@ class QueuesApi:
                 QueueRow,
                 choice | SORTED,
                 paged=True,
+                by_host=True,
             ),
             Operation(
-                "POST", f"{at}/remove", "Delete queues", self._remove, QueuesRemoved, takes=choice | every
+                "POST",
+                f"{at}/remove",
+                "Delete queues",
+                self._remove,
+                QueuesRemoved,
+                takes=choice | every,
+                by_host=True,
             ),
             Operation(
                 "POST",
@@ -120,6 +132,7 @@ class QueuesApi:
                 self._purge,
                 QueuesPurged,
                 takes=WORDS | dict(EXACT) | every,
+                by_host=True,
             ),
             Operation(
                 "POST",
@@ -129,6 +142,7 @@ class QueuesApi:
                 Peeked,
                 takes=PeekAsked,
                 absent=True,
+                by_host=True,
             ),
         ]
 
@@ -136,13 +150,16 @@ class QueuesApi:
         asked = asked_of(await choice_of(request), PeekAsked)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
         host = several.get(asked.protocol, {}).get(asked.virtual_host)
-        queue: Queue | None = None if host is None else host.queues.get(asked.queue)
+        queue: Queue | None = None
+        if host is not None and hosts_of(request)(asked.virtual_host):
+            queue = host.queues.get(asked.queue)
         if queue is None:
             where = f"{asked.protocol} in {asked.virtual_host!r}"
             raise AbsentError(f"there is no queue {asked.queue!r} of {where}")
         await _load(queue)
         found = islice(queue.browse(), min(max(asked.count, 0), PEEKED_MAX))
-        shown = [message_shown(message) for _, message in found]
+        seen = seen_by(request, self._hide)
+        shown = [message_shown(seen("", message)) for _, message in found]
         return answer({"messages": len(queue), "shown": shown})
 
     def all(self) -> Iterator[ListedQueue]:
@@ -165,7 +182,7 @@ class QueuesApi:
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS | SORTED)
         key = _length_key if wanted.get("sort") == "messages" else _key
-        page = await page_of(self.all(), _chooser(wanted), key, self._shown, count, after)
+        page = await page_of(self.all(), _chooser(wanted, hosts_of(request)), key, self._shown, count, after)
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
@@ -192,7 +209,7 @@ class QueuesApi:
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, FLAGS)
         in_use = wanted.pop("in_use", False)
-        chosen = _chooser(wanted)
+        chosen = _chooser(wanted, hosts_of(request))
         pace = Pace(self._flush)
         removed = messages = busy = 0
         async for some in slices(self.all()):
@@ -215,7 +232,7 @@ class QueuesApi:
 
     async def _purge(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, EXACT)
-        chosen = _chooser(wanted)
+        chosen = _chooser(wanted, hosts_of(request))
         pace = Pace(self._flush)
         purged = messages = 0
         async for some in slices(self.all()):
@@ -239,14 +256,15 @@ def _length_key(one: ListedQueue) -> str:
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
 
-def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
+def _chooser(wanted: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable[[ListedQueue], bool]:
     queue = named(wanted, "queue")
     exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
     empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 
     def chosen(one: ListedQueue) -> bool:
         return (
-            queue(one.name)
+            mine(one.virtual_host)
+            and queue(one.name)
             and all(getattr(one, word) == value for word, value in exact)
             and (empty is None or empty is not bool(len(one.queue)))
             and (in_use is None or in_use is one.in_use)

@@ -14,6 +14,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -26,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.access.authorization import Roles
-from gateway.access.console import console_right
+from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
 from gateway.admin.admission import Admission, Caller
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
@@ -38,7 +39,6 @@ from gateway.admin.queues import gone_from
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.exchange import TYPES, Exchange
-from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.policies import holding
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused
@@ -104,7 +104,7 @@ class RabbitApi:
 
     def __init__(
         self,
-        hosts: AmqpHosts,
+        hosts: Mapping[str, VirtualHost],
         clients: Callable[[], Iterable[Connected]],
         metrics: Metrics,
         history: History,
@@ -132,25 +132,35 @@ class RabbitApi:
         self._began = time.monotonic()
         self._doors = doors
         self._consuming = consuming
+        self._is_part = False  # of the virtual hosts: what concerns all of them is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
         """The routes for the application: of all paths below `/api` but `/api/v1`."""
         register_url_convertor("rabbitmq", _Path())
-        return [Route("/api/{rest:rabbitmq}", admission.admitted(self._serve), methods=list(METHODS))]
+        return [
+            Route(
+                "/api/{rest:rabbitmq}", admission.admitted(self._serve, by_host=True), methods=list(METHODS)
+            )
+        ]
 
     async def _serve(self, request: Request) -> Response:
         # An escaped slash, as that of the virtual host `/`, separates nothing.
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
+        caller: Caller = request.state.caller
+        hosts = caller.rights.hosts(reading=request.method != "DELETE")
+        api = self if hosts is None else self.within(hosts)
         try:
             if request.method in ("PUT", "POST"):
                 raise ValueError(UNSAID)
             if request.method == "DELETE":
                 act, words = _found(ACTS, (word, *rest))
-                await act(self, *words)
+                await act(api, *words)
                 return Response(status_code=204)
             serve, words = _found(PATHS, (word, *rest))
-            found = listed(request.query_params, await serve(self, request, *words))
+            if hosts is not None and serve in OF_ALL_HOSTS:
+                return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
+            found = listed(request.query_params, await serve(api, request, *words))
             return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
@@ -158,6 +168,14 @@ class RabbitApi:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
+
+    def within(self, hosts: frozenset[str]) -> RabbitApi:
+        """Return the same with nothing but these virtual hosts, and the connections to them."""
+        clients, found = self._clients, copy(self)
+        found._hosts = {name: host for name, host in self._hosts.items() if name in hosts}
+        found._clients = lambda: (one for one in clients() if one.virtual_host in hosts)
+        found._is_part = True
+        return found
 
     # What there is.
 
@@ -188,7 +206,7 @@ class RabbitApi:
                 "messages_ready": ready,
                 "messages_unacknowledged": unacknowledged,
             },
-            "message_stats": self._all_stats(),
+            "message_stats": {} if self._is_part else self._all_stats(),
             "listeners": [
                 {
                     "node": self._node,
@@ -198,7 +216,7 @@ class RabbitApi:
                     "socket_opts": {},
                     "name": one.name,
                 }
-                for one in self._doors()
+                for one in (() if self._is_part else self._doors())
             ],
             "contexts": [],
         }
@@ -216,7 +234,7 @@ class RabbitApi:
 
     async def whoami(self, request: Request) -> Fields:
         caller: Caller = request.state.caller
-        return {"name": caller.principal.name, "tags": TAGS[caller.right]}
+        return {"name": caller.principal.name, "tags": _tags_of(caller.rights)}
 
     async def cluster_name(self, _: Request) -> Fields:
         return {"name": self._node}
@@ -478,7 +496,11 @@ class RabbitApi:
     async def users(self, _: Request) -> list[Fields]:
         roles = self._roles()
         return [
-            {"name": name, "tags": TAGS[console_right(Principal(name, roles=has), roles.roles)], "limits": {}}
+            {
+                "name": name,
+                "tags": _tags_of(console_rights(Principal(name, roles=has), roles.roles)),
+                "limits": {},
+            }
             for name, has in roles.users.items()
         ]
 
@@ -560,9 +582,9 @@ class RabbitApi:
             "rabbitmq_version": self._version,
             "product_name": "gateway",
             "product_version": self._metrics.version,
-            "users": await self.users(request) if not of else [],
+            "users": [] if of or self._is_part else await self.users(request),
             "vhosts": [{"name": name} for name in sorted(names)],
-            "permissions": await self.permissions(request) if not of else [],
+            "permissions": [] if of or self._is_part else await self.permissions(request),
             "topic_permissions": [],
             "parameters": [],
             "global_parameters": [],
@@ -663,6 +685,11 @@ class RabbitApi:
         if host is None:
             raise NotThereError
         return host
+
+
+def _tags_of(rights: ConsoleRights) -> list[str]:
+    """Return RabbitMQ's tags for these rights."""
+    return ["management"] if rights.right == "read" and rights.read_hosts is not None else TAGS[rights.right]
 
 
 def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
@@ -844,6 +871,21 @@ PATHS: Final[Mapping[str, Asked]] = {
     "health/checks/port-listener/*": RabbitApi.port_open,
 }
 """What can be asked for, each path with who answers it; `*` is a word that is handed on."""
+OF_ALL_HOSTS: Final = frozenset(
+    {
+        RabbitApi.nodes,
+        RabbitApi.node,
+        RabbitApi.users,
+        RabbitApi.user,
+        RabbitApi.user_permissions,
+        RabbitApi.nothing_of_user,
+        RabbitApi.permissions,
+        RabbitApi.permission,
+        RabbitApi.vhost_permissions,
+        RabbitApi.port_open,
+    }
+)
+"""What is refused to whoever sees some virtual hosts only: machines, users and their permissions."""
 ACTS: Final[Mapping[str, Asked]] = {
     "connections/*": RabbitApi.close_connection,
     "queues/*/*": RabbitApi.delete_queue,

@@ -23,11 +23,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import clock
-from gateway.admin.admission import Admission, shows_secret
+from gateway.admin.admission import ELSEWHERE, Admission, shows_secret
 from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer, problem
 from gateway.admin.events import EventsApi, Names
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
+from gateway.admin.messages import Hide, nothing_hidden
 from gateway.admin.models import Status
 from gateway.admin.operations import PREFIX, Api, Operation, description_of, routes_of
 from gateway.admin.page import Page
@@ -37,6 +38,7 @@ from gateway.admin.readiness import Readiness
 from gateway.admin.series import DetailedMetrics
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
+from gateway.broker.shares import UserQuotas
 from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
 from gateway.settings import Http, HttpTls
@@ -56,6 +58,8 @@ class AdminState:
     scrape_token_file: Path | None = None
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
+    quotas: UserQuotas | None = None
+    hide: Hide = nothing_hidden
     detailed: DetailedMetrics | None = None
     clock: Callable[[], float] = clock.now
     started_secs: float = field(init=False)
@@ -91,6 +95,8 @@ def health(state: AdminState) -> list[BaseRoute]:
             caller = await state.admission.caller(request)
             if isinstance(caller, Response):
                 return caller
+            if caller.rights.read_hosts is not None:
+                return problem(403, f"{caller.principal.name!r} {ELSEWHERE}")
         if state.detailed is None:
             return problem(404, "there are no detailed metrics")
         try:
@@ -141,7 +147,17 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         lambda: [one.name for one in metrics.sources.routes()],
         lambda: [one.name for one in metrics.endpoints()],
     )
-    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps, names)
+    quotas = state.quotas
+    logins = LoginsApi(state.admission)
+    events = EventsApi(
+        state.admission,
+        shown,
+        state.taps,
+        names,
+        streams=None if quotas is None else quotas.streams,
+        watched=None if quotas is None else quotas.taps,
+        hide=state.hide,
+    )
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
@@ -156,7 +172,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     routes: list[BaseRoute] = [
         Route("/", console),
         *page.routes(),
-        Route(f"{PREFIX}/openapi.json", admitted(description)),
+        Route(f"{PREFIX}/openapi.json", admitted(description, by_host=True)),
         *routes_of(operations, state.admission),
         *(() if state.rabbit is None else state.rabbit.routes(state.admission)),
         *(health(state) if with_health else ()),

@@ -8,11 +8,12 @@ import structlog
 
 from gateway.access.authentication import Access
 from gateway.access.authorization import Authorization
-from gateway.access.console import Right, console_right
+from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.console_sessions import Sessions
 from gateway.access.console_tokens import COMMAND_LINE, ConsoleTokens, leave_token
 from gateway.access.principal import Principal
 from gateway.admin import Admission
+from gateway.model.shares import UserShares
 from gateway.settings import Settings
 
 log = structlog.get_logger()
@@ -21,19 +22,22 @@ log = structlog.get_logger()
 class Console:
     """Its door, and the token that is left for the command line while there is a port."""
 
-    def __init__(self, settings: Settings, access: Access, authorization: Authorization) -> None:
-        """Raises ConfigurationError when the tokens cannot be read or written."""
+    def __init__(
+        self, settings: Settings, access: Access, authorization: Authorization, sessions: UserShares
+    ) -> None:
+        """`sessions` has the places of sessions, by user. Raises ConfigurationError when the tokens
+        cannot be read or written."""
         http = settings.http
 
-        def right_of(principal: Principal) -> Right:
+        def rights_of(principal: Principal) -> ConsoleRights:
             roles = authorization.roles  # as they are now
-            return console_right(Principal(principal.name, roles=roles.of(principal)), roles.roles)
+            return console_rights(Principal(principal.name, roles=roles.of(principal)), roles.roles)
 
         self.admission = Admission(
             ConsoleTokens(settings.tokens_path() if http.enabled else None),
-            Sessions(http.sessions_max, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
+            Sessions(sessions, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
             access=access,
-            right_of=right_of,
+            rights_of=rights_of,
             token_file=http.token_file,
         )
         self._left: Path | None = None

@@ -11,7 +11,7 @@ from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.pressure import FullQueues
-from gateway.broker.shares import DefinitionShares
+from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.clients import SharedClients
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -35,12 +35,12 @@ def destinations_of(
     bodies: Bodies,
     flush: Callable[[], None],
     full_queues: FullQueues,
-    definition_shares: DefinitionShares,
+    quotas: UserQuotas,
     alarms: Alarms,
 ) -> tuple[FastHosts, FastEngineSession | None]:
     """The virtual hosts, before the store starts; with an engine and listeners, what is said to it. `flush`
     writes what was encoded outside a wake-up. `full_queues` is what all queues share for when
-    they are full, `definition_shares` counts the bytes of what clients define, `alarms` ring for selectors
+    they are full, `quotas` has the shares of users, `alarms` ring for selectors
     that had no time."""
     given, limits = settings.broker, settings.limits
     stated = settings.virtual_hosts()
@@ -53,7 +53,7 @@ def destinations_of(
             store,
             bodies,
             full_queues=full_queues,
-            definition_shares=definition_shares,
+            quotas=quotas,
             alarms=alarms,
         ), None
     dialect = DIALECTS[given.protocol]
@@ -84,7 +84,7 @@ def destinations_of(
         make=make,
         clients=clients,
         keeps=False,
-        definition_shares=definition_shares,
+        quotas=quotas,
         alarms=alarms,
     )
     return hosts, engine

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from gateway import __version__, clock
+from gateway.access.authentication import Access
 from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
@@ -46,7 +47,7 @@ from gateway.app.destinations import DESTINATIONS, destinations_link, destinatio
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
-from gateway.app.memory import definition_shares_of, watched_memory
+from gateway.app.memory import definition_octets_max, watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
@@ -71,6 +72,8 @@ from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.pressure import FullQueues
+from gateway.broker.redacting import PrivateFields
+from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.engine.cluster_clock import ClusterClock
@@ -106,15 +109,24 @@ FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end ha
 class Gateway:
     """One gateway process. `run` serves until it is told to stop."""
 
+    _users: Access | None = None  # until they have been read
+
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
         self.settings = settings = with_imported_hosts(settings)
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
-        start_audit(settings)
+        start_audit(settings, self._has_several_users)
         self.readiness = Readiness()
         limits = settings.limits
-        self.store = open_store(settings, self._disk_changed)
+        self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
+        self.quotas = UserQuotas(
+            limits,
+            definition_octets_max=definition_octets_max(limits, self.memory),
+            console_sessions_max=settings.http.sessions_max,
+            several=self._has_several_users,
+        )
+        self.store = open_store(settings, self._disk_changed, self.quotas.letters)
         if self.store is not None:
             self.readiness.watch("store", partial(getattr, self.store, "failure"))
         with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
@@ -131,9 +143,8 @@ class Gateway:
                 latency_of_route=lambda name: self.dispatcher.latencies.get(name),
                 latency_of_endpoint=lambda name: self.metrics.latency_of(name),
             )
-            self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
             cluster_clock = ClusterClock()
-            self.common = common_of(settings, cluster_clock)
+            self.common = common_of(settings, cluster_clock, self.quotas.common_letters)
             self.core = BrokerCore(
                 self.store,
                 router,
@@ -145,22 +156,20 @@ class Gateway:
                 deduplication=None if self.common is None else self.common.ids,
                 journaling=self.journaling,
                 tracing=self.tracing,
+                quotas=self.quotas,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.full_queues, self.definition_shares = (
-                FullQueues(self._may_hold),
-                definition_shares_of(limits, self.memory),
-            )
+            self.full_queues = FullQueues(self._may_hold)
             self.mqtt, self.engine = topics_of(
                 settings,
                 self.dispatcher,
                 self.store,
                 self._let_clients_go,
                 self._may_hold,
-                self.definition_shares,
+                self.quotas,
                 cluster_clock,
             )
-            self.bodies = Bodies(limits, self.store)
+            self.bodies = Bodies(limits, self.store, self.quotas.spool)
             self.hosts = AmqpHosts(
                 settings.amqp_hosts(),
                 self.dispatcher.changed,
@@ -170,7 +179,7 @@ class Gateway:
                 self.bodies,
                 policies=policies_of(settings),
                 full_queues=self.full_queues,
-                definition_shares=self.definition_shares,
+                definition_shares=self.quotas.definitions,
             )
             self.host = next(iter(self.hosts.values()))
             self.fast_hosts, self.fast_engine = destinations_of(
@@ -180,14 +189,14 @@ class Gateway:
                 self.bodies,
                 self._flush,
                 self.full_queues,
-                self.definition_shares,
+                self.quotas,
                 self.hosts.alarms,
             )
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.identities = Identities(settings)
-            self.access = self.identities.access
+            self.access = self._users = self.identities.access
             self.authorizer = authorizer_of(settings)
             self.authorization = Authorization(roles_of(settings, self.identities.users), self.authorizer)
             self.rules = Rules(self)
@@ -200,7 +209,7 @@ class Gateway:
             )
             self.writes = WriteSet(self._wake_up_ends, self.watchdog.suspect)
             self.http_port = self.health_port = 0
-            self.console = Console(settings, self.access, self.authorization)
+            self.console = Console(settings, self.access, self.authorization, self.quotas.console)
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
             self.metrics: Metrics = Metrics(__version__, self._sources())
@@ -236,11 +245,14 @@ class Gateway:
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
         process = process_of(self)
-        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush)
+        given = self.settings.journal.hash_key
+        key = b"" if given is None else given.get_secret_value().encode()
+        hide = PrivateFields(lambda: self.dispatcher.router, key).hide
+        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide)
         apis = (
             ProcessApi(process),
             MappingsApi(process),
-            LettersApi(self.dead_letters, self.core.redriving, flush),
+            LettersApi(self.dead_letters, self.core.redriving, flush, hide=hide),
             ClientsApi(clients, flush),
             SessionsApi(self.mqtt, dismiss, flush),
             queues,
@@ -270,6 +282,8 @@ class Gateway:
                 consuming=consuming,
             ),
             self.dispatcher.taps,
+            self.quotas,
+            hide,
             DetailedMetrics(queues.all, lambda: list(self.mqtt.sessions.values())),
         )
         async with trio.open_nursery() as nursery:
@@ -464,6 +478,8 @@ class Gateway:
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
+            share_refused=self.quotas.refused,
+            share_evicted=self.quotas.pushed_out,
             engine_records=dict if engine is None else partial(records_of, engine, self.common),
             engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
             dropped_letters=lambda: self.dead_letters.crowded_out,
@@ -506,6 +522,9 @@ class Gateway:
             **({} if self.fast_engine is None else self.fast_engine.gauges()),
         }
         return self.fast_hosts.added_to(gauges)
+
+    def _has_several_users(self) -> bool:
+        return self._users is not None and self._users.has_several_users
 
     def _may_hold(self, user: str | None) -> bool:
         return self.authorization.may_hold(user)
@@ -651,8 +670,9 @@ class Gateway:
         return session.unconfirmed == self.core.handed_out(link.name)
 
 
-def start_audit(settings: Settings) -> None:
-    """Raises ConfigurationError when the audit log's file cannot be written."""
+def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
+    """Begin the audit log. `several` returns True while there may be more than one user. Raises
+    ConfigurationError when its file cannot be written."""
     given = settings.audit
     try:
         configure_audit(
@@ -661,6 +681,8 @@ def start_audit(settings: Settings) -> None:
             bytes_max=given.file_bytes_max,
             files=given.files,
             per_second_max=given.per_second_max,
+            user_share=settings.limits.user_share,
+            several=several,
         )
     except OSError as error:
         raise ConfigurationError(f"audit.path: {error}") from error

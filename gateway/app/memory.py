@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway.broker.memory import Memory, Publisher, plenty
-from gateway.broker.shares import DefinitionShares
 from gateway.settings import Limits
 
 # RabbitMQ's share. The rest is for what goes on above the mark: what has been read already, connections that
@@ -27,10 +26,9 @@ PROCESS: Final = Path("/proc/self")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def definition_shares_of(limits: Limits, memory: Memory) -> DefinitionShares:
-    """Return the shares of users in what the definitions of all clients may occupy."""
-    total = limits.definitions_bytes_max or memory.mark // DEFINITIONS
-    return DefinitionShares(total, int(total * limits.definitions_per_user_share))
+def definition_octets_max(limits: Limits, memory: Memory) -> int:
+    """Return how many bytes the definitions of all clients may occupy."""
+    return limits.definitions_bytes_max or memory.mark // DEFINITIONS
 
 
 def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | None = None) -> int:

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from gateway.containment import contained
+from gateway.model.shares import UserShares
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.transport.stream import WriteSet
@@ -21,8 +22,11 @@ KEY: Final = "return key"  # the kind under which the store has it
 KEY_OCTETS: Final = 32
 
 
-def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store | None:
-    """The store, or None when there shall be none. Raises StoreError, which says what to do."""
+def open_store(
+    settings: Settings, on_health: Callable[[bool], None], letters: UserShares | None = None
+) -> Store | None:
+    """The store, or None when there shall be none. `letters` has the limits of its dead letters.
+    Raises StoreError, which says what to do."""
     given = settings.store
     if not given.enabled:
         return None
@@ -32,6 +36,7 @@ def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store |
         pending_octets_max=settings.limits.store_pending_bytes_max,
         letters_max=settings.limits.dead_letters_max,
         letters_octets_max=settings.limits.dead_letters_bytes_max,
+        letter_shares=letters,
         on_health=on_health,
         on_damage=lambda text: log.error("the store is damaged", what=text),
     )

@@ -17,7 +17,7 @@ from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.pressure import MayHold
-from gateway.broker.shares import DefinitionShares
+from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
@@ -29,6 +29,7 @@ from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
+from gateway.model.shares import UserShares
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings
 from gateway.settings.engine import ENGINE, RabbitEngine
@@ -48,13 +49,13 @@ def topics_of(
     store: Store | None,
     let_go: Callable[[], None],
     may_hold: MayHold,
-    definition_shares: DefinitionShares,
+    quotas: UserQuotas,
     time: ClusterClock,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
     `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers, `definition_shares` counts the bytes of sessions and subscriptions, `time` is the
+    publishers, `quotas` has the shares of users, `time` is the
     cluster's clock, if there is one.
     """
     limits, given = settings.limits, settings.broker
@@ -87,11 +88,14 @@ def topics_of(
             of_sessions,
             shares=shares,
             sessions_max=limits.sessions_max,
-            definition_shares=definition_shares,
+            definition_shares=quotas.definitions,
         )
         return topics, engine
     retained = Retained(
-        messages_max=limits.retained_messages_max, octets_max=limits.retained_bytes_max, store=store
+        messages_max=limits.retained_messages_max,
+        octets_max=limits.retained_bytes_max,
+        store=store,
+        shares=quotas.retained,
     )
     embedded = MqttNamespace(
         dispatcher.subscribed,
@@ -100,7 +104,7 @@ def topics_of(
         sessions_max=limits.sessions_max,
         retained=retained,
         store=store,
-        definition_shares=definition_shares,
+        definition_shares=quotas.definitions,
     )
     return embedded, None
 
@@ -113,8 +117,8 @@ class Common(NamedTuple):
     session: Logs
 
 
-def common_of(settings: Settings, time: ClusterClock) -> Common | None:
-    """None: there is no cluster."""
+def common_of(settings: Settings, time: ClusterClock, shares: UserShares) -> Common | None:
+    """Return what replicas have in common, or None without a cluster. `shares` has the limits of letters."""
     given, limits = settings.broker, settings.limits
     if not isinstance(given, RabbitEngine):
         return None
@@ -126,6 +130,7 @@ def common_of(settings: Settings, time: ClusterClock) -> Common | None:
         messages_max=limits.dead_letters_max,
         octets_max=limits.dead_letters_bytes_max,
         stream_octets_max=given.letters_bytes_max,
+        shares=shares,
     )
     of_letters.use(letters)
     kept = stream_arguments(given, octets_max=given.ids_bytes_max, secs=given.ids_secs)

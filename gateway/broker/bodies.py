@@ -15,6 +15,7 @@ from gateway.broker.storage import QueueStorage
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import UserShares
 from gateway.model.spooled import BodyFile, Spooled
 from gateway.settings.limits import Limits
 from gateway.store.index import Log
@@ -24,13 +25,14 @@ from gateway.store.store import Store
 class Bodies:
     """The spool of a gateway, and what of it the store refers to."""
 
-    def __init__(self, limits: Limits, store: Store | None) -> None:
-        """Before the store starts. Raises StoreError."""
+    def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
+        """Before the store starts. `shares` has the limit of the spool, by user. Raises StoreError."""
         self.spool = Spool(
             None if store is None else store.folder / "spool",
             octets_max=limits.spool_bytes_max,
             memory_octets_max=limits.fast_memory_bytes_max,
             memory_total_max=limits.fast_memory_total_bytes_max,
+            shares=shares,
         )
         # What nobody takes out of it, for its virtual host is not configured, stays on disk.
         self._by_log: dict[int, dict[int, Spooled]] = {}

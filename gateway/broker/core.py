@@ -22,6 +22,7 @@ from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.pausing import Pauses
 from gateway.broker.routing import Namespace
+from gateway.broker.shares import UserQuotas
 from gateway.broker.tracing import TracingDispatcher, TracingRecordingDispatcher
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
@@ -84,6 +85,7 @@ class BrokerCore:
         deduplication: Deduplication | None = None,
         journaling: Journaling | None = None,
         tracing: Tracing | None = None,
+        quotas: UserQuotas | None = None,
     ) -> None:
         """Before the store starts. `common_letters` and `deduplication` are those of all replicas of a
         cluster."""
@@ -101,6 +103,7 @@ class BrokerCore:
             store=store,
             forward=None if self.forwarding is None else self.forwarding.forward,
             common=common_letters,
+            shares=None if quotas is None or store is not None else quotas.letters,
         )
         self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
@@ -132,6 +135,7 @@ class BrokerCore:
         self._paused()
         self.redriving = Redriving(self.dispatcher, self.dead_letters)
         self._forward = forward
+        self._quotas = quotas or UserQuotas(limits)
         self._journaling = journaling
 
     def _outbox(self, route: Route) -> Namespace | None:
@@ -184,7 +188,7 @@ class BrokerCore:
 
     async def run(self, flush: Callable[[], None]) -> None:
         """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
-        ticks = [self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
+        ticks = [self._quotas.tick, self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
         if self._journaling is not None:

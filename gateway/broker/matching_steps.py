@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.broker.shares import NO_LIMIT, OPERATOR
+from gateway.model.shares import NO_LIMIT, OPERATOR
 
 STATE_STEPS: Final = 2  # of one state of a pattern with any number of levels inside
 

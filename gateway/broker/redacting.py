@@ -12,7 +12,8 @@ to be harmless. One that is larger than the journal has them is not looked into,
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ import orjson
 
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.patterns import witness
+from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.mapping.schema import Truncate
 from gateway.model.message import Message, Sender
@@ -31,6 +33,8 @@ HASH_OCTETS: Final = 16  # of the digest; two values of a billion are alike by c
 SENDERS_MAX: Final = 10_000  # remembered; there is one for each connection
 ANY_KEY: Final = "*"
 SENDER_FIELDS: Final = {"client": "client", "user": "user", "remote_address": "address"}
+SHOWN_OCTETS_MAX: Final = 65_536  # of bodies that rules look into when people see messages
+KEY_OCTETS: Final = 32
 LEFT_OUT: Final = object()
 
 
@@ -41,6 +45,9 @@ def _malformed(_: bytes) -> Properties:
 MALFORMED: Final = PropertySet("model", b"", _malformed)
 Action = str | Truncate
 """`drop`, `hash`, or how much is kept."""
+
+
+Rules = tuple[tuple[str, Action], ...]
 
 
 class Step(NamedTuple):
@@ -272,6 +279,65 @@ class Redactors:
         if found is None:
             found = self._made[rules] = Redactor(rules, self._key, self._body_octets_max)
         return found
+
+
+class PrivateFields:
+    """What people see of messages: without what `private` of routes says, whether there is a journal or not.
+
+    A message goes by the rules of the route that it took, and of every private route that could take it. Of
+    one that has crossed a route already the first address is not known: it goes by all of its source's.
+    """
+
+    def __init__(self, router: Callable[[], Router], key: bytes = b"") -> None:
+        """`router` returns the one in force; `key` is that of hashes, empty: one of this process."""
+        self._router = router
+        self._key = key or secrets.token_bytes(KEY_OCTETS)
+        self._known: Router | None = None
+        self._private: list[Route] = []
+        self._of_routes: dict[str, Rules] = {}
+        self._made: dict[Rules, Redactor] = {}
+
+    def hide(self, route: str, message: Message) -> Message:
+        """Return the message without its private fields. `route`: the name of the one that it took, or ""."""
+        router = self._router()
+        if router is not self._known:
+            self._known = router
+            self._private = [one for one in (*router.routes, *router.answers) if one.rule.private]
+            self._of_routes, self._made = {}, {}
+        if not self._private:
+            return message
+        rules = self._rules_of(router, route) if route else None
+        if rules is None:
+            rules = _rules(one for one in self._private if _could_take(one, message))
+        if not rules:
+            return message
+        found = self._made.get(rules)
+        if found is None:
+            found = self._made[rules] = Redactor(rules, self._key, SHOWN_OCTETS_MAX)
+        return found(message)
+
+    def _rules_of(self, router: Router, name: str) -> Rules | None:
+        """Return the rules of a route's messages; None: there is no such route any more."""
+        if name not in self._of_routes:
+            route = next((one for one in (*router.routes, *router.answers) if one.name == name), None)
+            if route is None:
+                return None
+            private = [one for one in self._private if one is route or _meet(one, route)]
+            self._of_routes[name] = _rules(private)
+        return self._of_routes[name]
+
+
+def _rules(routes: Iterable[Route]) -> Rules:
+    return tuple(dict.fromkeys(rule for route in routes for rule in route.rule.private.items()))
+
+
+def _could_take(route: Route, message: Message) -> bool:
+    """Return True unless it is certain that the route does not take the message."""
+    if route.source != message.sender.endpoint:
+        return False
+    if message.hops or message.address.protocol != route.pattern.dialect.name or route.pattern.queue:
+        return True
+    return route.pattern.match(message.address, "") is not None
 
 
 def _meet(one: Route, other: Route) -> bool:

@@ -1,22 +1,31 @@
 """Fair shares: how many of something each holder has, so that nobody has all of it.
 
+`UserQuotas` has the shares of users in what they define or make grow; their mechanism is model/shares.py.
+
 Definitions (queues, exchanges, bindings, subscriptions, sessions) are counted in bytes, too: what their names
 and arguments occupy is up to whoever makes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Final
 
-from gateway.model.properties import Headers, Value, ValueType
+import structlog
 
-NO_LIMIT: Final = 1 << 62
+from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.shares import NO_LIMIT, UserShares, always
+from gateway.settings.limits import Limits
+
 ENTRY_OCTETS: Final = 256  # of an argument, besides its name and value
 LEVEL_OCTETS: Final = 200  # of a level of a topic filter, besides its text
 LEVELS_FEW: Final = 10  # levels that are counted by their text alone, for most filters share them
-OPERATOR: Final = "\0"  # whose share definitions of the configuration are counted in; no user is called so
+LISTENERS_MAX: Final = 20  # event streams of the HTTP interface
+TAPS_MAX: Final = 5  # of those, streams of messages
 SHARE: Final = 0.9  # of all, unless the configuration says how many: somebody else always gets in
+
+log = structlog.get_logger(limited=True)
 
 
 def share_of(total: int, given: int) -> int:
@@ -69,41 +78,109 @@ class Shares:
             del self._counts[holder]
 
 
-class DefinitionShares:
-    """The bytes of all definitions, by the user who made them. Sizes are estimates of what they occupy."""
+class UserQuotas:
+    """Everything that users share, each with the shares of users in it."""
 
-    def __init__(self, total_max: int = NO_LIMIT, user_max: int = NO_LIMIT) -> None:
-        """`total_max` and `user_max` are the bytes of all definitions and of one user's."""
-        self.total_max = total_max
-        self.user_max = user_max
-        self.total = 0
-        self._of_users: dict[str, int] = {}
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        definition_octets_max: int = NO_LIMIT,
+        console_sessions_max: int = 1_000,
+        several: Callable[[], bool] = always,
+    ) -> None:
+        """`several` returns True while there may be more than one user: a single one may have everything.
+        Definitions have a share of their own, `definition_octets_max` are the bytes of all."""
+        self.definitions = UserShares(
+            "definitions",
+            octets_max=definition_octets_max,
+            user_share=limits.definitions_per_user_share,
+            octets_option="limits.definitions_bytes_max",
+            share_option="limits.definitions_per_user_share",
+        )
+        self._share = limits.user_share
+        self._several = several
+        self.retained = self._shares(
+            "retained messages",
+            ("limits.retained_messages_max", limits.retained_messages_max),
+            ("limits.retained_bytes_max", limits.retained_bytes_max),
+        )
+        self.spool = self._shares("spooled bodies", octets=("limits.spool_bytes_max", limits.spool_bytes_max))
+        self.transfers = self._shares(
+            "broken-off transfers",
+            ("limits.fast_partials_max", limits.fast_partials_max),
+            ("limits.fast_partial_bytes_max", limits.fast_partial_bytes_max),
+        )
+        self.letters = self._shares(
+            "dead letters",
+            ("limits.dead_letters_max", limits.dead_letters_max),
+            ("limits.dead_letters_bytes_max", limits.dead_letters_bytes_max),
+        )
+        self.common_letters = self._shares(
+            "dead letters of all replicas",
+            ("limits.dead_letters_max", limits.dead_letters_max),
+            ("limits.dead_letters_bytes_max", limits.dead_letters_bytes_max),
+        )
+        self.streams = self._shares("event streams", ("the places", LISTENERS_MAX))
+        self.taps = self._shares("message streams", ("the places", TAPS_MAX))
+        self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
+        self._told: dict[str, tuple[int, int]] = {}
 
-    def of(self, user: str | None) -> int:
-        """Return the bytes of a user's definitions; None: the configuration's."""
-        return self._of_users.get(OPERATOR if user is None else user, 0)
+    def all(self) -> tuple[UserShares, ...]:
+        """Return the shares in each kind of thing."""
+        return (
+            self.definitions,
+            self.retained,
+            self.spool,
+            self.transfers,
+            self.letters,
+            self.common_letters,
+            self.streams,
+            self.taps,
+            self.console,
+        )
 
-    def full_with(self, user: str | None, octets: int) -> str:
-        """Return the option that forbids a definition of this size, or "" if there is room for it."""
-        if self.total + octets > self.total_max:
-            return f"limits.definitions_bytes_max ({self.total_max})"
-        if self.of(user) + octets > self.user_max:
-            return f"limits.definitions_per_user_share ({self.user_max} bytes)"
-        return ""
+    def refused(self) -> dict[str, int]:
+        """Return how often something did not fit, by kind."""
+        return {shares.what.replace(" ", "_"): shares.refused for shares in self.all()}
 
-    def add(self, user: str | None, octets: int) -> None:
-        """Count a definition."""
-        self.total += octets
-        self._of_users[OPERATOR if user is None else user] = self.of(user) + octets
+    def pushed_out(self) -> dict[str, int]:
+        """Return how many entries gave way to newer ones, by kind."""
+        return {shares.what.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
-    def remove(self, user: str | None, octets: int) -> None:
-        """Forget a definition that was counted with this size."""
-        self.total -= octets
-        left = self.of(user) - octets
-        if left:
-            self._of_users[OPERATOR if user is None else user] = left
-        else:
-            del self._of_users[OPERATOR if user is None else user]
+    def tick(self) -> None:
+        """Log what was refused or pushed out since the last call."""
+        for shares in self.all():
+            refused, gone = self._told.get(shares.what, (0, 0))
+            if shares.refused > refused:
+                log.warning(
+                    "user quota reached",
+                    what=shares.what,
+                    user=shares.last_user,
+                    limit=shares.last_limit,
+                    refused=shares.refused - refused,
+                )
+            if shares.pushed_out > gone:
+                log.warning(
+                    "user quota evicted entries",
+                    what=shares.what,
+                    user=shares.last_user,
+                    entries=shares.pushed_out - gone,
+                )
+            self._told[shares.what] = (shares.refused, shares.pushed_out)
+
+    def _shares(
+        self, what: str, count: tuple[str, int] = ("", NO_LIMIT), octets: tuple[str, int] = ("", NO_LIMIT)
+    ) -> UserShares:
+        return UserShares(
+            what,
+            count_max=count[1],
+            octets_max=octets[1],
+            user_share=self._share,
+            count_option=count[0],
+            octets_option=octets[0],
+            applies=self._several,
+        )
 
 
 def text_octets(*texts: str) -> int:

@@ -25,12 +25,15 @@ from typing import Final
 from weakref import WeakValueDictionary, finalize, ref
 
 from gateway.errors import GatewayError, StoreError
+from gateway.model.shares import UserShares
 from gateway.model.spooled import Spooled
 from gateway.store.group import RUN_OCTETS_MAX
 
 SUFFIX: Final = ".body"
 # Smaller bodies are always held: the store has rows of its own for larger ones only.
 SPOOLED_OCTETS_MIN: Final = RUN_OCTETS_MAX + 1
+OWNED: Final = "-"  # in a file's name, before the digest of the user who sent the body
+OWNER_OCTETS: Final = 8
 PIECE_OCTETS: Final = 1_048_576  # hashed at a time
 GATHERED_MAX: Final = 64  # pieces written in one call; systems allow 1 024
 
@@ -63,9 +66,12 @@ class OpenFile:
 class SpoolFile:
     """One body, or the beginning of one: `size` octets."""
 
-    def __init__(self, spool: Spool, name: str, size: int) -> None:
+    def __init__(self, spool: Spool, name: str, size: int, user: str = "") -> None:
+        """`name` says whose share it is in (`owner_in`); `user` is the name of that user, for the log."""
         self.name = name
         self.size = size
+        self.owner = owner_in(name)
+        self._user = user
         self.checked = b""  # the SHA-1 of all of it, if its sender said it and it was found right
         self._spool = spool
         self._path = spool.folder / name
@@ -77,15 +83,14 @@ class SpoolFile:
         """Append to it. Raises SpoolFull; what did fit counts."""
         spool = self._spool
         views = [memoryview(one) for one in octets if one]
-        if spool.used + sum(map(len, views)) > spool.octets_max:
-            raise SpoolFull(f"limits.spool_bytes_max ({spool.octets_max}) is reached")
+        spool.check_room(sum(map(len, views)), self._user, self.owner)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 while views:
                     count = os.pwritev(descriptor, views[:GATHERED_MAX], self.size)
                     self.size += count
-                    spool.count(count)
+                    spool.count(count, self.owner)
                     while views and count >= len(views[0]):
                         count -= len(views.pop(0))
                     if count:
@@ -138,16 +143,40 @@ class SpoolFile:
         self._finalize.detach()
 
 
+def owner_of(user: str) -> str:
+    """Return the digest by which the names of files tell whose they are; "" for clients without a name."""
+    if not user:
+        return ""
+    return hashlib.blake2b(user.encode(errors="replace"), digest_size=OWNER_OCTETS).hexdigest()
+
+
+def owner_in(name: str) -> str:
+    """Return the owner in a file's name; "" for files of clients without a name and of older gateways."""
+    return name.removesuffix(SUFFIX).partition(OWNED)[2]
+
+
 class Spool:
-    """The folder. `used` are the octets in it, `held` those reserved for bodies that arrive in memory."""
+    """The folder. `used` are the bytes in it, `held` those reserved for bodies that arrive in memory.
+
+    Its bytes are counted in `shares` for the users who sent them. A file's name has a digest of the user, so
+    that the next gateway counts the same.
+    """
 
     def __init__(
-        self, folder: Path | None, *, octets_max: int, memory_octets_max: int, memory_total_max: int
+        self,
+        folder: Path | None,
+        *,
+        octets_max: int,
+        memory_octets_max: int,
+        memory_total_max: int,
+        shares: UserShares | None = None,
     ) -> None:
-        """Without a folder there will be one for this process alone. Raises StoreError."""
+        """Without a folder there will be one for this process alone. `shares` has the limit `octets_max` with
+        the part that one user may have. Raises StoreError."""
         self.lasting = folder is not None
-        self.octets_max = octets_max
-        self.used = 0
+        self.shares = shares or UserShares(
+            "spooled bodies", octets_max=octets_max, octets_option="limits.spool_bytes_max"
+        )
         self.held = 0
         self.dead: deque[str] = deque()  # names of files that nobody needs any more
         self._memory_max = memory_octets_max
@@ -185,19 +214,31 @@ class Spool:
         with self._lock:
             self.held -= size
 
-    def check_room(self, octets: int) -> None:
-        """Raises SpoolFull when there will not be room for so much."""
-        if self.used + octets > self.octets_max:
-            raise SpoolFull(f"limits.spool_bytes_max ({self.octets_max}) would be exceeded")
+    @property
+    def used(self) -> int:
+        """Bytes in the folder."""
+        return self.shares.total
 
-    def count(self, octets: int) -> None:
-        """So many octets more are in the folder."""
+    def check_room(self, octets: int, user: str = "", owner: str | None = None) -> None:
+        """Raises SpoolFull when there is no room for so much, or not in that user's share. `owner` is the
+        digest of the user, if it is known."""
         with self._lock:
-            self.used += octets
+            shares = self.shares
+            if limit := shares.full_with(owner_of(user) if owner is None else owner, octets, 0):
+                shares.last_user = user
+                raise SpoolFull(f"{limit} would be exceeded")
 
-    def draft(self) -> SpoolFile:
-        """A file for a body that begins to arrive. Raises SpoolFull."""
-        return self._enter(SpoolFile(self, secrets.token_hex(16) + SUFFIX, 0))
+    def count(self, octets: int, owner: str) -> None:
+        """So many bytes more of this owner are in the folder."""
+        with self._lock:
+            self.shares.add(owner, octets, 0)
+
+    def draft(self, user: str = "") -> SpoolFile:
+        """A file for a body that begins to arrive, in the share of the user who sends it. Raises
+        SpoolFull."""
+        owner = owner_of(user)
+        name = secrets.token_hex(16) + (OWNED + owner if owner else "") + SUFFIX
+        return self._enter(SpoolFile(self, name, 0, user))
 
     def recall(self, name: str, size: int | None = None) -> SpoolFile:
         """The file that something stored refers to; None: what is there of it. Raises StoreError."""
@@ -233,7 +274,7 @@ class Spool:
         for path in self.folder.glob("*" + SUFFIX):
             size = path.stat().st_size
             if path.name in self.files:
-                self.used += size
+                self.count(size, owner_in(path.name))
             else:
                 path.unlink()
 
@@ -241,13 +282,15 @@ class Spool:
         """Remove the files that nobody needs any more; takes its time."""
         while True:
             try:
-                path = self.folder / self.dead.popleft()
+                name = self.dead.popleft()
             except IndexError:
                 return
+            path = self.folder / name
             with suppress(FileNotFoundError):  # nothing had come of it yet
                 size = path.stat().st_size
                 path.unlink()
-                self.count(-size)
+                with self._lock:
+                    self.shares.remove(owner_in(name), size, 0)
 
     def close(self) -> None:
         """The gateway ends: what is stored stays, also when those who need it are forgotten."""

@@ -41,7 +41,8 @@ def text_of(found: Mapping[str, Any]) -> str:
     by = sender["client"] or sender["user"] or found["endpoint"] or "somebody"
     way = found["route"] or "no route"
     outcome = " ".join(word for word in (found["outcome"], found["text"]) if word)
-    body = message["body"] if message["body_encoding"] == "utf-8" else f"(base64) {message['body']}"
+    encoding = message["body_encoding"]
+    body = message["body"] if encoding == "utf-8" else f"({encoding}) {message['body']}"
     cut = " ..." if message["body_bytes"] > BODY_SHOWN else ""
     head = f"{printable(message['address'])}  ({way}, from {printable(by)}, {outcome})"
     return f"{head}\n    {printable(body)}{cut}"

@@ -39,6 +39,9 @@ def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson =
 def make(
     name: Name,
     write: Annotated[bool, typer.Option("--write", help="It may change things, too.")] = False,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Show bodies of messages. A token that may change things does.")
+    ] = False,
     days: Annotated[float | None, typer.Option(min=0, help="It ends after so many; default: never.")] = None,
     url: Url = HERE,
     token_file: TokenFile = None,
@@ -46,6 +49,8 @@ def make(
 ) -> None:
     """Make a token, and print its text, which is not shown again."""
     choice: dict[str, Any] = {"name": name, "console": "write" if write else "read"}
+    if bodies:
+        choice["bodies"] = True
     if days is not None:
         choice["days"] = days
     found = ask(url, token_file, "/api/v1/tokens/make", choice)

@@ -26,6 +26,7 @@ from gateway.engine.logs import LIFE_CHARS, Record, SharedLog
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.shares import UserEntries, UserShares
 from gateway.model.times import Monotonic, WallTime
 from gateway.store.messages import MessageReader, encode_sound
 
@@ -47,9 +48,18 @@ Claimed = Callable[[list[str]], None]
 class SharedLetters:
     """The dead letters on the cluster, as this replica has read them."""
 
-    def __init__(self, log: SharedLog, *, messages_max: int, octets_max: int, stream_octets_max: int) -> None:
-        self.octets = 0
-        self.crowded_out = 0  # by letters of this replica
+    def __init__(
+        self,
+        log: SharedLog,
+        *,
+        messages_max: int,
+        octets_max: int,
+        stream_octets_max: int,
+        shares: UserShares | None = None,
+    ) -> None:
+        """`shares` has the limits as well, with the part that one user may have."""
+        self.shares = shares or UserShares("dead letters", count_max=messages_max, octets_max=octets_max)
+        self._entries: UserEntries[str] = UserEntries(self.shares)
         self._log = log
         self._messages_max = messages_max
         self._octets_max = octets_max
@@ -63,13 +73,10 @@ class SharedLetters:
         self._renew_at = self._look_at = Monotonic(0.0)
         self._reader = MessageReader()
 
-    def has_room(self, count: int, octets: int) -> bool:
-        """Return True if no letter has to go for so many more, counting those that are not read back yet."""
-        log = self._log
-        return (
-            len(self._letters) + len(log) + count <= self._messages_max
-            and self.octets + log.unlogged_octets + octets <= self._octets_max
-        )
+    def has_room(self, messages: list[Message]) -> bool:
+        """Return True if no letter has to go for these, and no user exceeds its share, counting those that
+        are not read back yet."""
+        return self.shares.has_room_for(messages, self._log.unlogged_octets, len(self._log))
 
     def __len__(self) -> int:
         return len(self._letters)
@@ -95,7 +102,7 @@ class SharedLetters:
         while len(self._log) > self._messages_max or self._log.unlogged_octets > self._octets_max:
             if not self._log.drop(LETTER):
                 break
-            self.crowded_out += 1
+            self.shares.pushed_out += 1
 
     def __iter__(self) -> Iterator[Letter]:
         """The oldest first."""
@@ -140,9 +147,9 @@ class SharedLetters:
     def begin_anew(self) -> None:
         """All is read again."""
         self._letters.clear()
+        self._entries.clear()
         self._claims.clear()
         self._deleted.clear()
-        self.octets = 0
 
     def lost(self) -> None:
         """Who has asked something is answered when the cluster is there again."""
@@ -215,16 +222,16 @@ class SharedLetters:
         if letter.id in self._deleted:
             return
         self._letters[letter.id] = letter, record.behind
-        self.octets += letter.message.octets
-        while len(self._letters) > self._messages_max or self.octets > self._octets_max:
-            self._forget(next(iter(self._letters)))
-            self.crowded_out += record.life == self._log.life
+        user = letter.message.sender.user
+        self._entries.add(letter.id, user, letter.message.octets)
+        while (gone := self._entries.crowded_out(user)) is not None:
+            self._forget(gone)
+            self.shares.pushed_out -= record.life != self._log.life  # counted by the replica that wrote it
 
     def _forget(self, id: str) -> None:
-        found = self._letters.pop(id, None)
+        self._letters.pop(id, None)
+        self._entries.discard(id)
         self._claims.pop(id, None)
-        if found is not None:
-            self.octets -= found[0].message.octets
         self._deleted[id] = None
         if len(self._deleted) > DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]

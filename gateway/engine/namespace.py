@@ -21,7 +21,6 @@ from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newc
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
-from gateway.broker.shares import DefinitionShares
 from gateway.engine.arguments import type_arguments
 from gateway.engine.client_session import ClientSession, LoggedReceivedIds
 from gateway.engine.consumers import Consumers
@@ -39,6 +38,7 @@ from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import WILL as WILL_LIST
@@ -59,7 +59,7 @@ class EngineNamespace(MqttNamespace):
         *,
         shares: SessionShares,
         sessions_max: int,
-        definition_shares: DefinitionShares | None = None,
+        definition_shares: UserShares | None = None,
     ) -> None:
         self._engine = engine
         self._shown = 0  # what clients wait for, since the start

@@ -20,12 +20,14 @@ from gateway.access.authentication import Access
 from gateway.access.backends import Denial
 from gateway.access.certificates import from_balancer, from_octets
 from gateway.access.credentials import Certificate, Credentials
+from gateway.access.places import is_loopback
 from gateway.access.principal import Principal
 from gateway.model.spooled import Piece
 from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, StreamOwner
 from gateway.transport.tasks import Tasks
+from gateway.transport.websocket import opened_by_foreign_page
 
 ABANDONED: Final = "abandoned"
 ACCEPTED: Final = "accepted"
@@ -129,7 +131,7 @@ class Logins:
         `backend` and `method`: only such back ends are asked.
         """
         certificate = certificate_of(stream) if self.access.reads_certificates else None
-        return Credentials(user, password, stream.remote, certificate, client, backend, method)
+        return Credentials(user, password, remote_of(stream), certificate, client, backend, method)
 
     def verify(
         self,
@@ -174,14 +176,25 @@ class Logins:
         """A client is not; say so in the log."""
         self._stats.logins.add(why.value)
         self.turned_away(stream, user, why.value, client)
-        log.warning(
-            "a login was refused", listener=self._stats.name, remote=stream.remote, user=user, why=why.value
-        )
+        user, listener = self.access.loggable(user), self._stats.name
+        log.warning("a login was refused", listener=listener, remote=stream.remote, user=user, why=why.value)
 
-    def turned_away(self, stream: Stream, user: str, reason: str, client: str = "") -> None:
-        """A client is not let in; the audit log hears of it. `reason` is a constant of ours."""
+    def turned_away(
+        self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False
+    ) -> None:
+        """Write into the audit log that a client is not let in. `reason` is a constant of ours; `proved`: the
+        client has proved to be this user."""
         name = self._stats.name
+        user = user if proved else self.access.loggable(user)
         audit("refused", endpoint=name, user=user, client=client, remote=stream.remote, reason=reason)
+
+
+def remote_of(stream: Stream) -> str:
+    """Return the address that counts for a login: not this machine's, if a web page from elsewhere has opened
+    the connection in a browser that runs here."""
+    if is_loopback(stream.remote) and opened_by_foreign_page(stream.layer):
+        return f"page {stream.remote}"
+    return stream.remote
 
 
 def certificate_of(stream: Stream) -> Certificate | None:

@@ -174,7 +174,9 @@ class ListenerSource(ABC):
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
             self.stats.refused.add("connections_per_user_max")
-            self.logins.turned_away(connection.stream, principal.name, "connections_per_user_max", client)
+            self.logins.turned_away(
+                connection.stream, principal.name, "connections_per_user_max", client, proved=True
+            )
         else:
             self.entered(connection, principal, rights, client, version)
         return limit

@@ -155,6 +155,12 @@ class Role(Section):
     `*` for any characters. Absent: any. Identifiers that the gateway has made are always right."""
     console: Literal["none", "read", "write"] = "none"
     """What the console and the HTTP interface show, and whether they change anything."""
+    console_bodies: bool = False
+    """Whether they show the bodies of messages: of dead letters, of messages that are watched, and of the
+    first ones of a queue. Administrators' tokens and links always do."""
+    console_virtual_hosts: Names | None = None
+    """The virtual hosts whose queues, exchanges, bindings, transfers and connections they show and change,
+    and nothing else then; absent: everything."""
     hold: bool = False
     """Whether a full queue, subscription or session of a user with this role may make publishers wait, and
     whether its queue may refuse what comes by a binding (`x-overflow: reject-publish`). Without it a full

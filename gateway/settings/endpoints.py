@@ -134,8 +134,9 @@ class WebListener(Listener):
     websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
     """WebSocket at this path, instead of TCP alone."""
     websocket_origins: Annotated[tuple[Origin, ...] | None, Strict(False)] = None
-    """Web pages that may connect, by origin (`https://app.example.com`); absent: any. Clients that are no
-    browsers send no origin and are not asked for one."""
+    """Web pages that may connect, by origin (`https://app.example.com`); absent: any, but a page of elsewhere
+    that a browser on this machine has opened counts as a client from elsewhere, also for `anonymous` and
+    `guest`. Clients that are no browsers send no origin and are not asked for one."""
 
     @model_validator(mode="after")
     def _origins_of_a_path(self) -> Self:

@@ -120,6 +120,12 @@ class Limits(Section):
     definitions_per_user_share: float = Field(0.5, gt=0, le=1)
     """Fraction of `definitions_bytes_max` that the definitions of one user name may take; that of anonymous
     clients is empty."""
+    user_share: float = Field(0.9, gt=0, le=1)
+    """Fraction that one user name may have of retained messages, bodies on disk, dead letters, event
+    streams, and lines of the audit log in a second, in number and in bytes. It applies when
+    there may be more than one user: two users, or a back end that is not `users`. Beyond it: 0x97 (MQTT 5),
+    406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP). Where old entries make room for new ones (dead letters
+    without a source that keeps them, transfers), those of a user with more than an equal part go first."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 

@@ -255,11 +255,11 @@ class _Examination:
                 self._findings.lose(*self._logs[log], perhaps=gap)
 
     def _read_letters(self) -> None:
-        columns = "id, octets, utc, route, verdict, reason, text, message"
+        columns = "id, octets, utc, route, verdict, reason, text, message, user"
         good = []
         for row in self._numbered("dead_letters", columns, self._lose_letter):
             try:
-                self._reader.decode_one(row[-1])
+                self._reader.decode_one(row[-2])
             except (StoreError, TypeError):
                 self._findings.letters += 1
             else:

@@ -14,6 +14,7 @@ from gateway import clock
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
 from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
 from gateway.store.heap import HEAP, KEPT_OCTETS, OCTETS_MIN, Heap, Place
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
@@ -127,11 +128,11 @@ class Database:
         folder: Path,
         reader: MessageReader,
         *,
-        letters_max: int,
-        letters_octets_max: int,
+        letters: UserShares,
         damage: Damage,
     ) -> None:
-        """Reads what is stored, without messages. Raises StoreError when that cannot be read."""
+        """Reads what is stored, without messages. `letters` has the limits of dead letters. Raises
+        StoreError when that cannot be read."""
         self.connection = connection
         self._path = folder / FILE
         self._files = (self._path, folder / f"{FILE}-wal", folder / HEAP)
@@ -143,7 +144,7 @@ class Database:
         self._unreadable: set[int] = set()  # rows that were reported
         self._last_row = 0
         try:
-            self.letters = Letters(connection, letters_max, letters_octets_max)
+            self.letters = Letters(connection, letters)
             self.logs = [
                 Log(*line) for line in connection.execute("SELECT id, kind, name FROM logs ORDER BY id")
             ]

@@ -1,8 +1,8 @@
 """Dead letters on disk: messages that nothing would take, with the reason, the newest of them.
 
 They have been accepted from their source, so they are never refused and outlast a full disk in memory. Here
-stands what is still to be written or deleted, and how many octets each stored letter has; the oldest go when
-there are too many.
+is what has still to be written or deleted, and how many bytes each stored letter has. When there are too
+many, the oldest of a user who has more than an equal part go.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import NamedTuple
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.shares import UserEntries, UserShares
 from gateway.model.times import WallTime
 from gateway.store.messages import MessageReader, encode_sound
+from gateway.store.schema import storable_name
 from gateway.store.statements import delete, insert
 
 
@@ -29,37 +31,33 @@ class DeadLetter(NamedTuple):
     message: Message
 
 
-Line = tuple[int, int, float, str, int, str, str, bytes]
-"""One line of the table: id, octets of the body, UTC seconds, route, verdict, reason, text, message."""
+Line = tuple[int, int, float, str, int, str, str, bytes, str]
+"""One line of the table: id, bytes of the body, UTC seconds, route, verdict, reason, text, message, user."""
 
 
 class Letters:
-    """What the table has, or shall have."""
+    """Dead letters that the table has, or shall have. `shares` counts them by the users who sent them."""
 
-    def __init__(self, connection: sqlite3.Connection, messages_max: int, octets_max: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, shares: UserShares) -> None:
+        """`shares` has their limits, and counts nothing yet."""
+        self.shares = shares
         self._connection = connection
-        self._messages_max = messages_max
-        self._octets_max = octets_max
-        self._sizes: dict[int, int] = dict(
-            connection.execute("SELECT id, octets FROM dead_letters ORDER BY id")
-        )
-        self._last = max(self._sizes, default=0)
+        self._entries: UserEntries[int] = UserEntries(shares)
+        self._last = 0
+        for id, octets, user in connection.execute("SELECT id, octets, user FROM dead_letters ORDER BY id"):
+            self._entries.add(id, user, octets)
+            self._last = id
         self._added: dict[int, Line] = {}
         self._removed: set[int] = set()
-        self.crowded_out = 0  # letters that went since newer ones needed their place
         self.added = self.added_octets = 0  # letters of this process, be they still there or not
-        self.octets: int = sum(self._sizes.values())
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._entries)
 
-    def has_room(self, added: int, added_octets: int) -> bool:
-        """Return True if no letter has to go when so many, with so many bytes, have been added in all since
-        the start."""
-        return (
-            len(self._sizes) + added - self.added <= self._messages_max
-            and self.octets + added_octets - self.added_octets <= self._octets_max
-        )
+    def has_room(self, messages: list[Message], added: int, added_octets: int) -> bool:
+        """Return True if no letter has to go for these messages, and each of their users has room for them.
+        `added` and `added_octets` are what has been handed over since the start."""
+        return self.shares.has_room_for(messages, added_octets - self.added_octets, added - self.added)
 
     @property
     def changed(self) -> bool:
@@ -67,35 +65,32 @@ class Letters:
         return bool(self._added or self._removed)
 
     def add(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Keep `messages`; the oldest letters make room."""
+        """Keep `messages`; the oldest letters of whoever has too many make room."""
         verdict, reason, text = outcome
         text = text.encode(errors="replace").decode()  # a peer may have had a hand in it
         for message in messages:
             self._last += 1
             octets = message.octets
-            self._sizes[self._last] = octets
-            self.octets += octets
+            user = storable_name(message.sender.user)
+            self._entries.add(self._last, user, octets)
             self.added += 1
             self.added_octets += octets
             given = encode_sound(message)
-            line = (self._last, octets, utc, route, int(verdict), reason.value, text, given)
+            line = (self._last, octets, utc, route, int(verdict), reason.value, text, given, user)
             self._added[self._last] = line
-        while len(self._sizes) > self._messages_max or self.octets > self._octets_max:
-            self.delete((next(iter(self._sizes)),))
-            self.crowded_out += 1
+            while (id := self._entries.crowded_out(user)) is not None:
+                self.delete((id,))
 
     def delete(self, ids: Iterable[int] | None) -> None:
         """Forget these letters; None: all."""
-        for id in list(self._sizes) if ids is None else ids:
-            if id in self._sizes:
-                self.octets -= self._sizes.pop(id)
-                if self._added.pop(id, None) is None:
-                    self._removed.add(id)
+        for id in list(self._entries) if ids is None else ids:
+            if self._entries.discard(id) and self._added.pop(id, None) is None:
+                self._removed.add(id)
 
     def write(self) -> None:
         """Put what has changed into the transaction."""
         delete(self._connection, "dead_letters", "id", self._removed)
-        insert(self._connection, "dead_letters", 8, list(self._added.values()))
+        insert(self._connection, "dead_letters", 9, list(self._added.values()))
 
     def written(self) -> None:
         """The transaction was committed."""
@@ -106,7 +101,7 @@ class Letters:
         """The letters on disk, newest first, older than letter `before`; one after the other, so that one
         that cannot be read hides none.
         """
-        return self.find([id for id in reversed(self._sizes) if before is None or id < before])
+        return self.find([id for id in reversed(self._entries) if before is None or id < before])
 
     def says(self, text: str) -> bool:
         """Return True if a letter on disk has this text."""
@@ -121,7 +116,7 @@ class Letters:
 
 def letter(reader: MessageReader, line: Line) -> DeadLetter:
     """The letter that a line of the table is. Raises StoreError when it cannot be read."""
-    id, _, utc, route, verdict, reason, text, octets = line
+    id, _, utc, route, verdict, reason, text, octets, _ = line
     try:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)
     except ValueError as error:

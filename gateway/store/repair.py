@@ -27,7 +27,7 @@ from gateway.store.statements import transaction
 REPAIRING: Final = "repairing"
 FAULTS_MAX: Final = 10  # lines of SQLite's own check
 # Rows that stood in the heap stand in the new database.
-COLUMNS: Final = {"logs": 3, "rows": 7, "settled": 2, "things": 4, "dead_letters": 8}
+COLUMNS: Final = {"logs": 3, "rows": 7, "settled": 2, "things": 4, "dead_letters": 9}
 BESIDE: Final = ("-wal", "-shm")
 
 

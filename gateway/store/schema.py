@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import StoreError
+from gateway.store.messages import MessageReader
 from gateway.store.statements import transaction
 
 APPLICATION_ID: Final = 0x47574159  # "GWAY", so that no other program's database is taken for ours
@@ -54,7 +55,28 @@ def _base(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-STEPS: Final[tuple[Step, ...]] = (_base,)
+def _users_of_letters(connection: sqlite3.Connection) -> None:
+    """Dead letters have the user who sent the message, whose share they are counted in."""
+    connection.execute("ALTER TABLE dead_letters ADD COLUMN user TEXT NOT NULL DEFAULT ''")
+    reader = MessageReader()
+    connection.create_function("user_of_message", 1, lambda octets: _user_of(reader, octets))
+    connection.execute("UPDATE dead_letters SET user = user_of_message(message)")
+
+
+def _user_of(reader: MessageReader, octets: bytes) -> str:
+    """Return the user who sent an encoded message; "" if it is damaged."""
+    try:
+        return storable_name(reader.decode_one(octets).sender.user)
+    except StoreError:
+        return ""
+
+
+def storable_name(user: str) -> str:
+    """Return a user name as the database can have it: a peer may have chosen what is no text."""
+    return user.encode(errors="replace").decode()
+
+
+STEPS: Final[tuple[Step, ...]] = (_base, _users_of_letters)
 
 
 def newest_layout(steps: Sequence[Step] = STEPS) -> int:

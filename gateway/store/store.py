@@ -26,6 +26,7 @@ from typing import Final
 from gateway import clock
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
+from gateway.model.shares import UserShares
 from gateway.model.spooled import Spooled
 from gateway.store.database import Database, Stored, connect
 from gateway.store.folder import FolderLock, Reserve
@@ -56,6 +57,7 @@ class Store:
         reserve_octets: int = RESERVE_OCTETS,
         letters_max: int = LETTERS_MAX,
         letters_octets_max: int = LETTERS_OCTETS_MAX,
+        letter_shares: UserShares | None = None,
         on_health: Callable[[bool], None] = lambda healthy: None,
         on_damage: Callable[[str], None] = lambda text: None,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
@@ -90,8 +92,8 @@ class Store:
                 connect(folder, factory, steps),
                 folder,
                 MessageReader(),
-                letters_max=letters_max,
-                letters_octets_max=letters_octets_max,
+                letters=letter_shares
+                or UserShares("dead letters", count_max=letters_max, octets_max=letters_octets_max),
                 damage=self._damaged,
             )
             self._writer = Writer(
@@ -410,20 +412,20 @@ class Store:
         """Dead letters that are kept."""
         return len(self._database.letters)
 
-    def has_room_for_letters(self, count: int, octets: int) -> bool:
-        """Return True if no dead letter has to go for so many more, counting those not written yet."""
-        added, added_octets = self._letters_added + count, self._letters_octets_added + octets
-        return self._database.letters.has_room(added, added_octets)
+    def has_room_for_letters(self, messages: list[Message]) -> bool:
+        """Return True if no dead letter has to go for these, and no user exceeds its share. Those that are
+        not written yet are counted."""
+        return self._database.letters.has_room(messages, self._letters_added, self._letters_octets_added)
 
     @property
     def letters_crowded_out(self) -> int:
         """Dead letters that newer ones have taken the place of, since the start."""
-        return self._database.letters.crowded_out
+        return self._database.letters.shares.pushed_out
 
     @property
     def letters_octets(self) -> int:
         """Octets of their bodies."""
-        return self._database.letters.octets
+        return self._database.letters.shares.total
 
     def _before_start(self) -> None:
         assert self._thread is None, "the thread has the database now"

@@ -6,6 +6,11 @@ where it looks like a token: people put them where user names belong.
 
 Peers can provoke events at will, so there are at most `per_second_max` lines of one kind in a second. What is
 beyond is counted, and told by one line of that kind in the next second that has one, or by the tick.
+
+Where there are several users, one of them has a share of these lines, and of the bytes of a file: whoever has
+filled its share of the file that is written now gets one line of each kind in a second, until the next file.
+So nobody keeps the lines of others out, or pushes them out of the last file. A client that was refused is
+counted by its address, for the name that it gave is not proved.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ LOGGER: Final = "gateway.audit"
 FACT_MAX: Final = 200  # characters
 TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")  # a JWT, whole or cut
 TOKEN_MIN: Final = 18  # characters that one has at least
+HOLDERS_MAX: Final = 10_000  # whose bytes in the present file are known
 MASK: Final = "***"
 Fact = str | int | float | bool | None | list[str]
 
@@ -79,13 +85,23 @@ class Trail:
         write: Callable[[str, dict[str, Any]], None],
         per_second_max: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        user_share: float = 1.0,
+        several: Callable[[], bool] = bool,
+        file: AuditFile | None = None,
     ) -> None:
+        """`user_share` is the part of the lines in a second, and of the bytes of `file`, that one user may
+        have while `several` returns True."""
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self._write = write
         self._per_second_max = per_second_max
         self._clock = clock
         self._seconds: dict[str, tuple[int, int]] = {}  # the second, and lines in it
+        self._lines: dict[str, dict[str, int]] = {}  # lines in that second by event and holder
+        self._user_share = user_share
+        self._several = several
+        self._file = file
         self._untold: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
@@ -97,15 +113,28 @@ class Trail:
         if self._per_second_max:
             second = int(self._clock())
             since, lines = self._seconds.get(event, (second, 0))
+            of_holders = self._lines.setdefault(event, {})
             if since != second:
                 self._tell(event)
                 lines = 0
-            if lines >= self._per_second_max:
+                of_holders.clear()
+            holder = _holder(event, facts) if self._several() else ""
+            mine = of_holders.get(holder, 0)
+            if lines >= self._per_second_max or (holder and mine >= self._lines_max(holder)):
                 self.dropped[event] += 1
                 self._untold[event] = self._untold.get(event, 0) + 1
                 return
             self._seconds[event] = (second, lines + 1)
+            of_holders[holder] = mine + 1
+            if self._file is not None:
+                self._file.holder = holder
         self._write(event, {name: legible(fact) for name, fact in facts.items()})
+
+    def _lines_max(self, holder: str) -> int:
+        """Return how many lines of one kind in a second the holder may have."""
+        if self._file is not None and self._file.share_of(holder) >= self._user_share:
+            return 1
+        return max(int(self._per_second_max * self._user_share), 1)
 
     def tell(self) -> None:
         """Say how much was left out in seconds that are over; called every second, and at the end."""
@@ -115,6 +144,14 @@ class Trail:
     def _tell(self, event: str) -> None:
         if more := self._untold.pop(event, 0):
             self._write(event, {"more": more})
+
+
+def _holder(event: str, facts: dict[str, Fact]) -> str:
+    """Return whose share a line counts in: a user's, or that of the address of a client without one."""
+    user, remote = facts.get("user"), facts.get("remote")
+    if user and event != "refused":
+        return f"user {user}"
+    return f"address {str(remote).rpartition(':')[0]}" if remote else ""
 
 
 def legible(value: Fact) -> Fact:
@@ -173,6 +210,20 @@ class AuditFile:
         self._octets = path.stat().st_size
         self._bytes_max = bytes_max
         self._told = False
+        self.holder = ""  # whose the next line is
+        self._of_holders: dict[str, int] = {}  # bytes of the present file
+
+    def share_of(self, holder: str) -> float:
+        """Return the part of a whole file that this holder has filled of the present one."""
+        return self._of_holders.get(holder, 0) / self._bytes_max
+
+    def _count(self, octets: int) -> None:
+        holder, self.holder = self.holder, ""
+        of_holders = self._of_holders
+        of_holders[holder] = of_holders.get(holder, 0) + octets
+        if len(of_holders) > HOLDERS_MAX:  # those are forgotten who have little of it
+            least = self._bytes_max // HOLDERS_MAX
+            self._of_holders = {name: has for name, has in of_holders.items() if has > least}
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
         """Another line. A disk that takes none is told in the log once, until it takes one again."""
@@ -181,6 +232,7 @@ class AuditFile:
             if self._octets and self._octets + len(line) > self._bytes_max:
                 self._file.doRollover()
                 self._octets = 0
+                self._of_holders.clear()
             assert self._file.stream is not None, "it is opened at once"
             self._file.stream.write(line)
             self._file.stream.flush()
@@ -190,6 +242,7 @@ class AuditFile:
                 log.error("the audit log cannot be written", error=str(error))
         else:
             self._octets += len(line)
+            self._count(len(line))
             self._told = False
 
     def close(self) -> None:
@@ -221,6 +274,8 @@ def configure_audit(
     bytes_max: int = 0,
     files: int = 0,
     per_second_max: int = 0,
+    user_share: float = 1.0,
+    several: Callable[[], bool] = bool,
 ) -> None:
     """Where events go: into the log, or into a file of their own. Raises OSError."""
     file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
@@ -228,4 +283,6 @@ def configure_audit(
         _Current.file.close()
     _Current.file = file
     write = _to_log if file is None else file.write
-    _Current.trail = Trail(write if enabled else _nowhere, per_second_max)
+    _Current.trail = Trail(
+        write if enabled else _nowhere, per_second_max, user_share=user_share, several=several, file=file
+    )

@@ -103,6 +103,14 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Times that a message stayed with its source, since there was no room for another dead letter.",
         (),
     ),
+    "gateway_share_refused": (
+        "Requests that were refused at a limit, or at their user's share of it.",
+        ("resource",),
+    ),
+    "gateway_share_evicted": (
+        "Entries that gave way to newer ones, of a user who had more than an equal part.",
+        ("resource",),
+    ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_traces": ("Messages that were to be traced, by what came of it.", ("outcome",)),
@@ -254,7 +262,8 @@ class Sources:
     """What is asked at every scrape.
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
-    `forwarded` (copies of dead letters), `engine_records`, `traces` and `spans` by outcome,
+    `share_refused` and `share_evicted` by kind, `forwarded` (copies of dead letters), `engine_records`,
+    `traces` and `spans` by outcome,
     `engine_discarded` by log, `forgotten_ids` by route, `authentications` by back end and outcome;
     `paused_routes` with how many messages each holds. `store`, `journal` and `redaction` have the attributes
     that their tables name. `turns`: of the loop.
@@ -263,6 +272,8 @@ class Sources:
     routes: Callable[[], Iterable[RouteCounts]] = tuple
     dropped: Callable[[], Mapping[str, int]] = dict
     evicted_sessions: Callable[[], int] = int
+    share_refused: Callable[[], Mapping[str, int]] = dict
+    share_evicted: Callable[[], Mapping[str, int]] = dict
     engine_records: Callable[[], Mapping[str, int]] = dict
     engine_discarded: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
@@ -414,6 +425,8 @@ class Metrics(Collector):
         sources = self.sources
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
+            ("gateway_share_refused", sources.share_refused()),
+            ("gateway_share_evicted", sources.share_evicted()),
             ("gateway_engine_records", sources.engine_records()),
             ("gateway_engine_state_discarded", sources.engine_discarded()),
             ("gateway_dead_letters_forwarded", sources.forwarded()),

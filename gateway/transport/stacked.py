@@ -10,37 +10,37 @@ class Stacked:
 
     def __init__(self, outer: Filter, inner: Filter) -> None:
         self._outer = outer
-        self._inner = inner
+        self.inner = inner
 
     @property
     def ended(self) -> Ending | None:
         """What ended either."""
-        return self._outer.ended or self._inner.ended
+        return self._outer.ended or self.inner.ended
 
     @property
     def unread(self) -> bool:
         """Either has kept something for another turn."""
-        return self._outer.unread or self._inner.unread
+        return self._outer.unread or self.inner.unread
 
     @property
     def certificate(self) -> bytes:
         """That of the layer which knows one."""
-        return self._outer.certificate or self._inner.certificate
+        return self._outer.certificate or self.inner.certificate
 
     def receive(self, data: bytes) -> bytes:
         """From the socket to the peer; what the inner one has kept first."""
-        if not data and self._inner.unread:
-            return self._inner.receive(b"")
+        if not data and self.inner.unread:
+            return self.inner.receive(b"")
         data = self._outer.receive(data)
-        return self._inner.receive(data) if data else b""
+        return self.inner.receive(data) if data else b""
 
     def send(self, data: bytes) -> bytes:
         """From the peer to the socket."""
-        return self._outer.send(self._inner.send(data))
+        return self._outer.send(self.inner.send(data))
 
     def finish(self) -> bytes:
         """Both farewells, the inner one first."""
-        return self._outer.send(self._inner.finish()) + self._outer.finish()
+        return self._outer.send(self.inner.finish()) + self._outer.finish()
 
 
 def within(outer: Filter | None, inner: Filter | None) -> Filter | None:

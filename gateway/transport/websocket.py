@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import (
@@ -27,6 +29,7 @@ from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError, generate_accept_token
 
 from gateway.transport.http import Refusal, Request, parse_request
+from gateway.transport.stacked import Stacked
 from gateway.transport.stream import Ending
 
 VERSION: Final = "13"  # RFC 6455, 4.1
@@ -121,6 +124,9 @@ class WebSocketFilter(_Frames):
         self._subprotocols = subprotocols
         self._origins = None if origins is None else {origin.lower() for origin in origins}
         self._head = b""
+        self.from_foreign_page = (
+            False  # that the configuration does not name, and that is not of this machine
+        )
 
     def receive(self, data: bytes) -> bytes:
         """The octets of binary frames."""
@@ -162,6 +168,7 @@ class WebSocketFilter(_Frames):
         origin = request.headers.get("origin")
         if origin is not None and self._origins is not None and origin.lower() not in self._origins:
             raise Refusal(403, "this origin may not connect")
+        self.from_foreign_page = origin is not None and self._origins is None and not _is_here(origin)
         offered = request.tokens("sec-websocket-protocol")
         chosen = next((one for one in self._subprotocols if one in offered), None)
         if chosen is None:  # MQTT-6.0.0-3
@@ -174,6 +181,22 @@ class WebSocketFilter(_Frames):
             f"Sec-WebSocket-Protocol: {chosen}",  # MQTT-6.0.0-4
         )
         return "\r\n".join([*lines, "", ""]).encode()
+
+
+def opened_by_foreign_page(layer: object) -> bool:
+    """Return True if a web page has opened the WebSocket in this layer which the configuration does not name,
+    and which is not of this machine."""
+    inner = layer.inner if isinstance(layer, Stacked) else layer
+    return isinstance(inner, WebSocketFilter) and inner.from_foreign_page
+
+
+def _is_here(origin: str) -> bool:
+    """Return True if an origin (`http://localhost:3000`) is of this machine."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # `null`, another name
+        return False
 
 
 class WebSocketClient(_Frames):

@@ -16,7 +16,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
-from gateway.broker.shares import DefinitionShares
+from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -50,8 +50,8 @@ def client_of(gateway: Running, user: str, client_id: str, **more: Any) -> tuple
     return client, connack.reason
 
 
-def shares(gateway: Running) -> DefinitionShares:
-    return gateway.gateway.definition_shares
+def shares(gateway: Running) -> UserShares:
+    return gateway.gateway.quotas.definitions
 
 
 Define = Callable[[BlockingChannel, int], object]

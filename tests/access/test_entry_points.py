@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import base64
+import http.client
 import itertools
+import json
 import re
 import urllib.error
 import urllib.request
@@ -23,6 +25,8 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from pydantic import SecretStr
 
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import (
     ChannelClosed,
@@ -33,6 +37,7 @@ from gateway.protocols.amqpfast.events import (
     Ready,
     Replies,
 )
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Acks, Disconnect, Suback, Subscription, Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import Http, User
@@ -59,6 +64,7 @@ FULL: Final[dict[str, Any]] = {
         }
     },
     "console": "write",
+    "console_bodies": True,
 }
 OWN_KEYS: Final = {"write": ".*", "read": "^own$"}
 ROUTES: Final = """version: 1
@@ -73,6 +79,9 @@ routes:
     from: {endpoint: amqpfast, service: topic, destination: r}
     to: {endpoint: mqtt, topic: copied}
 """
+SECRET: Final = b"what only some may see"
+PEEK: Final = {"protocol": "amqpfast", "virtual_host": "/", "queue": "seen", "count": 1}
+WITHHELD: Final = 1  # in place of the code of a refusal
 numbers = itertools.count()
 
 Act = Callable[[Running, str], int]
@@ -273,20 +282,33 @@ def opens_folder(gateway: Running, user: str) -> int:
         return code_of(client)
 
 
-def asks(method: str) -> Act:
+def asks(path: str, body: dict[str, Any] | None = None, shows: bytes = b"") -> Act:
+    """Return the code of a refusal; WITHHELD if the answer does not have what it `shows`."""
+
     def act(gateway: Running, user: str) -> int:
         secret = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
-        path = "status" if method == "GET" else "mappings/dry-run"
         url = f"http://{LOOPBACK}:{gateway.gateway.http_port}/api/v1/{path}"
-        data = None if method == "GET" else b"{}"
+        data = None if body is None else json.dumps(body).encode()
         head = {"Authorization": f"Basic {secret}", "Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, data, head, method=method)):
-                return 0
+            with urllib.request.urlopen(urllib.request.Request(url, data, head)) as answer:
+                return 0 if not shows or shows in answer.read() else WITHHELD
         except urllib.error.HTTPError as error:
-            return error.code if error.code in (401, 403) else 0
+            return error.code if error.code in (401, 403) or body == PEEK else 0
 
     return act
+
+
+def watches(gateway: Running, user: str) -> int:
+    """Open the stream of messages that pass, and close it."""
+    connection = http.client.HTTPConnection(LOOPBACK, gateway.gateway.http_port, timeout=20)
+    secret = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
+    with closing(connection):
+        connection.request("GET", "/api/v1/tap", headers={"Authorization": f"Basic {secret}"})
+        with connection.getresponse() as response:
+            status = response.status
+    gateway.until(lambda: not gateway.gateway.dispatcher.taps.open)
+    return 0 if status == 200 else status
 
 
 # What is taken away: a path in the role, and what stands there then. "role": the route's.
@@ -314,6 +336,8 @@ def everywhere(word: str, given: Any) -> Less:
     return ("amqpfast /", part)
 
 
+NO_CONSOLE, READS = ("console", "none"), ("console", "read")
+NO_BODIES, OF_OTHERS = ("console_bodies", False), ("console_virtual_hosts", ["other"])
 ALT: Final = {"alternate-exchange": "amq.topic"}
 DEAD: Final = {"x-dead-letter-exchange": "amq.topic", "x-dead-letter-routing-key": "k"}
 NOWHERE: Final = ("amqpfast /", {"queues": {"read": "other"}, "topics": {"read": "other"}})
@@ -470,10 +494,32 @@ CASES: Final = [
     ),
     Case("HANDLE BROWSE", "browse", everywhere("read", "other"), on_fast(browses), 403),
     Case("CHANNEL OPEN", "out_of_band", ("amqpfast / out_of_band", False), opens_folder, 403),
-    Case("GET", "console", ("console", "none"), asks("GET"), 403),
-    Case("POST", "console", ("console", "read"), asks("POST"), 403),
+    Case("GET", "console", NO_CONSOLE, asks("status"), 403),
+    Case("GET", "console_virtual_hosts", OF_OTHERS, asks("status"), 403),
+    Case("POST", "console", READS, asks("mappings/dry-run", {}), 403),
+    Case("POST", "console_virtual_hosts", OF_OTHERS, asks("mappings/dry-run", {}), 403),
+    Case("GET dead-letters", "console", NO_CONSOLE, asks("dead-letters"), 403),
+    Case("GET dead-letters", "console_virtual_hosts", OF_OTHERS, asks("dead-letters"), 403),
+    Case("GET dead-letters", "console_bodies", NO_BODIES, asks("dead-letters", shows=SECRET), WITHHELD),
+    *(
+        Case(f"POST dead-letters/{word}", right, less, asks(f"dead-letters/{word}", {"ids": ["m0"]}), 403)
+        for word in ("redrive", "purge")
+        for right, less in (("console", READS), ("console_virtual_hosts", OF_OTHERS))
+    ),
+    *(
+        Case(f"GET {word}", right, less, act, 403)
+        for word, act in (("tap", watches), ("journal", asks("journal")))
+        for right, less in (("console", NO_CONSOLE), ("console_virtual_hosts", OF_OTHERS))
+    ),
+    Case("POST queues/peek", "console", READS, asks("queues/peek", PEEK), 403),
+    Case("POST queues/peek", "console_virtual_hosts", OF_OTHERS, asks("queues/peek", PEEK), 404),
+    Case("POST queues/peek", "console_bodies", NO_BODIES, asks("queues/peek", PEEK, SECRET), WITHHELD),
 ]
 ELSEWHERE: Final = {
+    ("GET tap", "console_bodies"): "test_console_rights.py::test_bodies_are_a_right_of_their_own",
+    ("GET journal", "console_bodies"): (
+        "test_console_rights.py::test_rows_of_the_journal_have_no_bodies_without_the_right"
+    ),
     ("CONNECT", "session"): "test_doors.py::test_a_session_is_its_users",
     ("HANDLE CONSUME", "user"): "test_doors.py::test_a_durable_subscription_is_cancelled_by_its_user_alone",
     ("HANDLE CANCEL", "user"): "test_doors.py::test_a_durable_subscription_is_cancelled_by_its_user_alone",
@@ -526,8 +572,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(given) as one:
         with Fast(one, user="full", password=PASSWORD).open() as client:
             client.put(client.handle("there"), b"x")
+            client.put(client.handle("seen"), SECRET)
             client.handle("there", TOPIC)
             client.leave()
+        letter = Message(topic_address("t"), SECRET, sender=Sender("mqtt"))
+        lost = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+        one.ask(lambda: one.gateway.dead_letters.add([letter], "", lost))
         yield one
 
 

@@ -75,8 +75,10 @@ def gateway(file: Path) -> Iterator[Running]:
             "bob": User(password_hash=hashed("right"), roles=("looker",)),
         },
         roles={
-            "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),
-            "looker": Role(console="read"),
+            "boss": Role(
+                console="write", console_bodies=True, mqtt=MqttRules(publish=("#",), subscribe=("#",))
+            ),
+            "looker": Role(console="read", console_bodies=True),
             "all": Role(amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")}),
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},

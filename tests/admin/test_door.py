@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from structlog.testing import capture_logs
 
 from gateway.access import console_tokens
 from gateway.access.authentication import Access
-from gateway.access.console import console_right
+from gateway.access.console import NOTHING, ConsoleRights, console_rights
 from gateway.access.console_sessions import LINK_SECS, LINKS_MAX, Sessions
 from gateway.access.console_tokens import TOKENS_MAX, ConsoleTokens, TokenRefused, leave_token, left_tokens
 from gateway.access.keys import KeysFile
@@ -29,7 +28,9 @@ from gateway.access.tokens import Tokens
 from gateway.admin import AdminState, Admission, ClientsApi, Readiness, serve
 from gateway.admin.admission import target_of
 from gateway.errors import ConfigurationError
+from gateway.model.shares import UserShares
 from gateway.settings import Http, HttpTls, Logins
+from gateway.settings.access import Role
 from gateway.settings.identity import JwtBackend
 from gateway.settings.tree import Health
 from tests.access.servers import Signer, certificate, jwks
@@ -40,12 +41,16 @@ LOOPBACK = "127.0.0.1"
 HASH = hashed("right")
 SIGNER = Signer("one")
 ROLES = {
-    "operator": SimpleNamespace(console="write"),
-    "viewer": SimpleNamespace(console="read"),
-    "device": SimpleNamespace(console="none"),
+    "operator": Role(console="write"),
+    "viewer": Role(console="read"),
+    "device": Role(console="none"),
 }
 RIGHTS = {"ann": "write", "vera": "read", "press": "none"}
 Json = dict[str, str]
+
+
+def three() -> UserShares:
+    return UserShares("console sessions", count_max=3)
 
 
 class Scene:
@@ -58,9 +63,9 @@ class Scene:
         jwt = JwtBackend(backend="jwt", keys_file=keys, roles_claim="roles")
         self.access.ask([self.access.users, Tokens(jwt, KeysFile(keys, symmetric=False))])
         self.tokens = ConsoleTokens()
-        self.sessions = Sessions(3, idle_secs=100.0, longest_secs=1_000.0)
+        self.sessions = Sessions(three(), idle_secs=100.0, longest_secs=1_000.0)
         self.admission = Admission(
-            self.tokens, self.sessions, access=self.access, right_of=self.right_of, token_file=token_file
+            self.tokens, self.sessions, access=self.access, rights_of=self.rights_of, token_file=token_file
         )
         clients = ClientsApi(list, lambda: None)
         self.state = AdminState(
@@ -68,9 +73,9 @@ class Scene:
         )
 
     @staticmethod
-    def right_of(principal: Principal) -> Any:
+    def rights_of(principal: Principal) -> ConsoleRights:
         own = {"ann": ("operator",), "vera": ("viewer",), "press": ("device",)}.get(principal.name, ())
-        return console_right(Principal(principal.name, roles=(*own, *principal.roles)), ROLES)
+        return console_rights(Principal(principal.name, roles=(*own, *principal.roles)), ROLES)
 
     @asynccontextmanager
     async def serving(self, http: Http | None = None, **client: Any) -> AsyncIterator[httpx.AsyncClient]:
@@ -308,7 +313,7 @@ async def test_a_session_ends_with_its_user_and_with_its_rights(tmp_path: Path) 
         assert (await client.get("/api/v1/status")).status_code == 401
         scene.access.users.replace(dict.fromkeys(RIGHTS, HASH), {})
         await log_in(client, user="ann", password="right")
-        scene.admission.right_of = lambda _: "none"
+        scene.admission.rights_of = lambda _: NOTHING
         assert (await client.get("/api/v1/status")).status_code == 403
 
 
@@ -362,7 +367,7 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
 
 def test_sessions_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(3, idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
+    sessions = Sessions(three(), idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
     first, _ = sessions.begin(Principal("a"))
     now[0] += 99.0
     assert sessions.find(first) is not None
@@ -385,7 +390,7 @@ def test_sessions_end_and_are_bounded() -> None:
 
 def test_links_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(3, idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
+    sessions = Sessions(three(), idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
     old = sessions.make_link()
     now[0] += LINK_SECS
     assert not sessions.use_link(old)

@@ -20,11 +20,12 @@ from starlette.routing import Route
 
 from gateway.admin import AdminState, Readiness, serve
 from gateway.admin.answers import UnavailableError
-from gateway.admin.events import LISTENERS_MAX, EventsApi
+from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.models import Row
 from gateway.admin.status import status
+from gateway.broker.shares import LISTENERS_MAX
 from gateway.errors import ConfigurationError
 from gateway.settings import Http
 from gateway.store.writer import Figures
@@ -231,14 +232,14 @@ async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
                 assert b"etag" not in head.lower()
             async with await asked("GET", shown) as stream:
                 await read(stream, lambda found: found.count(b'event: state\ndata: {"at":1}\n\n') >= 2)
-                assert events.listeners == 1
-            while events.listeners:  # it has gone
+                assert events.streams.count == 1
+            while events.streams.count:  # it has gone
                 await trio.sleep(0.001)
             async with await asked("GET", shown) as stream:
                 await read(stream, lambda found: b"data" in found)
                 admission.tokens.revoke("a test")
                 await read(stream, lambda found: found.endswith(b"0\r\n\r\n"))
-            while events.listeners:  # its place is free again, a moment after the end was sent
+            while events.streams.count:  # its place is free again, a moment after the end was sent
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
 
@@ -246,10 +247,13 @@ async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
 async def test_only_so_many_listen() -> None:
     admission, _ = admitting()
     events = EventsApi(admission, dict)
-    events.listeners = LISTENERS_MAX
+    events.streams.add("others", 0, LISTENERS_MAX)
     listen, _ = events.operations()
-    with pytest.raises(UnavailableError, match="20 listen already"):
-        await listen.serve(Request({"type": "http", "method": "GET", "headers": []}))
+    caller = SimpleNamespace(owner="another")
+    with pytest.raises(UnavailableError, match="all 20 event streams are open already"):
+        await listen.serve(
+            Request({"type": "http", "method": "GET", "headers": [], "state": {"caller": caller}})
+        )
 
 
 @pytest.mark.parametrize("method, path, code", [("GET", "/nothing", 404), ("POST", "/livez", 405)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ from gateway.broker.dead_letters.letters import LETTERS_FULL
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import SubBatch
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
+from gateway.model.shares import UserShares
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.settings import Limits
 from gateway.store.journal.writer import JournalWriter
 from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
 from tests.store.journal.samples import rows_of, writer
@@ -58,14 +63,61 @@ def test_they_are_bounded_in_octets() -> None:
 
 
 def test_the_log_hears_of_those_that_made_room() -> None:
-    letters = DeadLetters(messages_max=1)
+    quotas = UserQuotas(Limits(dead_letters_max=1))
+    letters = DeadLetters(messages_max=1, shares=quotas.letters)
     letters.add([amqp(b"1"), amqp(b"2"), amqp(b"3")], "route", REFUSED)
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
-            letters.tick()
-    assert [(line["event"], line["letters"]) for line in lines] == [
-        ("the oldest dead letters made room for new ones, and are lost", 2)
+            quotas.tick()
+    assert [(line["event"], line["what"], line["entries"]) for line in lines] == [
+        ("user quota evicted entries", "dead letters", 2)
     ]
+
+
+def sent_by(user: str, count: int) -> list[Message]:
+    return [mqtt(body=b"%d" % number, sender=Sender("in", user=user)) for number in range(count)]
+
+
+def users_of(letters: list[Letter]) -> Counter[str]:
+    return Counter(letter.message.sender.user for letter in letters)
+
+
+def test_a_user_pushes_out_its_own_letters_alone() -> None:
+    letters = DeadLetters(messages_max=6)
+    letters.add(sent_by("greedy", 6), "r", REFUSED)
+    letters.add(sent_by("modest", 3), "r", REFUSED)
+    assert users_of(newest(letters)) == {"greedy": 3, "modest": 3}
+    letters.add(sent_by("greedy", 9), "r", REFUSED)
+    assert users_of(newest(letters)) == {"greedy": 3, "modest": 3}
+    assert bodies(newest(letters, 3)) == [b"8", b"7", b"6"], "the newest of its own stay"
+
+
+def test_letters_have_their_users_after_a_restart_too(tmp_path: Path) -> None:
+    with Opened(tmp_path, letters_max=6) as one:
+        letters = DeadLetters(store=one.store)
+        letters.add(sent_by("modest", 2), "r", REFUSED)
+        letters.add(sent_by("greedy", 4), "r", REFUSED)
+        one.commit()
+    with Opened(tmp_path, letters_max=6) as one:
+        letters = DeadLetters(store=one.store)
+        letters.add(sent_by("greedy", 9), "r", REFUSED)
+        one.commit()
+        found = read(one, lambda then: letters.newest(9, then))
+        assert users_of(found) == {"greedy": 4, "modest": 2}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_beyond_its_share_a_user_keeps_its_messages_at_their_source(tmp_path: Path, stored: bool) -> None:
+    shares = UserShares("dead letters", count_max=10, user_share=0.5)
+    with ExitStack() as stack:
+        opened = stack.enter_context(Opened(tmp_path, letter_shares=shares))
+        letters = DeadLetters(store=opened.store if stored else None, messages_max=10, shares=shares)
+        told: list[Outcome] = []
+        for user, count in (("greedy", 5), ("greedy", 1), ("modest", 5), ("modest", 1), ("other", 1)):
+            letters.add(sent_by(user, count), "r", REFUSED, full=told.append)
+            opened.commit()
+        assert len(told) == 3, "greedy's, modest's, and then nobody has room"
+        assert letters.refused == 3
 
 
 def test_they_are_found_by_id_and_by_route_and_deleted() -> None:
@@ -136,9 +188,9 @@ def test_those_that_nobody_wanted_are_known_from_the_others() -> None:
     letters = DeadLetters(messages_max=3)
     for route, outcome in (("", LOST), ("", REFUSED), ("route", LOST), ("", LOST)):
         letters.add([mqtt(body=b"1")], route, outcome)
-    assert (len(letters), letters.unwanted) == (3, 1)
+    assert (len(letters), letters.unwanted) == (4, 2)
     letters.add([mqtt(body=b"1")] * 3, "", LOST)
-    assert (len(letters), letters.unwanted) == (3, 3)
+    assert (len(letters), letters.unwanted) == (5, 3), "they push out none that somebody wanted"
 
 
 def test_stored_ones_that_made_room_are_counted(tmp_path: Path) -> None:

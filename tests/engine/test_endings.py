@@ -15,7 +15,7 @@ import trio.testing
 from gateway.app.topics import common_of, topics_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.shares import DefinitionShares
+from gateway.broker.shares import UserQuotas
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.amqpfast.session import FastEngineSession
@@ -23,6 +23,7 @@ from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import Candidate, Elections
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
+from gateway.model.shares import UserShares
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
@@ -84,14 +85,24 @@ def status() -> LinkStatus:
 def topics() -> Any:
     settings = settings_of(broker=ENGINE, replica="one", listeners=LISTENERS)
     _, engine = topics_of(
-        settings, dispatcher(), None, lambda: None, lambda user: True, DefinitionShares(), ClusterClock()
+        settings,
+        dispatcher(),
+        None,
+        lambda: None,
+        lambda user: True,
+        UserQuotas(Limits()),
+        ClusterClock(),
     )
     assert engine is not None
     return engine
 
 
 def logs() -> Any:
-    common = common_of(settings_of(broker=ENGINE, replica="one", listeners=LISTENERS), ClusterClock())
+    common = common_of(
+        settings_of(broker=ENGINE, replica="one", listeners=LISTENERS),
+        ClusterClock(),
+        UserShares("dead letters"),
+    )
     assert common is not None
     return common.session
 

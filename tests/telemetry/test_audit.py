@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,52 @@ def test_strangers_get_so_many_lines_a_second(written: list[tuple[str, dict[str,
     kept.tell()
     assert written[-1] == ("refused", {"more": 1})
     assert sum("more" in facts for _, facts in written) == 2
+
+
+def provoked(kept: Trail, user: str, times: int) -> None:
+    for _ in range(times):
+        kept.add("denied", {"user": user, "remote": "192.0.2.1:9"})
+
+
+def test_one_user_takes_not_all_lines_of_a_second(written: list[tuple[str, dict[str, Any]]]) -> None:
+    now, several = [10.0], [True]
+    kept = Trail(
+        lambda event, facts: written.append((event, facts)),
+        10,
+        lambda: now[0],
+        user_share=0.8,
+        several=lambda: several[0],
+    )
+    provoked(kept, "greedy", 20)
+    provoked(kept, "modest", 2)
+    assert Counter(facts["user"] for _, facts in written) == {"greedy": 8, "modest": 2}
+    assert kept.dropped["denied"] == 12
+    now[0] = 11.0
+    for number in range(20):  # names that are not proved, from one address
+        kept.add("refused", {"user": f"guess {number}", "remote": "[2001:db8::1]:9"})
+    kept.add("refused", {"user": "greedy", "remote": "192.0.2.1:9"})
+    assert sum(event == "refused" for event, _ in written) == 9
+    several[0] = False
+    provoked(kept, "greedy", 20)
+    assert sum(facts.get("user") == "greedy" and event == "denied" for event, facts in written) == 18
+
+
+def test_one_user_pushes_out_no_lines_of_others(tmp_path: Path) -> None:
+    now = [10.0]
+    file = AuditFile(tmp_path / "audit.jsonl", 10_000, 1)
+    kept = Trail(file.write, 100, lambda: now[0], user_share=0.5, several=lambda: True, file=file)
+    provoked(kept, "modest", 1)
+    for _ in range(20):
+        provoked(kept, "greedy", 100)
+        now[0] += 1.0
+    provoked(kept, "modest", 1)
+    kept.tell()
+    file.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert not (tmp_path / "audit.jsonl.1").exists()
+    assert [line.get("user") for line in lines].count("modest") == 2
+    assert sum(line.get("more", 0) for line in lines) == kept.dropped["denied"] > 1_000
+    assert [line.get("user") for line in lines[-8:]].count("greedy") >= 3, "one in each second"
 
 
 def test_events_go_into_the_log() -> None:

@@ -27,6 +27,7 @@ LABELS = {
     "log",
     "action",
     "backend",
+    "resource",
 }
 
 

@@ -73,7 +73,7 @@ export function Dialog({title, close, children}) {
     <p><button onClick=${() => drawn.current.close()}>Close</button></p></dialog>`;
 }
 
-export const Body = ({of}) => html`<pre>${of.body_encoding === "base64" ? `(base64) ${of.body}` : of.body}${of.body_bytes > of.body.length && of.body.length >= 1000 ? " …" : ""}</pre>`;
+export const Body = ({of}) => html`<pre>${of.body_encoding === "withheld" ? "(withheld)" : of.body_encoding === "base64" ? `(base64) ${of.body}` : of.body}${of.body_bytes > of.body.length && of.body.length >= 1000 ? " …" : ""}</pre>`;
 
 // The words of an address, by the protocol of an endpoint.
 export const WORDS = {mqtt: [["topic", "Topic"]], amqp091: [["exchange", "Exchange"], ["routing_key", "Routing key or queue"]],

@@ -13,7 +13,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
-from gateway.broker.shares import DefinitionShares
+from gateway.model.shares import UserShares
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
@@ -32,7 +32,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         *,
         policies: Mapping[str, Sequence[Policy]] | None = None,
         full_queues: FullQueues | None = None,
-        definition_shares: DefinitionShares | None = None,
+        definition_shares: UserShares | None = None,
     ) -> None:
         """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
         take. A store has `bodies`, too. Before it starts.

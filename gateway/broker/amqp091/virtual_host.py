@@ -43,9 +43,6 @@ from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
 from gateway.broker.shares import (
-    NO_LIMIT,
-    OPERATOR,
-    DefinitionShares,
     Shares,
     argument_count,
     argument_octets,
@@ -56,6 +53,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, as_table, string
+from gateway.model.shares import NO_LIMIT, OPERATOR, UserShares
 from gateway.store.restoring import set_aside
 
 SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
@@ -90,7 +88,7 @@ class VirtualHost:
         lost: Lost | None = None,
         policies: Sequence[Policy] = (),
         full_queues: FullQueues | None = None,
-        definition_shares: DefinitionShares | None = None,
+        definition_shares: UserShares | None = None,
         exchanges_per_user_max: int = 0,
         bindings_per_user_max: int = 0,
         arguments_max: int = 64,
@@ -103,7 +101,7 @@ class VirtualHost:
         steps by which it makes matching longer.
         """
         self.steps = MatchingSteps(matching_steps_per_user_max)
-        self.shares = DefinitionShares() if definition_shares is None else definition_shares
+        self.shares = UserShares("definitions") if definition_shares is None else definition_shares
         self._arguments_max = arguments_max
         self._exchanges_per_user = share_of(exchanges_max, exchanges_per_user_max)
         self._exchange_users = Shares()

@@ -13,7 +13,7 @@ from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import SelectionWork
-from gateway.broker.shares import DefinitionShares
+from gateway.broker.shares import UserQuotas
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
@@ -65,7 +65,7 @@ class FastHosts(dict[str, FastHost]):
         clients: ActiveClients | None = None,
         keeps: bool = True,
         full_queues: FullQueues | None = None,
-        definition_shares: DefinitionShares | None = None,
+        quotas: UserQuotas | None = None,
         alarms: Alarms | None = None,
     ) -> None:
         """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
@@ -73,12 +73,12 @@ class FastHosts(dict[str, FastHost]):
         store starts."""
         super().__init__()
         self.work = SelectionWork(alarms)
+        quotas = UserQuotas(limits) if quotas is None else quotas
         self.clients = ActiveClients() if clients is None else clients
         self.partials = Partials(
             bodies.spool,
             store,
-            count_max=limits.fast_partials_max,
-            octets_max=limits.fast_partial_bytes_max,
+            shares=quotas.transfers,
             age_secs=limits.fast_partial_age_secs,
         )
         for name, stated in given.items():
@@ -108,7 +108,7 @@ class FastHosts(dict[str, FastHost]):
                     queue_octets_max=limits.queue_bytes_max,
                     definitions=definitions,
                     full_queues=full_queues,
-                    definition_shares=definition_shares,
+                    definition_shares=quotas.definitions,
                     work=self.work,
                 )
             except Refused as error:  # what is declared, and what the store has

@@ -5,7 +5,8 @@ resumes, and so reads, what another user has begun. What has come of it
 is a file of the spool; the store has a record of which, so that this outlasts the gateway. How much has come
 is the size of the file: a file system writes what is appended before it says so.
 
-Nothing is promised of a transfer that is idle: the oldest are forgotten, and then their senders begin anew.
+Nothing is promised of a transfer that is idle: of too many, the oldest ones of a user who has more than an
+equal part are forgotten, and then their senders begin anew.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final
 
 from gateway import clock
 from gateway.broker.spool import Spool, SpoolFile
 from gateway.errors import StoreError
+from gateway.model.shares import UserEntries, UserShares
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -39,6 +40,12 @@ class Partial:
         self.utc = utc  # when something was last heard of it
 
     @property
+    def user(self) -> str:
+        """User who sends it."""
+        _, user, _, _ = json.loads(self.key)
+        return str(user)
+
+    @property
     def sender(self) -> tuple[str, str]:
         """Virtual host and client-name of who sends it."""
         host, _, client, _ = json.loads(self.key)
@@ -48,17 +55,13 @@ class Partial:
 class Partials:
     """The transfers of all virtual hosts."""
 
-    def __init__(
-        self, spool: Spool, store: Store | None, *, count_max: int, octets_max: int, age_secs: float
-    ) -> None:
-        """Before the store starts. Those limits are for transfers that are idle."""
+    def __init__(self, spool: Spool, store: Store | None, *, shares: UserShares, age_secs: float) -> None:
+        """Before the store starts. The limits in `shares` are for transfers that are idle."""
         self._spool = spool
         self._store = store
-        self._count_max = count_max
-        self._octets_max = octets_max
+        self._entries: UserEntries[str] = UserEntries(shares)  # those that are idle, the oldest first
         self._age_secs = age_secs
         self._known: dict[str, Partial] = {}
-        self._idle: dict[str, Partial] = {}  # the oldest first
         if store is not None:
             self._restore(store)
 
@@ -90,7 +93,7 @@ class Partials:
         for partial in sorted(found, key=lambda one: one.utc):
             self._known[partial.key] = partial
             partial.busy = False
-            self._idle[partial.key] = partial
+            self._entries.add(partial.key, partial.user, partial.file.size)
 
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
         """The transfer of a message that a client of this user announces; a new one, unless that user broke
@@ -100,12 +103,13 @@ class Partials:
         key = json.dumps([host, user, client, digest])
         found = self._known.get(key)
         if found is not None and found.busy:  # the same message twice at once: the second is another one
-            return Partial("", head, body_size, self._spool.draft(), clock.utc())
+            return Partial("", head, body_size, self._spool.draft(user), clock.utc())
         if found is None:
-            found = self._known[key] = Partial(key, head, body_size, self._spool.draft(), clock.utc())
+            file = self._spool.draft(user)
+            found = self._known[key] = Partial(key, head, body_size, file, clock.utc())
         found.busy = True
         found.head = head
-        self._idle.pop(key, None)
+        self._entries.discard(key)
         self._record(found)
         return found
 
@@ -120,14 +124,16 @@ class Partials:
         if self._known.get(partial.key) is partial and partial.busy:
             partial.busy = False
             self._record(partial)
-            self._idle[partial.key] = partial
+            self._entries.add(partial.key, partial.user, partial.file.size)
             self.forget_old()
+            while (key := self._entries.crowded_out(partial.user)) is not None:
+                self.drop(self._known[key])
 
     def drop(self, partial: Partial) -> None:
         """It is complete, or of no use."""
         if self._known.get(partial.key) is partial:
             del self._known[partial.key]
-            self._idle.pop(partial.key, None)
+            self._entries.discard(partial.key)
             if self._store is not None:
                 self._store.delete(PARTIAL, partial.key)
 
@@ -146,16 +152,13 @@ class Partials:
     def drop_of(self, host: str, user: str, client: str) -> None:
         """The client had no name, and nobody will be known by it again."""
         begin = json.dumps([host, user, client])[:-1]
-        for key in [key for key in self._idle if key.startswith(begin)]:
-            self.drop(self._idle[key])
+        for key in [key for key in self._entries if key.startswith(begin)]:
+            self.drop(self._known[key])
 
     def forget_old(self) -> None:
-        """Drop those that are idle and too old, or too many."""
+        """Drop those that are idle and too old."""
         before = clock.utc() - self._age_secs
-        octets = sum(partial.file.size for partial in self._idle.values())
-        for partial in list(self._idle.values()):
-            if partial.utc > before and octets <= self._octets_max and len(self._idle) <= self._count_max:
+        for key in list(self._entries):
+            if self._known[key].utc > before:
                 return
-            octets -= partial.file.size
-            with suppress(KeyError):
-                self.drop(partial)
+            self.drop(self._known[key])

@@ -17,13 +17,14 @@ from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, Fast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
-from gateway.broker.shares import DefinitionShares, Shares, share_of, text_octets
+from gateway.broker.shares import Shares, share_of, text_octets
 from gateway.errors import GatewayError
 from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.pending import Awaited
+from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
@@ -84,7 +85,7 @@ class FastHost:
         queue_octets_max: int = 1 << 30,
         definitions: FastDefinitions | None = None,
         full_queues: FullQueues | None = None,
-        definition_shares: DefinitionShares | None = None,
+        definition_shares: UserShares | None = None,
         work: SelectionWork = UNBOUNDED,
     ) -> None:
         """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart.
@@ -104,7 +105,7 @@ class FastHost:
             "topic": share_of(topics_max, queues_per_user_max),
             "session": share_of(durable_max, durable_per_user_max),
         }
-        self.shares = DefinitionShares() if definition_shares is None else definition_shares
+        self.shares = UserShares("definitions") if definition_shares is None else definition_shares
         self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
         self._queue_limits = QueueLimits(
             messages_max=queue_messages_max,

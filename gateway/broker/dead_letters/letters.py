@@ -3,8 +3,9 @@
 With a store they are written there, and a source is told only when they are on disk: a dead letter has been
 accepted. What no route and no subscriber wanted (no route, NO_ROUTE) is held in memory only: a device that
 nobody listens to is no loss, and must not wear out the disk. Without a store all of them are in memory. In
-either place there are limits, and every one is counted by its reason. At a limit a message stays with the
-source that can keep it; where there is no such source the oldest letters go. Replicas that share a
+either place there are limits, and every one is counted by its reason. At a limit, or beyond its user's share,
+a message stays with the source that can keep it; where there is no such source the oldest letters of a user
+who has more than an equal part go. Replicas that share a
 cluster have theirs in common, on that; a store has those from before.
 
 A letter holds the message as it came from its source, or as its route had made it for the target; `crossed`
@@ -13,7 +14,7 @@ tells which. In the store's column for the route the latter has CROSSED behind t
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -22,8 +23,9 @@ import structlog
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.model.message import Message, weight_of
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.shares import UserEntries, UserShares
 from gateway.model.spooled import Spooled
 from gateway.model.times import WallTime
 from gateway.store.letters import DeadLetter
@@ -59,11 +61,10 @@ LETTERS_FULL: Final = Outcome(
 class CommonLetters(Protocol):
     """Letters that replicas have in common."""
 
-    crowded_out: int
-    octets: int
+    shares: UserShares
 
-    def has_room(self, count: int, octets: int) -> bool:
-        """Return True if no letter has to go for so many more, with so many bytes."""
+    def has_room(self, messages: list[Message]) -> bool:
+        """Return True if no letter has to go for these, and no user exceeds its share."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -97,6 +98,10 @@ class CommonLetters(Protocol):
 
     def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
         """Forget letters; `then` is called when that is safe."""
+
+
+def _shares_of(what: str, letters: DeadLetters) -> UserShares:
+    return UserShares(what, count_max=letters.messages_max, octets_max=letters.octets_max)
 
 
 def _unwanted(route: str, outcome: Outcome) -> bool:
@@ -136,22 +141,21 @@ class DeadLetters:
         store: Store | None = None,
         forward: Forward | None = None,
         common: CommonLetters | None = None,
+        shares: UserShares | None = None,
     ) -> None:
-        """The limits are those in memory; the store has its own, and what replicas have in `common`."""
+        """The limits are those in memory: of letters, which `shares` has instead if there is neither a store
+        nor `common`, and of what nobody wanted. The store has its own, and what replicas have in `common`."""
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
-        self.unwanted = 0  # of those that are kept: no route and no subscriber wanted them
         self.refused = 0  # messages that stayed with their source, since there was no room
         self._forward = forward
         self._store = store
         self._common = common
-        self._letters: deque[Letter] = deque()
-        self._octets = 0
-        self._unwanted_octets = 0
+        self._letters: dict[str, Letter] = {}  # in memory, the oldest first
+        self._wanted: UserEntries[str] = UserEntries(shares or _shares_of("dead letters", self))
+        self._unwanted: UserEntries[str] = UserEntries(_shares_of("unwanted messages", self))
         self._last = 0
-        self._crowded_out = 0
-        self._told_of = 0
         self._told_refused = 0
         self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
 
@@ -162,27 +166,30 @@ class DeadLetters:
     @property
     def crowded_out(self) -> int:
         """Letters that newer ones have taken the place of, for good; without those that nobody had wanted."""
-        common = 0 if self._common is None else self._common.crowded_out
+        common = 0 if self._common is None else self._common.shares.pushed_out
         stored = 0 if self._store is None else self._store.letters_crowded_out
-        return self._crowded_out + common + stored
+        return self._wanted.shares.pushed_out + common + stored
+
+    @property
+    def unwanted(self) -> int:
+        """Messages among those in memory that no route and no subscriber wanted."""
+        return len(self._unwanted)
 
     def has_room_for(self, messages: list[Message]) -> bool:
-        """Return True if no letter that somebody wanted has to go for these."""
-        count, octets = len(messages), weight_of(messages)
+        """Return True if no letter that somebody wanted has to go for these, and no user who sent them has
+        more than its share then."""
         if self._common is not None:
-            return self._common.has_room(count, octets)
+            return self._common.has_room(messages)
         if self._store is not None:
-            return self._store.has_room_for_letters(count, octets)
-        return (
-            len(self._letters) - self.unwanted + count <= self.messages_max
-            and self._octets - self._unwanted_octets + octets <= self.octets_max
-        )
+            return self._store.has_room_for_letters(messages)
+        return self._wanted.shares.has_room_for(messages)
 
     @property
     def octets(self) -> int:
         """What all letters weigh."""
-        common = 0 if self._common is None else self._common.octets
-        return self._octets + common + (0 if self._store is None else self._store.letters_octets)
+        common = 0 if self._common is None else self._common.shares.total
+        held = self._wanted.shares.total + self._unwanted.shares.total
+        return held + common + (0 if self._store is None else self._store.letters_octets)
 
     def add(
         self,
@@ -228,21 +235,19 @@ class DeadLetters:
     def _hold(
         self, messages: list[Message], route: str, outcome: Outcome, utc: WallTime, *, crossed: bool
     ) -> None:
+        entries = self._unwanted if _unwanted(route, outcome) else self._wanted
         for message in messages:
             self._last += 1
-            self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
-            self._octets += message.octets
-            if _unwanted(route, outcome):
-                self.unwanted += 1
-                self._unwanted_octets += message.octets
-        while len(self._letters) > self.messages_max or self._octets > self.octets_max:
-            gone = self._letters.popleft()
-            self._octets -= gone.message.octets
-            if _unwanted(gone.route, gone.outcome):
-                self.unwanted -= 1
-                self._unwanted_octets -= gone.message.octets
-            else:
-                self._crowded_out += 1
+            id, user = f"{MEMORY}{self._last}", message.sender.user
+            self._letters[id] = Letter(id, message, route, outcome, utc, crossed)
+            entries.add(id, user, message.octets)
+            while (gone := entries.crowded_out(user)) is not None:
+                self._forget(gone)
+
+    def _forget(self, id: str) -> None:
+        """Forget a letter in memory, if there is one with this id."""
+        if self._letters.pop(id, None) is not None and not self._wanted.discard(id):
+            self._unwanted.discard(id)
 
     def _when_safe(self, then: Callable[[], None]) -> None:
         """Letters outlast a full disk in memory, but their sources wait until they are on it."""
@@ -257,11 +262,8 @@ class DeadLetters:
         self._store.after_commit(told)
 
     def tick(self) -> None:
-        """Once a second: when the disk takes letters again, whoever waits for that may be told; and the log
-        hears of letters that are no more, each of which had been accepted."""
-        if (gone := self.crowded_out - self._told_of) > 0:
-            self._told_of += gone
-            log.warning("the oldest dead letters made room for new ones, and are lost", letters=gone)
+        """Once a second: confirm letters to their sources when the disk takes letters again, and log how many
+        messages had to stay with their sources."""
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
             log.warning("dead letters are full, sources keep their messages", times=refused)
@@ -274,7 +276,9 @@ class DeadLetters:
 
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """`then` gets at most `count` letters, newest first; of one route, or all."""
-        held = [letter for letter in reversed(self._letters) if route is None or letter.route == route]
+        held = [
+            letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
+        ]
         found: Letters = held[:count]
         if self._common is not None:
             shared = [letter for letter in self._common if route is None or letter.route == route]
@@ -318,7 +322,7 @@ class DeadLetters:
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """`then` gets the letters with these ids that there are, in this order."""
         wanted = list(ids)
-        known = {letter.id: letter for letter in self._letters}
+        known = dict(self._letters)
         if self._common is not None:
             known.update((letter.id, letter) for letter in self._common.find(wanted))
         stored = _stored(wanted)
@@ -369,13 +373,8 @@ class DeadLetters:
             self._delete(gone, then)
 
     def _delete(self, gone: set[str], then: Callable[[Outcome], None] | None) -> None:
-        kept = [letter for letter in self._letters if letter.id not in gone]
-        if len(kept) < len(self._letters):
-            self._letters = deque(kept)
-            unwanted = [one for one in kept if _unwanted(one.route, one.outcome)]
-            self.unwanted = len(unwanted)
-            self._unwanted_octets = weight_of(one.message for one in unwanted)
-            self._octets = weight_of(letter.message for letter in kept)
+        for id in gone:
+            self._forget(id)
         if self._store is not None and (stored := _stored(gone)):
             self._store.delete_letters(stored)
             if then is not None:

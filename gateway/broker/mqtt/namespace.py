@@ -32,13 +32,14 @@ from gateway.broker.mqtt.session import (
 )
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
-from gateway.broker.shares import NO_LIMIT, DefinitionShares, Shares, filter_octets, share_of, text_octets
+from gateway.broker.shares import Shares, filter_octets, share_of, text_octets
 from gateway.broker.topics import Trie
 from gateway.containment import contained
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import NO_LIMIT, UserShares
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.store.restoring import set_aside
@@ -126,7 +127,7 @@ class MqttNamespace:
         sessions_max: int = 100_000,
         retained: Retained | None = None,
         store: Store | None = None,
-        definition_shares: DefinitionShares | None = None,
+        definition_shares: UserShares | None = None,
     ) -> None:
         """`changed` hears of the filters (levels) for which somebody or nobody is subscribed since.
 
@@ -138,7 +139,7 @@ class MqttNamespace:
         self.evicted = 0  # sessions that ended before their time, for others
         self._shares = shares or SessionShares()
         self.steps = MatchingSteps(self._shares.matching_steps_user_max)  # of all filters
-        self.definition_shares = DefinitionShares() if definition_shares is None else definition_shares
+        self.definition_shares = UserShares("definitions") if definition_shares is None else definition_shares
         self._users = Shares()
         self._places = Shares()
         self._away = Away()

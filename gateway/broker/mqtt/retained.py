@@ -5,8 +5,9 @@ With a store each is written, too, and is there after a restart. Whoever publish
 when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
 later.
 
-Beyond the limits nothing is acknowledged and lost: the publisher is refused, and the topic retains what it
-did before. A message that has expired frees its place, when the clock ticks or another one needs it.
+Beyond the limits, or the share of the user who published it, nothing is acknowledged and lost: the publisher
+is refused, and the topic retains what it did before. The user is the message's sender, also after a restart.
+A message that has expired frees its place, when the clock ticks or another one needs it.
 
 Whoever subscribes is sent them in pieces, by a Walk through the topics: a filter may match all of them, and
 so may each of the next two hundred.
@@ -23,6 +24,7 @@ from gateway.broker.topics import TopicTree
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -31,7 +33,9 @@ PIECE_STEPS_MAX: Final = 2_000  # branches of the tree that are looked at in one
 EXPIRED_MAX: Final = 1_000  # messages that are forgotten in one turn
 SLACK: Final = 64  # entries of the heap that may be out of date, besides as many as are not
 RETAINED_FULL: Final = Outcome(
-    Verdict.REJECTED, Reason.QUOTA, "limits.retained_... are reached: the topic retains what it did before"
+    Verdict.REJECTED,
+    Reason.QUOTA,
+    "limits.retained_... or limits.user_share are reached: the topic retains what it did before",
 )
 KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
 
@@ -45,14 +49,21 @@ class Retained:
         messages_max: int = 100_000,
         octets_max: int = 256 * 1024 * 1024,
         store: Store | None = None,
+        shares: UserShares | None = None,
     ) -> None:
-        """Each keeps a body: what is beyond the limits is refused, and counted in `refused`.
+        """Each keeps a body: what is beyond the limits, or the share of the user who published it, is refused
+        and counted in `refused`. `shares` has these limits with the part that one user may have.
 
         What is in `store`, which has not been started, is retained from the beginning.
         """
         self.messages_max = messages_max
-        self.octets_max = octets_max
-        self.octets = 0
+        self.shares = shares or UserShares(
+            "retained messages",
+            count_max=messages_max,
+            octets_max=octets_max,
+            count_option="limits.retained_messages_max",
+            octets_option="limits.retained_bytes_max",
+        )
         self.refused = 0
         self._messages: dict[str, Message] = {}
         self._tree: TopicTree[Message] = TopicTree()
@@ -63,6 +74,11 @@ class Retained:
 
     def __len__(self) -> int:
         return len(self._messages)
+
+    @property
+    def octets(self) -> int:
+        """Bytes of all retained messages."""
+        return self.shares.total
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._messages
@@ -75,7 +91,7 @@ class Retained:
                 store.delete(KIND, key)
                 continue
             with set_aside(KIND, key):
-                self._set(message, utc)
+                self._set(message, utc, restoring=True)
 
     def publish(self, part: SubBatch) -> None:
         """Keep each message for its topic."""
@@ -117,37 +133,47 @@ class Retained:
         """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
         self._set(message, clock.utc())
 
-    def _set(self, message: Message, utc: float) -> bool | None:
+    def _set(self, message: Message, utc: float, *, restoring: bool = False) -> bool | None:
         """In memory. False: the topic has no retained message now; None: there is no room for this one."""
         topic = message.address.name
         if not len(message.body):
             self._drop(topic)
             return False
-        if self._has_no_room(topic, message.octets):
+        if restoring:  # it was accepted, and a share may have come since
+            if self.shares.limit_of_all(message.octets):
+                self.refused += 1
+                return None
+        elif not self._fits(message):
             self.forget_expired(utc)
-            if self._has_no_room(topic, message.octets):
+            if not self._fits(message, counted=True):
                 self.refused += 1
                 return None
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.octets -= before.octets
+            self.shares.remove(before.sender.user, before.octets)
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.octets += message.octets
+        self.shares.add(message.sender.user, message.octets)
         if message.expires:
             self._will_expire(message.expires, topic)
         return True
 
-    def _has_no_room(self, topic: str, octets: int) -> bool:
-        before = self._messages.get(topic)
+    def _fits(self, message: Message, *, counted: bool = False) -> bool:
+        """Return True if the message may take the place of what its topic retains. `counted`: what may not
+        is counted as refused."""
+        check = self.shares.full_with if counted else self.shares.limit_of
+        before = self._messages.get(message.address.name)
         if before is None:
-            return len(self._messages) >= self.messages_max or self.octets + octets > self.octets_max
-        return self.octets - before.octets + octets > self.octets_max
+            return not check(message.sender.user, message.octets)
+        self.shares.remove(before.sender.user, before.octets)
+        full = check(message.sender.user, message.octets)
+        self.shares.add(before.sender.user, before.octets)
+        return not full
 
     def _drop(self, topic: str) -> None:
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.octets -= before.octets
+            self.shares.remove(before.sender.user, before.octets)
             self._tree.remove(topic.split("/"))
 
     # Expiry.

@@ -222,7 +222,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             certified = self._entrance.access.external(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
-                logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
+                logins.turned_away(self.stream, names.get("common_name", ""), "certificate", proved=True)
                 self._deny(event.mechanism, "no user has the name of the certificate")
             else:
                 self._admit(certified)
@@ -310,7 +310,9 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         entrance, principal, host = self._entrance, self.principal, event.virtual_host
         assert principal is not None, "who opens has said who it is"
         if host not in entrance.host_names:
-            entrance.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
+            entrance.logins.turned_away(
+                self.stream, principal.name, "virtual_host", self.sender.client, proved=True
+            )
             self.machine.close(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {host} not found", 10, 40)
             return
         decision = self.rights.enters_amqp(host)

@@ -74,7 +74,7 @@ class AmqpConnection(ActingGuest):
             properties_max=limits.properties_max,
             properties_bytes_max=limits.properties_bytes_max,
             held_bytes_max=limits.message_bytes_max,
-            sink=partial(LargeBody, ingress.spool),
+            sink=lambda size: LargeBody(ingress.spool, size, self.sender.user),
         )
         super().__init__(ingress, stream, machine, now)
         self._ingress = ingress

@@ -12,11 +12,11 @@ class LargeBody:
 
     __slots__ = ("_file",)
 
-    def __init__(self, spool: Spool, size: int) -> None:
-        """Raises RemoteProtocolError: 406 for want of room."""
+    def __init__(self, spool: Spool, size: int, user: str) -> None:
+        """`user` sends it. Raises RemoteProtocolError: 406 for want of room, also in that share."""
         try:
-            spool.check_room(size)
-            self._file = spool.draft()
+            spool.check_room(size, user)
+            self._file = spool.draft(user)
         except SpoolFull as error:
             raise _refusal(error) from error
 

@@ -593,7 +593,7 @@ class FastConnection(ActingGuest):
         if host is None:
             assert self.principal is not None
             self._ingress.logins.turned_away(
-                self.stream, self.principal.name, "virtual_host", event.client_name
+                self.stream, self.principal.name, "virtual_host", event.client_name, proved=True
             )
             text = f"there is no virtual host {event.virtual_path!r}"
             self._report(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)

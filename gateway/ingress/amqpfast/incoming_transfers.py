@@ -60,10 +60,11 @@ class IncomingTransfer:
         head: bytes,
         body_size: int,
         *,
+        user: str,
         transfer: Partial | None = None,
         digest: bytes = b"",
     ) -> None:
-        """Raises SpoolFull."""
+        """`user` sends it. Raises SpoolFull."""
         self.spool = spool
         self.handle = handle
         self.head = head
@@ -77,8 +78,8 @@ class IncomingTransfer:
             self.file = transfer.file
             self.size = transfer.file.size
         elif not spool.hold(body_size):
-            spool.check_room(body_size)
-            self.file = spool.draft()
+            spool.check_room(body_size, user)
+            self.file = spool.draft(user)
 
     def add(self, octets: bytes | memoryview) -> None:
         """The next of the body; for a file `write` has to follow.
@@ -181,17 +182,19 @@ class IncomingTransfers:
                 self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
-        spool = self._ingress.spool
+        spool, user = self._ingress.spool, self._connection.sender.user
         prepared = self._prepared.pop(handle, None)
         if event.bits & RECOVERY:
             assert prepared is not None
             transfer, head, digest = prepared
-            return IncomingTransfer(spool, handle, head, event.body_size, transfer=transfer, digest=digest)
+            return IncomingTransfer(
+                spool, handle, head, event.body_size, user=user, transfer=transfer, digest=digest
+            )
         if prepared is not None:
             transfer, head, _ = prepared
             anew = (head, transfer.body_size) == (event.head, event.body_size)
             self._ingress.partials.end(transfer, taken=anew)
-        return IncomingTransfer(spool, handle, event.head, event.body_size)
+        return IncomingTransfer(spool, handle, event.head, event.body_size, user=user)
 
     # Restartable, 3.5.13.
 
@@ -240,7 +243,7 @@ class IncomingTransfers:
         )
         self._prepared[handle] = (transfer, event.head, digest)
         file = transfer.file
-        ingress.spool.check_room(event.body_size - file.size)
+        ingress.spool.check_room(event.body_size - file.size, connection.sender.user)
         if file.size < len(event.octets):
             file.write(event.octets[file.size :])
         return file.size
@@ -363,7 +366,8 @@ class IncomingTransfers:
         most = ingress.limits.fast_message_bytes_max
         if body_size > most:
             raise Fault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} octets exceeds {most}")
-        return IncomingTransfer(ingress.spool, handle, begin[BODY_SIZE.size : end], body_size), end
+        head, user = begin[BODY_SIZE.size : end], self._connection.sender.user
+        return IncomingTransfer(ingress.spool, handle, head, body_size, user=user), end
 
     # The end.
 

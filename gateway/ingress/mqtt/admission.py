@@ -136,7 +136,6 @@ class AdmittedGuest(MqttGuest):
 
     def _connect(self, packet: Connect) -> None:
         """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
-        remote = self.stream.remote
         method = packet.properties.get(Property.AUTHENTICATION_METHOD)
         if method is not None:
             if self.machine.state is State.CLOSED:
@@ -157,7 +156,7 @@ class AdmittedGuest(MqttGuest):
         credentials = self._ingress.logins.credentials(
             self.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
         )
-        anonymous = access.anonymous(remote, self._ingress.anonymous)
+        anonymous = access.anonymous(credentials.remote, self._ingress.anonymous)
         if (not credentials.user and not access.recognizes(credentials)) or (
             credentials.user and anonymous is not None and access.ignores(credentials.user)
         ):
@@ -461,7 +460,11 @@ class AdmittedGuest(MqttGuest):
         packet = self.machine.connect
         self._ingress.tell_turned_away(packet, self.stream.remote, reason, text)
         self._ingress.logins.turned_away(
-            self.stream, packet.user_name or "", reason.name.lower(), packet.client_id
+            self.stream,
+            packet.user_name or "",
+            reason.name.lower(),
+            packet.client_id,
+            proved=packet.user_name == self.sender.user,
         )
         self._turn_away(reason, text)
 

@@ -334,7 +334,7 @@ class MqttIngress(ListenerSource):
             "a client was refused",
             listener=self.name,
             client=packet.client_id,
-            user=packet.user_name or "",
+            user=self.logins.access.loggable(packet.user_name or ""),
             remote=remote,
             reason=reason_name(reason),
             why=why,

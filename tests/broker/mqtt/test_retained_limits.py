@@ -126,7 +126,7 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
     crashes = Crashes()
     crashes.settled = {b"old", b"gone"}
     with World(tmp_path, crashes=crashes) as world:
-        world.space.retained.octets_max = 2 * (MESSAGE_OCTETS + 5)
+        world.space.retained.shares.octets_max = 2 * (MESSAGE_OCTETS + 5)
         answers = publish(world.space.retained, [one("a", b"kept"), one("b", b"gone", utc.now + 10)])
         assert world.one.commit() is ACCEPTED
         assert answers.outcomes == [ACCEPTED] * 2

@@ -1,0 +1,201 @@
+"""Shares of users in what all of them use: how many of something each user has, and with how many bytes.
+
+`UserShares` counts, and says whether one more would be too much: for everything together, or for that user.
+`UserEntries` are entries that give way to newer ones, as dead letters do: when there are too many, the oldest
+of a user who has more than an equal part goes, so that no user pushes out what another has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
+
+from gateway.model.message import Message
+
+NO_LIMIT: Final = 1 << 62
+OPERATOR: Final = "\0"  # whose share definitions of the configuration are counted in; no user is called so
+
+K = TypeVar("K")
+
+
+def always() -> bool:
+    """Return True: the share of one user always applies."""
+    return True
+
+
+class UserShares:
+    """Number and bytes of one thing, in total and by user.
+
+    `refused` counts what did not fit, `pushed_out` the entries that gave way to others; `last_user` and
+    `last_limit` say whose it was last, and which option forbade it, for the log.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        count_max: int = NO_LIMIT,
+        octets_max: int = NO_LIMIT,
+        user_share: float = 1.0,
+        count_option: str = "",
+        octets_option: str = "",
+        share_option: str = "limits.user_share",
+        applies: Callable[[], bool] = always,
+    ) -> None:
+        """`user_share` is the fraction of both limits that one user may have while `applies` returns True."""
+        self.what = what
+        self.count_max = count_max
+        self.octets_max = octets_max
+        self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, user_share)
+        self.user_octets_max = octets_max if octets_max == NO_LIMIT else int(octets_max * user_share)
+        self.count = 0
+        self.total = 0
+        self.refused = 0
+        self.pushed_out = 0
+        self.last_user = ""
+        self.last_limit = ""
+        self._count_option = count_option
+        self._octets_option = octets_option
+        self._share_option = share_option
+        self._applies = applies
+        self._counts: dict[str, int] = {}
+        self._octets: dict[str, int] = {}
+
+    def of(self, user: str | None) -> int:
+        """Return the bytes of a user; None: the configuration's."""
+        return self._octets.get(OPERATOR if user is None else user, 0)
+
+    def count_of(self, user: str | None) -> int:
+        """Return how many a user has; None: the configuration's."""
+        return self._counts.get(OPERATOR if user is None else user, 0)
+
+    def full_with(self, user: str | None, octets: int, count: int = 1) -> str:
+        """Return the option that forbids so much more, with its value, or "" if there is room for it. What
+        is forbidden is counted."""
+        limit = self.limit_of(user, octets, count)
+        if limit:
+            self.refused += 1
+            self.last_user = user or ""
+            self.last_limit = limit
+        return limit
+
+    def limit_of(self, user: str | None, octets: int, count: int = 1) -> str:
+        """Return what `full_with` does, and count nothing."""
+        if limit := self.limit_of_all(octets, count):
+            return limit
+        if not self._applies():
+            return ""
+        if self.of(user) + octets > self.user_octets_max:
+            return f"{self._share_option} ({self.user_octets_max} bytes of {self.what})"
+        if self.count_of(user) + count > self.user_count_max:
+            return f"{self._share_option} ({self.user_count_max} {self.what})"
+        return ""
+
+    def limit_of_all(self, octets: int, count: int = 1) -> str:
+        """Return the option that forbids so much more whoever has it, or ""."""
+        if self.total + octets > self.octets_max:
+            return f"{self._octets_option} ({self.octets_max})"
+        return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
+
+    def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
+        """Return True if these messages fit, for all and for the users who sent them, beside `count` others
+        with `octets` bytes that are on their way."""
+        weights: dict[str, tuple[int, int]] = {}
+        for message in messages:
+            mine, mine_octets = weights.get(message.sender.user, (0, 0))
+            weights[message.sender.user] = (mine + 1, mine_octets + message.octets)
+        all_count, all_octets = self.count + count, self.total + octets
+        for user, (more, more_octets) in weights.items():
+            all_count, all_octets = all_count + more, all_octets + more_octets
+            if self.limit_of(user, octets + more_octets, count + more):
+                return False
+        return all_count <= self.count_max and all_octets <= self.octets_max
+
+    def add(self, user: str | None, octets: int, count: int = 1) -> None:
+        """Count something that there is."""
+        name = OPERATOR if user is None else user
+        self.count += count
+        self.total += octets
+        self._counts[name] = self._counts.get(name, 0) + count
+        self._octets[name] = self._octets.get(name, 0) + octets
+
+    def remove(self, user: str | None, octets: int, count: int = 1) -> None:
+        """Forget something that was counted with this size."""
+        name = OPERATOR if user is None else user
+        self.count -= count
+        self.total -= octets
+        self._counts[name] -= count
+        self._octets[name] -= octets
+        if not self._counts[name] and not self._octets[name]:
+            del self._counts[name], self._octets[name]
+
+    def crowder(self, user: str) -> str:
+        """Return who has to give something up when there is too much: `user`, who adds to it, if that one has
+        more than an equal part, and otherwise whoever has most."""
+        by_octets = self.total > self.octets_max
+        held = self._octets if by_octets else self._counts
+        most = self.octets_max if by_octets else self.count_max
+        if self.count_of(user) > 1 and held[user] * len(held) > most:
+            return user
+        return max(held, key=held.__getitem__)
+
+
+class UserEntries(Generic[K]):
+    """Entries by identifier, the oldest first, that are counted in `shares`."""
+
+    def __init__(self, shares: UserShares) -> None:
+        self.shares = shares
+        self._entries: dict[K, tuple[str, int]] = {}  # user and bytes
+        self._of_users: dict[str, dict[K, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._entries)
+
+    def add(self, key: K, user: str, octets: int) -> None:
+        """Add the newest entry."""
+        self._entries[key] = (user, octets)
+        self._of_users.setdefault(user, {})[key] = None
+        self.shares.add(user, octets)
+
+    def discard(self, key: K) -> bool:
+        """Forget an entry. Return False if there was none."""
+        found = self._entries.pop(key, None)
+        if found is None:
+            return False
+        user, octets = found
+        keys = self._of_users[user]
+        del keys[key]
+        if not keys:
+            del self._of_users[user]
+        self.shares.remove(user, octets)
+        return True
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        for key in list(self._entries):
+            self.discard(key)
+
+    def crowded_out(self, user: str) -> K | None:
+        """Return the entry that has to go since `user` has added one, or None if there is room for all. An
+        entry that has to go is counted; the caller discards it."""
+        shares = self.shares
+        if not self._entries or (shares.count <= shares.count_max and shares.total <= shares.octets_max):
+            return None
+        crowder = shares.crowder(user)
+        shares.pushed_out += 1
+        shares.last_user = crowder
+        return next(iter(self._of_users[crowder]))
+
+
+def _part(total: int, share: float) -> int:
+    """Return the part of a small number that leaves at least one to others, if there are two."""
+    return max(min(int(total * share), total - (share < 1.0)), min(total, 1))

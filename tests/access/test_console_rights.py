@@ -1,0 +1,492 @@
+"""Rights over HTTP: tokens end with their users, bodies and hosts are rights, private fields are hidden.
+
+All of it is tried over sockets, of a running gateway whose configuration changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import orjson
+import pytest
+
+from gateway.access.console import EVERYTHING, NOTHING, ConsoleRights, console_rights
+from gateway.access.console_tokens import ConsoleTokens, Maker
+from gateway.access.definitions import read_users
+from gateway.access.principal import Principal
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.spec import PacketType
+from gateway.settings import load_settings
+from gateway.settings.access import Role
+from tests.access.test_doors import amqp
+from tests.access.test_reloading import OTHER, RIGHT, document, reloaded, written
+from tests.ingress.clients import connect
+from tests.interop.gateway_fixture import LOOPBACK, Running, running
+
+ALL_AMQP: Final = {"*": {"configure": ".*", "write": ".*", "read": ".*"}}
+ROLES: Final[dict[str, Any]] = {
+    "boss": {"console": "write", "console_bodies": True},
+    "writer": {"console": "write"},
+    "reader": {"console": "read"},
+    "reader of bodies": {"console": "read", "console_bodies": True},
+    "of shop": {"console": "write", "console_bodies": True, "console_virtual_hosts": ["shop"]},
+    "client": {"amqp091": ALL_AMQP, "mqtt": {"publish": "#", "subscribe": "#"}},
+}
+LOST: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+MAPPING: Final = """version: 1
+routes:
+  - name: cards
+    from: {endpoint: mqtt, topic: "cards/{id}"}
+    to: {endpoint: amqp091, queue: cards}
+    private: {body.number: drop, body.name: hash, headers.secret: drop, client: hash}
+  - name: copies
+    from: {endpoint: mqtt, topic: "cards/#"}
+    to: {endpoint: amqp091, queue: copies}
+"""
+CARD: Final = b'{"number":"4111","name":"Ann","sum":5}'
+
+
+def of_roles(*roles: str, password: str = RIGHT) -> dict[str, Any]:
+    return {"password_hash": password, "roles": list(roles)}
+
+
+def given(folder: Path, users: dict[str, Any], **more: Any) -> dict[str, Any]:
+    found = document(users={**users, "client": of_roles("client")}, roles=ROLES, **more)
+    return {
+        **found,
+        "http": {"host": LOOPBACK, "port": 0, "tokens_path": str(folder / "tokens")},
+        "store": {"path": str(folder / "store")},
+    }
+
+
+@contextmanager
+def gateway_with(folder: Path, users: dict[str, Any], **more: Any) -> Iterator[Running]:
+    path = folder / "gateway.yaml"
+    written(path, given(folder, users, **more))
+    with running(load_settings(path, {})) as one:
+        yield one
+
+
+class Answered(NamedTuple):
+    status: int
+    document: Any
+    cookie: str
+
+
+Shown = dict[str, str]
+
+
+def basic(user: str, password: str = "right") -> Shown:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def bearer(token: str) -> Shown:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def call(
+    gateway: Running, shown: Shown, path: str, body: Any = None, method: str = "", prefix: str = "/api/v1/"
+) -> Answered:
+    connection = http.client.HTTPConnection(LOOPBACK, gateway.gateway.http_port, timeout=20)
+    with closing(connection):
+        content = None if body is None else json.dumps(body)
+        head = {**shown, "Content-Type": "application/json"}
+        connection.request(method or ("GET" if body is None else "POST"), prefix + path, content, head)
+        response = connection.getresponse()
+        octets = response.read()
+        found = orjson.loads(octets) if "json" in (response.headers["content-type"] or "") else octets
+        return Answered(response.status, found, (response.headers["set-cookie"] or "").partition(";")[0])
+
+
+def make(gateway: Running, shown: Shown, name: str, **more: Any) -> str:
+    made = call(gateway, shown, "tokens/make", {"name": name, **more})
+    assert made.status == 200, made
+    return str(made.document["token"])
+
+
+@contextmanager
+def stream(gateway: Running, shown: Shown, path: str) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(LOOPBACK, gateway.gateway.http_port, timeout=20)
+    with closing(connection):
+        connection.request("GET", f"/api/v1/{path}", headers=shown)
+        with connection.getresponse() as response:
+            assert response.status == 200
+            yield response
+
+
+# Tokens and sessions end with their user.
+
+
+ENDS: Final = {
+    "removed": ({}, 401),
+    "another password": ({"ann": of_roles("boss", password=OTHER)}, 401),
+    "no right any more": ({"ann": of_roles("client")}, 403),
+}
+
+
+@pytest.mark.parametrize("users, code", ENDS.values(), ids=ENDS)
+def test_what_a_user_has_made_ends_with_it(users: dict[str, Any], code: int, tmp_path: Path) -> None:
+    before = {"ann": of_roles("boss"), "bob": of_roles("boss")}
+    with gateway_with(tmp_path, before) as gateway:
+        first = make(gateway, basic("ann"), "first", console="write", bodies=True)
+        second = make(gateway, bearer(first), "second", console="read")
+        bobs = make(gateway, basic("bob"), "bobs", console="write")
+        session = {"Cookie": call(gateway, {}, "login", {"user": "ann", "password": "right"}).cookie}
+        by_token = {"Cookie": call(gateway, {}, "login", {"token": first}).cookie}
+        shown = (bearer(first), bearer(second), session, by_token)
+        assert [call(gateway, one, "status").status for one in shown] == [200] * 4
+        listed = {
+            row["name"]: row["user"] for row in call(gateway, bearer(bobs), "tokens").document["tokens"]
+        }
+        assert listed == {"administrator": None, "first": "ann", "second": "ann", "bobs": "bob"}
+        with (
+            stream(gateway, bearer(first), "events") as events,
+            stream(gateway, session, "tap") as tap,
+            stream(gateway, basic("ann"), "events") as own,
+        ):
+            after = given(tmp_path, {**users, "bob": before["bob"]})
+            reloaded(gateway, "taken", lambda: written(tmp_path / "gateway.yaml", after))
+            for open_one in (events, tap, own):
+                open_one.read()  # to its end
+        assert {call(gateway, one, "status").status for one in shown} == {code}
+        assert call(gateway, {}, "login", {"token": first}).status == code
+        assert call(gateway, bearer(bobs), "status").status == 200
+
+
+@pytest.mark.parametrize("password, code", [(RIGHT, 200), (OTHER, 401)], ids=["same", "another"])
+def test_a_token_knows_its_user_after_a_restart(password: str, code: int, tmp_path: Path) -> None:
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}) as gateway:
+        token = make(gateway, basic("ann"), "one")
+        assert call(gateway, bearer(token), "status").status == 200
+    with gateway_with(tmp_path, {"ann": of_roles("boss", password=password)}) as gateway:
+        assert call(gateway, bearer(token), "status").status == code
+
+
+def test_a_token_may_no_more_than_its_user(tmp_path: Path) -> None:
+    """Who has lost `write`, or bodies, has no token left that has them."""
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}) as gateway:
+        token = make(gateway, basic("ann"), "one", console="write")
+        assert call(gateway, bearer(token), "tokens/revoke", {"name": "x"}).status == 200
+        after = given(tmp_path, {"ann": of_roles("reader")})
+        reloaded(gateway, "taken", lambda: written(tmp_path / "gateway.yaml", after))
+        assert call(gateway, bearer(token), "status").status == 200
+        assert call(gateway, bearer(token), "tokens/revoke", {"name": "x"}).status == 403
+
+
+def test_tokens_of_an_older_gateway_are_read(tmp_path: Path) -> None:
+    tokens = ConsoleTokens(tmp_path)
+    text = tokens.make("new", "read", by="ann", maker=Maker("ann", "users", ("a",), "s"))
+    content = orjson.loads((tmp_path / "tokens.json").read_bytes())
+    for row in content["tokens"]:
+        if row["name"] != "new":
+            del row["bodies"], row["maker"]
+    (tmp_path / "tokens.json").write_bytes(orjson.dumps(content))
+    again = ConsoleTokens(tmp_path)
+    found = again.find(text)
+    assert found is not None
+    assert found.maker == Maker("ann", "users", ("a",), "s")
+    assert {one.name: one.maker is None for one in again.all()} == {"administrator": True, "new": False}
+
+
+# Bodies.
+
+
+def lose(gateway: Running, body: bytes, *, topic: str = "t", route: str = "") -> None:
+    letter = Message(topic_address(topic), body, sender=Sender("mqtt", "c 7", "ann", "here"))
+    gateway.ask(lambda: gateway.gateway.dead_letters.add([letter], route, LOST))
+
+
+def published(gateway: Running, topic: str, body: bytes) -> None:
+    client, _ = connect(gateway, "c 7", user=("client", b"right"))
+    with client:
+        client.publish(topic, body, qos=1, packet_id=1)
+        client.acked(PacketType.PUBACK)
+
+
+def next_message(events: http.client.HTTPResponse) -> dict[str, Any]:
+    while not (line := events.readline()).startswith(b'data: {"route"'):
+        assert line
+    found: dict[str, Any] = orjson.loads(line[6:])["message"]
+    return found
+
+
+BODIES: Final = [("boss", True), ("writer", False), ("reader", False), ("reader of bodies", True)]
+
+
+@pytest.mark.parametrize("role, sees", BODIES)
+def test_bodies_are_a_right_of_their_own(role: str, sees: bool, tmp_path: Path) -> None:
+    with gateway_with(tmp_path, {"ann": of_roles(role)}) as gateway:
+        lose(gateway, b"a secret")
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 1)
+        shown = basic("ann")
+        row = call(gateway, shown, "dead-letters").document["items"][0]
+        whole = call(gateway, shown, f"dead-letters/{row['id']}").document
+        assert (row["body"], whole["body"]) == (("a secret", "a secret") if sees else ("", ""))
+        assert whole["body_encoding"] == ("utf-8" if sees else "withheld")
+        assert row["body_bytes"] == whole["body_bytes"] == 8
+        with stream(gateway, shown, "tap") as tap:
+            gateway.until(lambda: len(gateway.gateway.dispatcher.taps.open) == 1)
+            client, _ = connect(gateway, "reads", user=("client", b"right"))
+            with client:
+                client.subscribe("t", 1)
+                published(gateway, "t", b"a secret")
+                found = next_message(tap)
+            assert (found["body"], found["body_bytes"]) == ("a secret" if sees else "", 8)
+        with closing(amqp(gateway, "client")) as connection:
+            connection.channel().queue_declare("q")
+            connection.channel().basic_publish("", "q", b"a secret")
+        asked = {"protocol": "amqp091", "virtual_host": "/", "queue": "q", "count": 1}
+        peeked = call(gateway, shown, "queues/peek", asked)
+        if ROLES[role]["console"] == "write":
+            assert peeked.document["shown"][0]["body"] == ("a secret" if sees else "")
+        else:
+            assert peeked.status == 403
+
+
+def test_a_token_shows_bodies_if_it_was_made_so(tmp_path: Path) -> None:
+    with gateway_with(tmp_path, {"ann": of_roles("boss"), "bob": of_roles("writer")}) as gateway:
+        lose(gateway, b"a secret")
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 1)
+        tokens = {
+            make(gateway, basic("ann"), "a"): False,
+            make(gateway, basic("ann"), "b", bodies=True): True,
+            make(gateway, basic("ann"), "c", console="write"): True,
+            make(gateway, basic("bob"), "d", console="write", bodies=True): False,
+        }
+        for token, sees in tokens.items():
+            row = call(gateway, bearer(token), "dead-letters").document["items"][0]
+            assert bool(row["body"]) is sees
+
+
+def test_rows_of_the_journal_have_no_bodies_without_the_right(tmp_path: Path) -> None:
+    journal = {"enabled": True, "path": str(tmp_path / "journal"), "all": True}
+    users = {"ann": of_roles("boss"), "bob": of_roles("reader")}
+    with gateway_with(tmp_path, users, journal=journal) as gateway:
+        client, _ = connect(gateway, "reads", user=("client", b"right"))
+        with client:
+            client.subscribe("t", 1)
+            published(gateway, "t", b"a secret")
+        assert gateway.gateway.journaling is not None
+        writer = gateway.gateway.journaling.writer
+        gateway.until(lambda: writer.rows > 0 and writer.backlog == 0)
+        assert set(call_journal(gateway, "ann")) == {"a secret"}
+        assert set(call_journal(gateway, "bob")) == {""}
+
+
+def call_journal(gateway: Running, user: str) -> list[str]:
+    return [row["body"] for row in call(gateway, basic(user), "journal").document["items"]]
+
+
+# Private fields.
+
+
+@pytest.mark.parametrize(
+    "route, topic", [("cards", "cards/7"), ("copies", "cards/7"), ("", "cards/7"), ("gone", "cards/7")]
+)
+def test_private_fields_are_hidden_in_dead_letters(route: str, topic: str, tmp_path: Path) -> None:
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(MAPPING)
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}, mappings=[str(mapping)]) as gateway:
+        lose(gateway, CARD, topic="cards/7", route=route)
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 1)
+        row = call(gateway, basic("ann"), "dead-letters").document["items"][0]
+        whole = call(gateway, basic("ann"), f"dead-letters/{row['id']}").document
+        for found in (row, whole):
+            body = orjson.loads(found["body"])
+            assert body.keys() == {"name", "sum"}
+            assert body["name"] != "Ann"
+            assert found["sender"]["client"] not in ("", "c 7")
+
+
+def test_other_messages_are_shown_as_they_are(tmp_path: Path) -> None:
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(MAPPING)
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}, mappings=[str(mapping)]) as gateway:
+        lose(gateway, CARD, topic="other")
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 1)
+        row = call(gateway, basic("ann"), "dead-letters").document["items"][0]
+        assert orjson.loads(row["body"]) == orjson.loads(CARD)
+        mapping.write_text(MAPPING.replace("cards/", "other/").replace("other/#", "+"))
+        call(gateway, basic("ann"), "mappings/reload", {})
+        lose(gateway, CARD, topic="other/1")
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 2)
+        row = call(gateway, basic("ann"), "dead-letters").document["items"][0]
+        assert "number" not in row["body"]
+
+
+def test_private_fields_are_hidden_from_who_watches_or_peeks(tmp_path: Path) -> None:
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(MAPPING)
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}, mappings=[str(mapping)]) as gateway:
+        with closing(amqp(gateway, "client")) as connection:
+            for queue in ("cards", "copies"):
+                connection.channel().queue_declare(queue)
+        with stream(gateway, basic("ann"), "tap?route=copies") as tap:
+            gateway.until(lambda: len(gateway.gateway.dispatcher.taps.open) == 1)
+            published(gateway, "cards/7", CARD)
+            found = next_message(tap)
+        assert "4111" not in found["body"]
+        assert "sum" in found["body"]
+        for queue in ("cards", "copies"):
+            asked = {"protocol": "amqp091", "virtual_host": "/", "queue": queue, "count": 1}
+            found = call(gateway, basic("ann"), "queues/peek", asked).document["shown"][0]
+            assert "4111" not in found["body"]
+
+
+# Virtual hosts.
+
+
+@contextmanager
+def with_two_hosts(folder: Path) -> Iterator[Running]:
+    listeners = document()["listeners"]
+    listeners["amqp091"]["virtual_hosts"] = ["/", "shop"]
+    with gateway_with(
+        folder, {"ann": of_roles("of shop"), "bob": of_roles("boss")}, listeners=listeners
+    ) as one:
+        for host in ("/", "shop"):
+            with closing(amqp(one, "client", host)) as connection:
+                channel = connection.channel()
+                channel.queue_declare("q", durable=True)
+                channel.exchange_declare("e", "fanout", durable=True)
+                channel.queue_bind("q", "e")
+                channel.basic_publish("", "q", b"x")
+        yield one
+
+
+ROWS: Final = ("queues", "exchanges", "bindings")
+
+
+def hosts_in(rows: list[dict[str, Any]], word: str) -> set[str]:
+    return {row[word] for row in rows}
+
+
+def test_who_sees_a_virtual_host_sees_nothing_else(tmp_path: Path) -> None:
+    with with_two_hosts(tmp_path) as gateway, closing(amqp(gateway, "client")) as held:
+        ann, bob = basic("ann"), basic("bob")
+        for path in ROWS:
+            rows = call(gateway, ann, path).document["items"]
+            assert hosts_in(rows, "virtual_host") == {"shop"}
+            assert hosts_in(call(gateway, bob, path).document["items"], "virtual_host") == {"/", "shop"}
+            assert call(gateway, ann, f"{path}?virtual_host={quote('/', safe='')}").document["items"] == []
+            of_rabbit = call(gateway, ann, path, prefix="/api/").document
+            assert hosts_in(of_rabbit, "vhost") == {"shop"}
+            assert call(gateway, ann, f"{path}/%2F", prefix="/api/").status == 404
+            assert hosts_in(call(gateway, ann, f"{path}/shop", prefix="/api/").document, "vhost") == {"shop"}
+        assert call(gateway, ann, "connections").document["items"] == []
+        assert call(gateway, ann, "connections", prefix="/api/").document == []
+        assert hosts_in(call(gateway, ann, "vhosts", prefix="/api/").document, "name") == {"shop"}
+        overview = call(gateway, ann, "overview", prefix="/api/").document
+        assert overview["object_totals"]["queues"] == 1
+        assert overview["object_totals"]["connections"] == 0
+        definitions = call(gateway, ann, "definitions", prefix="/api/").document
+        assert (definitions["users"], len(definitions["queues"])) == ([], 1)
+        for path in ("nodes", "users", "permissions", "users/bob", "vhosts/shop/permissions"):
+            assert call(gateway, ann, path, prefix="/api/").status == 403
+        for path in (
+            "status",
+            "events",
+            "tap",
+            "dead-letters",
+            "retained",
+            "sessions",
+            "journal",
+            "tokens",
+            "users",
+            "roles",
+            "routes",
+            "endpoints",
+            "limits",
+            "mappings",
+            "outboxes",
+            "rates",
+        ):
+            assert call(gateway, ann, path).status == 403, path
+        assert call(gateway, ann, "metrics/detailed", prefix="/").status == 403
+        assert call(gateway, ann, "session").status == 200
+        assert held.is_open
+
+
+OF_ALL_HOSTS: Final[dict[str, Any]] = {
+    "publish": {"endpoint": "mqtt", "topic": "t"},
+    "drain": {},
+    "tokens/make": {"name": "n"},
+    "dead-letters/redrive": {"all": True},
+    "dead-letters/purge": {"all": True},
+    "retained/remove": {"all": True},
+    "mappings/reload": {},
+}
+
+
+def test_who_changes_a_virtual_host_changes_nothing_else(tmp_path: Path) -> None:
+    with with_two_hosts(tmp_path) as gateway, closing(amqp(gateway, "client")) as held:
+        ann = basic("ann")
+        asked = {"protocol": "amqp091", "virtual_host": "/", "queue": "q", "count": 1}
+        assert call(gateway, ann, "queues/peek", asked).status == 404
+        assert call(gateway, ann, "queues/peek", {**asked, "virtual_host": "shop"}).status == 200
+        assert call(gateway, ann, "queues/purge", {"all": True}).document == {"purged": 1, "messages": 1}
+        assert (
+            call(gateway, ann, "queues/remove", {"queue": "q", "virtual_host": "/"}).document["removed"] == 0
+        )
+        assert call(gateway, ann, "connections/disconnect", {"user": "client"}).document["disconnected"] == 0
+        assert call(gateway, ann, "queues/%2F/q", method="DELETE", prefix="/api/").status == 404
+        assert call(gateway, ann, "queues/shop/q", method="DELETE", prefix="/api/").status == 204
+        for path, body in (
+            ("publish", {"endpoint": "mqtt", "topic": "t"}),
+            ("drain", {}),
+            ("tokens/make", {"name": "n"}),
+            ("dead-letters/redrive", {"all": True}),
+            ("dead-letters/purge", {"all": True}),
+            ("retained/remove", {"all": True}),
+            ("mappings/reload", {}),
+        ):
+            assert call(gateway, ann, path, body).status == 403, path
+        hosts = gateway.gateway.hosts
+        assert ("q" in hosts["/"].queues, "q" in hosts["shop"].queues) == (True, False)
+        held.process_data_events()
+        assert held.is_open
+
+
+TAGS: Final = [
+    ("management", ("read", frozenset({"shop"}), False)),
+    ("policymaker", ("read", frozenset({"shop"}), False)),
+    ("monitoring", ("read", None, False)),
+    ("monitoring,management", ("read", None, False)),
+    ("administrator", ("write", None, True)),
+    ("", ("none", None, False)),
+]
+
+
+@pytest.mark.parametrize("tags, wanted", TAGS)
+def test_users_of_rabbitmq_see_what_they_see_there(
+    tags: str, wanted: tuple[Any, ...], tmp_path: Path
+) -> None:
+    content = {
+        "users": [{"name": "eve", "password_hash": "", "tags": tags}],
+        "permissions": [{"user": "eve", "vhost": "shop", "configure": "", "write": "", "read": ".*"}],
+    }
+    (tmp_path / "definitions.json").write_bytes(orjson.dumps(content))
+    found = read_users(tmp_path / "definitions.json")
+    rights = console_rights(Principal("eve", roles=("rabbitmq:eve",)), found.roles)
+    assert (rights.right, rights.read_hosts, rights.bodies) == wanted
+
+
+def test_rights_of_several_roles_are_joined() -> None:
+    def joined(*roles: dict[str, Any]) -> ConsoleRights:
+        known = {str(number): Role.model_validate(role) for number, role in enumerate(roles)}
+        return console_rights(Principal("a", roles=tuple(known)), known)
+
+    read, write = {"console": "read"}, {"console": "write", "console_virtual_hosts": ["a"]}
+    assert joined(read, write) == ConsoleRights("write", False, None, frozenset("a"))
+    assert joined(write, {**write, "console_virtual_hosts": "b"}).write_hosts == frozenset("ab")
+    assert joined({"console_bodies": True}) == NOTHING
+    assert EVERYTHING.within(joined(read, write)) == joined(read, write)
+    assert joined(write).within(joined({**write, "console_virtual_hosts": ["b"]})).write_hosts == frozenset()
