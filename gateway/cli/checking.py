@@ -26,7 +26,7 @@ from gateway.mapping.linter import Finding, Severity, lint
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
-from gateway.transport.certificates import load_pair
+from gateway.transport.certificates import load_pair, load_revocations
 
 
 class Checked(NamedTuple):
@@ -168,6 +168,13 @@ def mismatched(settings: Settings) -> list[Finding]:
         except OSError as error:
             text = f"{dotted(place)}: {error.strerror or error}"
             found.append(at(settings, Severity.ERROR, "certificate", place, text))
+    for place, path in named.items():
+        if place[-1] == "crl_file" and path.is_file():
+            try:
+                load_revocations(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path)
+            except OSError as error:
+                text = f"{dotted(place)}: {error.strerror or error}"
+                found.append(at(settings, Severity.ERROR, "certificate", place, text))
     return found
 
 

@@ -48,6 +48,9 @@ class ListenerTls(Section):
     """Private key of the certificate."""
     client_ca_file: FilePath | None = None
     """Clients must show a certificate that one of these authorities signed; absent: none is asked for."""
+    crl_file: FilePath | None = None
+    """With `client_ca_file`: certificate revocation lists of these authorities. A certificate that its
+    authority's list revokes is refused; all are while that list is missing or has expired."""
     client_certificate: Literal["required", "optional"] = "required"
     """With `client_ca_file`: whether clients without a certificate may connect, too."""
 
@@ -55,12 +58,14 @@ class ListenerTls(Section):
     def _together(self) -> Self:
         if self.client_certificate == "optional" and self.client_ca_file is None:
             raise ValueError("client_certificate needs client_ca_file")
+        if self.crl_file is not None and self.client_ca_file is None:
+            raise ValueError("crl_file needs client_ca_file")
         return self
 
     @property
-    def asked(self) -> tuple[Path | None, str]:
+    def asked(self) -> tuple[Path | None, Path | None, str]:
         """What is asked of clients."""
-        return self.client_ca_file, self.client_certificate
+        return self.client_ca_file, self.crl_file, self.client_certificate
 
 
 class LinkTls(Section):

@@ -618,7 +618,7 @@ class Settings(Documented, BaseSettings):
             if (tls := listener.tls) is not None:
                 at: Place = ("listeners", name, "tls")
                 named += [((*at, "cert_file"), tls.cert_file), ((*at, "key_file"), tls.key_file)]
-                named += [((*at, "client_ca_file"), tls.client_ca_file)]
+                named += [((*at, "client_ca_file"), tls.client_ca_file), ((*at, "crl_file"), tls.crl_file)]
         for name, link in self.links.items():
             own, at = link.tls, ("links", name, "tls")
             named += [(("links", name, "password_file"), link.password_file)]

@@ -14,6 +14,7 @@ from gateway.reloads import Reloaded
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 KEY: Final = b"PRIVATE KEY-----"
+REVOCATIONS: Final = b"-----BEGIN X509 CRL-----"
 
 log = structlog.get_logger(limited=True)
 
@@ -53,16 +54,30 @@ def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
     return None
 
 
+def load_revocations(context: ssl.SSLContext, crl_file: Path) -> None:
+    """Have the certificates that peers show looked up in certificate revocation lists. Raises OSError for a
+    file with anything else in it: OpenSSL would take a certificate there for an authority.
+    """
+    octets = crl_file.read_bytes()
+    if REVOCATIONS not in octets:
+        raise OSError(f"{crl_file} holds no certificate revocation list in PEM")
+    if CERTIFICATE in octets:
+        raise OSError(f"{crl_file} holds a certificate; authorities belong in client_ca_file")
+    context.load_verify_locations(crl_file)
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+
+
 def server_context(
     name: str,
     cert_file: Path,
     key_file: Path,
     client_ca_file: Path | None = None,
     *,
+    crl_file: Path | None = None,
     optional: bool = False,
 ) -> Callable[[], ssl.SSLContext]:
     """A function that returns the context for the next connection of listener `name`. `optional`: clients
-    need not show a certificate.
+    need not show a certificate. `crl_file`: lists of revoked certificates of clients.
 
     Raises ConfigurationError when the files cannot be used at the start; later, the last good context stays.
     """
@@ -74,6 +89,8 @@ def server_context(
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
             context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
+        if crl_file is not None:
+            load_revocations(context, crl_file)
         return context
 
     def report_taken(_: ssl.SSLContext) -> None:
@@ -82,7 +99,7 @@ def server_context(
     def report_refused(error: Exception) -> None:  # half of the files may have been replaced
         log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
 
-    files = [file for file in (cert_file, key_file, client_ca_file) if file is not None]
+    files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]
     try:
         contexts = Reloaded(files, build, taken=report_taken, refused=report_refused)
     except OSError as error:

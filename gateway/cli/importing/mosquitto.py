@@ -24,7 +24,12 @@ LIMITS: Final = {
     "message_size_limit": ("message_bytes_max", 268_435_455),
     "max_queued_messages": ("queue_messages_max", 1 << 62),
 }
-LISTENER_FILES: Final = {"certfile": "cert_file", "keyfile": "key_file", "cafile": "client_ca_file"}
+LISTENER_FILES: Final = {
+    "certfile": "cert_file",
+    "keyfile": "key_file",
+    "cafile": "client_ca_file",
+    "crlfile": "crl_file",
+}
 BRIDGE_FILES: Final = {
     "bridge_cafile": "ca_file",
     "bridge_certfile": "cert_file",

@@ -63,6 +63,7 @@ def front_of(name: str, given: Listener) -> Front:
             tls.cert_file,
             tls.key_file,
             tls.client_ca_file,
+            crl_file=tls.crl_file,
             optional=tls.client_certificate == "optional",
         ),
         websocket_path=web.websocket_path if web is not None and web.websocket_path else "",
