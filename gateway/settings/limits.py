@@ -49,8 +49,10 @@ class Limits(Section):
     are refused before there is none left."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """From accepting a socket to the end of the greeting: whoever says nothing holds a descriptor."""
-    connect_bytes_max: int = Field(65_536, ge=256)
-    """One packet before authentication: a stranger may not make us reserve more."""
+    connect_bytes_max: int = Field(196_608, ge=256)
+    """One packet before authentication: a stranger may not make us reserve more. A CONNECT with a will and a
+    password of 64 KiB each fits. Of one address `connections_per_address_max` such packets may be begun, each
+    for `connect_timeout_secs`."""
     heartbeat_secs: int = Field(60, ge=0, le=65_535)
     """AMQP heartbeat that we propose; 0 is none. A peer that vanished holds messages for twice as long."""
     keep_alive_secs_max: int = Field(65_535, ge=1, le=65_535)

@@ -42,6 +42,7 @@ from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,
     PIPELINED_BYTES_MAX,
+    REASONS,
     VARINT_MAX,
     PacketType,
     Property,
@@ -445,6 +446,11 @@ class Connection:
                 topic = known
         return topic, properties, body_at
 
+    def _may_answer_oversized(self, data: bytes, start: int) -> bool:
+        """Return False if more of a packet that is too large is needed to answer it; `start` is behind its
+        fixed header."""
+        return True
+
     def _one(self, data: bytes, at: int, events: list[Event]) -> int:
         """Decode the packet at `at`, whatever it is; returns its end, or `at` when it is not yet whole."""
         end = len(data)
@@ -464,6 +470,8 @@ class Connection:
         if stop - at > limit:
             if kind == PUBLISH and self.serves and self.state is OPEN and not self._v5:
                 return self._begin_oversized(data, at, start, stop, events)
+            if not self._may_answer_oversized(data, start):
+                return at
             raise RemoteProtocolError(
                 f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
             )
@@ -474,6 +482,8 @@ class Connection:
         packet = self._decode(data[at], data[start:stop])
         self.state = after
         if isinstance(packet, Ack):
+            if self.serves and packet.reason not in REASONS[packet.kind]:
+                raise violation(f"{packet.kind.name} must not carry reason {packet.reason:#04x}")
             self._acks(events, packet.kind).rows.append((packet.packet_id, packet.reason))
         elif isinstance(packet, Publish):
             # Here only before MQTT 5: what `_run` leaves over of MQTT 5 is corrupt.

@@ -73,8 +73,8 @@ _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
     """The properties of a list (without its length) as they come; `place` is a PacketType or WILL.
 
-    Raises 0x81 for what cannot be parsed, 0x82 for what must not stand here, not twice, or not so, 0x97 for
-    more than `most`.
+    Raises 0x81 for what cannot be parsed or must not stand here, 0x82 for what must not stand twice, or not
+    so, 0x97 for more than `most`.
     """
     reader = Reader(octets)
     seen = 0
@@ -92,7 +92,7 @@ def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
             raise malformed(f"property identifier {number:#04x} does not exist")
         id, rule = found
         if place not in rule.places:
-            raise violation(f"{id.name} must not stand here")
+            raise malformed(f"{id.name} must not stand here")  # 2.2.2.2
         if seen >> number & 1 and place not in rule.repeats:
             raise violation(f"{id.name} stands twice")
         seen |= 1 << number

@@ -65,6 +65,9 @@ SERVER: Final[Table] = {
 }
 
 
+PROTOCOL_NAME_END_MAX: Final = 8  # octets of the longest protocol name, with its length
+
+
 class ServerConnection(Connection):
     """One client of a listener.
 
@@ -118,6 +121,16 @@ class ServerConnection(Connection):
             most = self.packet_bytes_max
             return most if kind == PacketType.PUBLISH else min(most, CONTROL_BYTES_MAX)
         return min(self._connect_bytes_max, self.packet_bytes_max)
+
+    def _may_answer_oversized(self, data: bytes, start: int) -> bool:
+        """Of a CONNECT the version, in which it is answered."""
+        if self.state is not State.START:
+            return True
+        name_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
+        if len(data) < start + 2 or (name_end - start <= PROTOCOL_NAME_END_MAX and len(data) <= name_end):
+            return False
+        self._speak(read_version(Reader(data[start : start + PROTOCOL_NAME_END_MAX + 1]))[0])
+        return True
 
     def _decode(self, first: int, body: bytes) -> Packet:
         if self.state is State.START:

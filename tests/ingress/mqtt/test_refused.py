@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from gateway.model.outcome import Reason
-from gateway.protocols.mqtt.packets import Acks, Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Suback, Subscription, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
 from tests.broker.parts import newest
@@ -239,3 +239,26 @@ def test_a_pubrel_before_its_pubrec_frees_what_it_names() -> None:
         client.publish("a", b"x", 1, 2)
         while (2, 0x10) not in client.next(Acks).rows:
             pass
+
+
+# A CONNECT that is too large.
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_a_connect_over_the_limit_is_answered_if_its_version_has_a_word(version: Version) -> None:
+    with running(settings_of(limits=SMALL)) as gateway:
+        with Mqtt(gateway.port("mqtt")) as client:
+            client.say(Connect("c", version, True, 0, None, "u", bytes(2_000), {}))
+            if version is Version.V5:
+                assert client.next(Connack).reason == ReasonCode.PACKET_TOO_LARGE
+            assert client.closed()
+        with connect(gateway, version=version)[0] as client:
+            client.subscribe("a", 1)
+        eventually(lambda: stats(gateway).protocol_errors.counts == {"packet_too_large": 1})
+
+
+def test_a_connect_of_128_kib_is_taken(gateway: Running) -> None:
+    will = Will("a", bytes(65_535), 1, False, {})
+    client, connack = connect(gateway, will=will, properties={Property.USER_PROPERTY: (("a", "b" * 60_000),)})
+    with client:
+        assert connack.reason == 0

@@ -323,3 +323,31 @@ def test_connections_may_count_together() -> None:
     third.fail(caught.value)
     assert third.data_to_send()[0] >> 4 == PacketType.CONNACK
     assert first.sent[PacketType.DISCONNECT] == 2
+
+
+STRANGE: list[tuple[PacketType, int]] = [
+    *((PacketType.PUBACK, reason) for reason in (0x01, 0x82, 0x8E, 0x92, 0x95, 0xA2, 0xFF)),
+    *((PacketType.PUBREC, reason) for reason in (0x02, 0x82, 0x8E, 0x92, 0x95, 0xA2, 0xFF)),
+    (PacketType.PUBREL, 0x10),
+    (PacketType.PUBCOMP, 0x80),
+]
+
+
+@pytest.mark.parametrize("properties", [b"", b"\0"])
+@pytest.mark.parametrize("kind, reason", STRANGE)
+def test_a_client_acknowledges_with_a_reason_of_the_packet(
+    kind: PacketType, reason: int, properties: bytes
+) -> None:
+    """[MQTT-3.4.2-1]"""
+    connection = server(State.OPEN)
+    first = kind << 4 | (2 if kind is PacketType.PUBREL else 0)
+    with pytest.raises(RemoteProtocolError) as caught:
+        connection.receive_data(bytes((first, 3 + len(properties), 0, 1, reason)) + properties, 0.0)
+    assert caught.value.reason == ReasonCode.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("reason", [0x88, 0x89, 0x95, 0x96])
+def test_a_broker_may_refuse_a_message_for_a_reason_of_another_packet(reason: int) -> None:
+    """Mosquitto does: a refusal that is understood is worth more than the connection."""
+    connection = client(State.OPEN)
+    assert len(connection.receive_data(bytes((0x40, 3, 0, 1, reason)), 0.0)) == 1

@@ -31,10 +31,10 @@ V5, V311 = Version.V5, Version.V311
 def test_limits_hold_before_the_octets_come() -> None:
     connection = server(State.START, packet_bytes_max=1000, connect_bytes_max=100)
     with pytest.raises(RemoteProtocolError) as caught:
-        connection.receive_data(b"\x10\x63", 0.0)
+        connection.receive_data(b"\x10\x63\x00\x04MQTT\x04", 0.0)
     assert caught.value.reason == ReasonCode.PACKET_TOO_LARGE
     connection.fail(caught.value)
-    assert connection.data_to_send() == b""  # nobody knows which version that would have been
+    assert connection.data_to_send() == b""  # which MQTT 3 has no word for
     connection = server(State.OPEN, packet_bytes_max=1000, connect_bytes_max=100)
     assert connection.receive_data(b"\x30\xe5\x07", 0.0) == []  # 997 + 3
     connection = server(State.OPEN, packet_bytes_max=1000, connect_bytes_max=100)
@@ -210,3 +210,52 @@ def test_wrong_in_this_place(name: str, connection: Connection, packet: Packet) 
     with pytest.raises(RemoteProtocolError) as caught:
         connection.receive_data(encode(packet, connection.version), 0.0)
     assert caught.value.reason == ReasonCode.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("step", [1, 3, 1_000])
+@pytest.mark.parametrize(
+    "version, name, answer",
+    [
+        (5, b"MQTT", bytes.fromhex("20 03 00 95 00")),
+        (4, b"MQTT", b""),
+        (3, b"MQIsdp", b""),
+        (9, b"MQTT", bytes.fromhex("20 02 00 01")),
+        (5, b"MQTT" * 100, b""),
+    ],
+)
+def test_a_connect_that_is_too_large_is_answered_in_its_version(
+    version: int, name: bytes, answer: bytes, step: int
+) -> None:
+    connection = ServerConnection(packet_bytes_max=1 << 20, connect_bytes_max=300)
+    octets = b"\x10\xff\xff\x03" + len(name).to_bytes(2, "big") + name + bytes((version, 2, 0, 60))
+    fault = None
+    for at in range(0, len(octets), step):
+        try:
+            connection.receive_data(octets[at : at + step], 0.0)
+        except RemoteProtocolError as error:
+            fault = error
+            break
+    assert fault is not None
+    connection.fail(fault)
+    assert connection.data_to_send() == answer
+
+
+def test_a_large_connect_that_is_legal_is_taken() -> None:
+    """A will and a password of 64 KiB each."""
+    connection = ServerConnection(packet_bytes_max=1 << 20)
+    large = bytes(65_535)
+    body = (
+        b"\0\4MQTT\5\xc6\0\x3c\0"
+        + b"\0\1c"
+        + b"\0"
+        + b"\0\1t"
+        + b"\xff\xff"
+        + large
+        + b"\0\1u"
+        + b"\xff\xff"
+        + large
+    )
+    length = len(body)
+    head = bytes((0x10, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14))
+    (packet,) = connection.receive_data(head + body, 0.0)
+    assert isinstance(packet, Connect)

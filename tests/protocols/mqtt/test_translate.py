@@ -275,7 +275,7 @@ def test_hops_that_are_no_number(hops: str) -> None:
 def test_malformed_properties() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         publish_essentials(b"\x21\0\1")
-    assert caught.value.reason == 0x82
+    assert caught.value.reason == 0x81
 
 
 def test_what_differs_from_message_to_message() -> None:
