@@ -56,7 +56,7 @@ class GatewayProcess:
                 },
             },
             "http": {"enabled": False},
-            "log": {"format": "json"},
+            "log": {"format": "auto"},  # JSON, for nobody sees it, and the banner with the ports
             "store": {"path": str(folder / "data")},
         }
         self.configuration = own | more
