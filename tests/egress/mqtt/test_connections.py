@@ -43,7 +43,7 @@ def site(folder: Path, **more: Any) -> Iterator[tuple[Running, Running]]:
         mappings=(str(mappings["dead"]),),
         drain_timeout_secs=0.0,
     )
-    with running(dead) as far:
+    with running(dead, unrepaired=True) as far:
         link = make_link(url=f"mqtt://{LOOPBACK}:{far.mqtt}", version="3.1.1", client_id="near", **more)
         near_settings = settings_of(
             links={"far": link}, mappings=(str(mappings["far"]),), drain_timeout_secs=0.0
