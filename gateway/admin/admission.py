@@ -295,7 +295,7 @@ def remote_of(request: Request) -> str:
 
 def strange(request: Request) -> str:
     """Return the address of whoever asks as a place that is not this machine: its failures are counted, for a
-    proxy may stand there. Of IPv6, the place is the network of 64 bits (`places.py`)."""
+    proxy may stand there. Of IPv6, the place is the network of 64 bits (access/places.py)."""
     host, _, port = remote_of(request).rpartition(":")
     return f"http {place_of_host(host)}:{port}"
 
