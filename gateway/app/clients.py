@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 from gateway.admin import Connected, Consuming, Details, Door
 from gateway.broker.mqtt.session import Session
 from gateway.broker.queue import Consumer
-from gateway.ingress.amqp091.announcing import PRODUCTS
 from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
 from gateway.settings import AmqpListener, Settings
+from gateway.settings.amqp091 import RABBITMQ_VERSION
 
 
 def dismiss(session: Session) -> None:
@@ -92,7 +92,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
     """The version that the first listener of AMQP 0-9-1 announces; without one `otherwise`."""
     for listener in settings.listeners.values():
         if isinstance(listener, AmqpListener):
-            return PRODUCTS[listener.announce][1]
+            return RABBITMQ_VERSION if listener.announce == "rabbitmq" else otherwise
     return otherwise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
@@ -16,6 +16,10 @@ def _names(given: Any) -> Any:
     if any(given.values()):
         raise ValueError("virtual hosts of AMQP 0-9-1 are a list of names")
     return tuple(given)
+
+
+RABBITMQ_VERSION: Final = "3.10.8"
+"""The version of RabbitMQ as which a listener announces itself."""
 
 
 class AmqpListener(Listener):

@@ -100,7 +100,7 @@ def test_every_request_is_named() -> None:
     state = AdminState(Metrics("0"), Readiness(), admitting()[0], clock=lambda: 0.0)
     routes = cast("list[Any]", application(state).routes)
     served = {(min(one.methods - {"HEAD"}), one.path.partition("{")[0]) for one in routes}
-    named = set(re.findall(r"`(GET|POST) (/[\w/.-]*)", text_of("http.md")))
+    named = set(re.findall(r"`(GET|POST|OPTIONS) (/[\w/.-]*)", text_of("http.md")))
     assert served - named == {("GET", "/api/v1/status")}
 
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from gateway import __version__
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.settings.amqp091 import RABBITMQ_VERSION
 
 Product = Literal["rabbitmq", "gateway"]
 CAPABILITIES: Final = (
@@ -26,7 +27,7 @@ CAPABILITIES: Final = (
     "direct_reply_to",
 )
 PRODUCTS: Final[dict[Product, tuple[str, str]]] = {
-    "rabbitmq": ("RabbitMQ", "3.10.8"),
+    "rabbitmq": ("RabbitMQ", RABBITMQ_VERSION),
     "gateway": ("gateway", __version__),
 }
 
