@@ -1,12 +1,52 @@
-"""The two clocks, read: see `gateway/model/times.py` for why they are told apart."""
+"""The two clocks, read: see `gateway/model/times.py` for why they are told apart.
+
+`utc` begins as the wall clock and then advances with a clock that cannot be set. It follows the wall clock
+where that differs by less than a second, and otherwise by a thousandth of the time that passes. So a wall
+clock that jumps expires nothing, delays nothing and deletes nothing while the process runs; after a restart
+`utc` is the wall clock again. Whatever is kept, compared or deleted by its age goes by `utc`.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import trio
 
 from gateway.model.times import Monotonic, WallTime
+
+STEP_SECS_MAX: Final = 1.0  # a difference of more is a jump of the wall clock
+SLEW: Final = 0.001  # seconds by which a jump is followed in each second
+BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # which goes on while a machine sleeps
+
+
+class SteadyClock:
+    """UTC that advances with the time since boot."""
+
+    __slots__ = ("_at", "_boot")
+
+    def __init__(self) -> None:
+        self._at = _since_boot()
+        self._boot = wall() - self._at  # UTC when the time since boot was 0
+
+    def utc(self) -> WallTime:
+        """Return UTC in seconds since 1970."""
+        at = _since_boot()
+        ahead = time.time() - at - self._boot
+        if not -STEP_SECS_MAX < ahead < STEP_SECS_MAX:
+            most = (at - self._at) * SLEW
+            ahead = min(max(ahead, -most), most)
+        self._boot += ahead
+        self._at = at
+        return WallTime(at + self._boot)
+
+    def follow(self) -> None:
+        """Continue as the wall clock: it is known to be right."""
+        self._boot = wall() - _since_boot()
+
+
+def _since_boot() -> float:
+    return time.monotonic() if BOOT_TIME is None else time.clock_gettime(BOOT_TIME)
 
 
 def now() -> Monotonic:
@@ -14,6 +54,24 @@ def now() -> Monotonic:
     return Monotonic(trio.current_time())
 
 
-def utc() -> WallTime:
-    """The wall clock."""
+def wall() -> WallTime:
+    """The wall clock, which may be set: for showing and comparing clocks only."""
     return WallTime(time.time())
+
+
+_steady: Final = SteadyClock()
+
+
+def utc() -> WallTime:
+    """UTC that does not jump."""
+    return _steady.utc()
+
+
+def follow_wall() -> None:
+    """Have `utc` continue as the wall clock, which is known to be right."""
+    _steady.follow()
+
+
+def wall_ahead() -> float:
+    """Seconds by which the wall clock is ahead of `utc`."""
+    return wall() - utc()

@@ -93,7 +93,7 @@ from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
-from gateway.telemetry.watchdog import Watchdog
+from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
 from gateway.transport.computing import computed
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
@@ -308,6 +308,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", self._watch_links)
             nursery.start_soon(forever, "timer", self.identities.run)
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
+            nursery.start_soon(forever, "timer", watch_wall_clock)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
@@ -512,6 +513,7 @@ class Gateway:
         gauges: dict[str, Callable[[], float]] = {
             "gateway_sessions": lambda: len(self.mqtt.sessions),
             "gateway_subscriptions": lambda: self.mqtt.subscriptions,
+            "gateway_clock_jump_seconds": clock.wall_ahead,
             "gateway_retained_messages": lambda: len(self.mqtt.retained),
             **self.hosts.gauges(),
             **self.core.gauges(),

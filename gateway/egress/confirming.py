@@ -19,7 +19,6 @@ that is found missing is refused as a whole.
 from __future__ import annotations
 
 import sys
-import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
@@ -28,6 +27,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -273,7 +273,7 @@ class ConfirmedSink(ABC):
                 return
             part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
             messages = [part.messages[at] for at in positions]
-            utc = time.time()
+            utc = clock.utc()
             late = {
                 at
                 for at, message in zip(positions, messages, strict=True)

@@ -52,12 +52,13 @@ class ClusterClock:
     @property
     def skew(self) -> float:
         """Seconds by which the wall clock is ahead of the cluster's; 0.0 while that is not known."""
-        return clock.utc() - self.utc() if self._is_known else 0.0
+        return clock.wall() - self.utc() if self._is_known else 0.0
 
     @property
     def correction(self) -> float:
-        """Seconds to subtract from times of the wall clock; 0.0 as long as that is right, to be exact."""
-        return self.skew if self._is_wrong else 0.0
+        """Seconds to subtract from times of `clock.utc`; 0.0 as long as that is right, to be exact."""
+        ahead = clock.utc() - self.utc() if self._is_known else 0.0
+        return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
     def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
         """Take the cluster's time, in whole seconds UTC, at some moment from `asked_at` to `now`."""
@@ -71,6 +72,8 @@ class ClusterClock:
     def check(self) -> None:
         """Compare the wall clock, and log if it has become wrong or right."""
         skew = self.skew
+        if self.correction and abs(skew) <= SKEW_MAX_SECS:
+            clock.follow_wall()  # the process began with a wrong clock, which has been set right
         is_wrong = abs(skew) - (self._high - self._low) / 2 > SKEW_MAX_SECS
         if is_wrong and not self._is_wrong:
             log.error("clock wrong, replica not ready", ahead_of_cluster_seconds=round(skew, 1))

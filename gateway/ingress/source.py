@@ -5,7 +5,6 @@ A protocol's ingress is a ListenerSource with its own way to connect clients and
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -100,7 +99,7 @@ class ListenerSource(ABC):
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
         if self._expiring:
-            self._expire(time.time())
+            self._expire(clock.utc())
         if self.spool.dead:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
         if self._unwanted is not None and now >= self._tell_unwanted_at:

@@ -158,6 +158,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
+    "gateway_clock_jump_seconds": "How far the wall clock has jumped ahead of the time in use.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
     "gateway_dead_letters": "Dead letters kept; of replicas over a cluster, those of all.",
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import structlog
 import trio
 
+from gateway import clock
 from gateway.telemetry.stats import Latency
 
 log = structlog.get_logger(limited=True)
@@ -76,3 +77,14 @@ class Watchdog(trio.abc.Instrument):
             endpoint, remote, client = self._suspect
             facts = {"endpoint": endpoint, "remote": remote, "client": client}
         log.warning(TOLD, seconds=round(took, 3), task=task.name, **facts)
+
+
+async def watch_wall_clock(sleep_secs: float = 1.0) -> None:
+    """Log each jump of the wall clock, which the process does not follow, until cancelled."""
+    logged = 0.0
+    while True:
+        await trio.sleep(sleep_secs)
+        ahead = clock.wall_ahead()
+        if abs(ahead - logged) >= clock.STEP_SECS_MAX:
+            log.warning("wall clock jumped", ahead_seconds=round(ahead, 1))
+            logged = ahead

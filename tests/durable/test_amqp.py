@@ -333,7 +333,7 @@ def test_what_expired_while_the_gateway_was_down_becomes_dead_letters(
         declare_dying(opened, x_max_length=400, x_message_ttl=HALF_AN_HOUR_MS)
         publish(opened, 500)
         wrong.kill()
-    clock.step(HOUR_SECS)
+    clock.advance(HOUR_SECS)
     wrong.start()
     with channel(wrong) as opened:
         assert [number for number, _, _ in deaths(opened, 500)] == list(range(500))
@@ -348,7 +348,7 @@ def test_a_limit_and_a_time_to_live_hold_for_what_waits_on_disk(
         publish(opened, 500)
         if restart:
             wrong.kill()
-    clock.step(HOUR_SECS)
+    clock.advance(HOUR_SECS)
     if restart:
         wrong.start()
     with channel(wrong) as opened:

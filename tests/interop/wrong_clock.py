@@ -9,10 +9,11 @@ from typing import Final
 
 WRONG: Final = """
 import mmap, os, struct, time
-shared = mmap.mmap(os.open({file!r}, os.O_RDONLY), 8, prot=mmap.PROT_READ)
-right, right_ns = time.time, time.time_ns
+shared = mmap.mmap(os.open({file!r}, os.O_RDONLY), 16, prot=mmap.PROT_READ)
+right, right_ns, right_of = time.time, time.time_ns, time.clock_gettime
 time.time = lambda: right() + struct.unpack("d", shared[:8])[0]
 time.time_ns = lambda: right_ns() + int(struct.unpack("d", shared[:8])[0] * 1e9)
+time.clock_gettime = lambda id: right_of(id) + struct.unpack("d", shared[8:16])[0]
 from gateway.cli import main
 main()
 """
@@ -24,11 +25,20 @@ class Clock:
     def __init__(self, file: Path) -> None:
         self._file = file
         self.offset_secs = 0.0
-        file.write_bytes(bytes(8))
+        self._passed_secs = 0.0
+        file.write_bytes(bytes(16))
         self.program = (sys.executable, "-c", WRONG.format(file=str(file)))
 
     def step(self, seconds: float) -> None:
-        """Move it, for good."""
+        """Set the wall clock."""
         self.offset_secs += seconds
+        self._write()
+
+    def advance(self, seconds: float) -> None:
+        """Have so much time pass, by all clocks but those of event loops."""
+        self._passed_secs += seconds
+        self.step(seconds)
+
+    def _write(self) -> None:
         with self._file.open("r+b") as file:
-            file.write(struct.pack("d", self.offset_secs))
+            file.write(struct.pack("2d", self.offset_secs, self._passed_secs))

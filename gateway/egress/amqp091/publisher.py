@@ -7,7 +7,6 @@ there; an exchange that its text names is refused from then on, until it has bee
 from __future__ import annotations
 
 import re
-import time
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import ClassVar, Final
 
 import structlog
 
+from gateway import clock
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.poison import poisoned
 from gateway.egress.confirming import ConfirmedSink, Positions, Run
@@ -169,7 +169,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         assert self._publishers is not None
         recipient = part.recipient
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
-        utc = time.time()
+        utc = clock.utc()
         try:
             rows = [(message.address.wire, self._told(message, utc), message.body) for message in messages]
         except Exception:

@@ -7,7 +7,6 @@ and the broker has answered for everything that the routes need, whether or not 
 
 from __future__ import annotations
 
-import time
 from typing import ClassVar, Final
 
 import structlog
@@ -422,7 +421,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 QOS_OF_DURABLE[durable],
                 durable,
                 retained,
-                NEVER if expiration is None else time.time() + expiration / 1000,
+                NEVER if expiration is None else clock.utc() + expiration / 1000,
                 hops,
                 sender,
             )

@@ -21,13 +21,13 @@ out by SWEEPS_MAX connections without an answer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 import trio
 
+from gateway import clock
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
 from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions, settle_all
@@ -480,7 +480,7 @@ class MqttLinkPublisher(ConfirmedSink):
             raise _UnsendableError(TOO_LARGE)
         utc = 0.0
         if message.expires:
-            utc = time.time()
+            utc = clock.utc()
             if message.expires <= utc and not flags & DUP:
                 raise _UnsendableError(EXPIRED)
         if not self._five:

@@ -11,7 +11,6 @@ A message that a target released is held back, unacknowledged, and tried again; 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -158,7 +157,7 @@ class MqttLinkReceiver:
                     known = publish_essentials(raw, properties_max)
                     properties, hops = known, known.hops
                     if known.expiry is not None:
-                        expires = time.time() + known.expiry
+                        expires = clock.utc() + known.expiry
                 elif echoes is not None:
                     hops = echoes.hops(topic, body, sender, now)
             except RemoteProtocolError as error:

@@ -10,12 +10,12 @@ every queue, and the disk, has it.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from gateway import clock
 from gateway.broker.alarms import Alarm
 from gateway.broker.amqp091.dead_lettering import living, own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -175,7 +175,7 @@ class AmqpConsumer:
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode the deliveries, and remember them until they are acknowledged."""
-        utc = time.time()
+        utc = clock.utc()
         properties = self._properties
         try:
             if self.queue.deliveries:
@@ -305,7 +305,7 @@ class AmqpChannel:
         more = self.prefetch_all and (not prefetch or prefetch > self.prefetch_all)
         if more and self.line:
             self._raise = self.connection.host.alarms.set(
-                time.time() + RAISE_SECS, partial(self._limited, prefetch)
+                clock.utc() + RAISE_SECS, partial(self._limited, prefetch)
             )
         else:
             self._limited(prefetch)
@@ -444,7 +444,7 @@ class AmqpChannel:
 
     def _replies(self, messages: list[Message]) -> list[DeliverRow]:
         """Direct replies, but for those that cannot be encoded."""
-        utc = time.time()
+        utc = clock.utc()
         rows: list[DeliverRow] = []
         for message in messages:
             try:
@@ -640,7 +640,7 @@ class Transaction:
         self._open = len(renewed) + 1
         self._channel.connection.unsettled += len(renewed)
         batch = ingress.begun_batch()
-        utc = time.time()
+        utc = clock.utc()
         here = True
         for entry, message, content in renewed:
             expiration = essentials(message.property_set).expiration_ms

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import trio
 
+from gateway import clock
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -369,7 +369,7 @@ class AmqpConnection(ActingGuest):
                 QOS_OF_DURABLE[durable or channel.confirming],
                 durable,
                 retained,
-                NEVER if expiration is None else time.time() + expiration / 1000,
+                NEVER if expiration is None else clock.utc() + expiration / 1000,
                 hops,
                 sender,
             )

@@ -6,12 +6,12 @@ An action replies through its connection, or raises Refused with the code that R
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 import trio
 
+from gateway import clock
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
 from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -289,7 +289,7 @@ class ActingGuest(AmqpGuest):
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
         """The next message that can be said, with its properties; those before it are done with."""
-        utc = time.time()
+        utc = clock.utc()
         most = self.machine.payload_max - HEADER_SIZE
 
         def fits(message: Message) -> bool:

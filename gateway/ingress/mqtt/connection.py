@@ -7,13 +7,13 @@ themselves. A commit that fails ends the connection: the client was told nothing
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from gateway import clock
 from gateway.access.authorization import CurrentRights
 from gateway.access.rights import Rights
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -319,7 +319,7 @@ class MqttConnection(AdmittedGuest):
         properties that cannot be encoded.
         """
         five = self.machine.version is Version.V5
-        utc = time.time() if five else 0.0
+        utc = clock.utc() if five else 0.0
         raw = b""
         like: Row | None = None  # the one that `raw` was encoded for
         octets = 0
@@ -629,7 +629,7 @@ class MqttConnection(AdmittedGuest):
             if raw:
                 known = publish_essentials(raw)
                 property_set, interval, hops = known, known.expiry, known.hops
-                expires = NEVER if interval is None else time.time() + interval
+                expires = NEVER if interval is None else clock.utc() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
                 if echoes is not None:
@@ -679,7 +679,7 @@ class MqttConnection(AdmittedGuest):
         if raw:
             known = publish_essentials(raw)
             property_set, hops = known, known.hops
-            expires = NEVER if known.expiry is None else time.time() + known.expiry
+            expires = NEVER if known.expiry is None else clock.utc() + known.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = DURABLE_AT_QOS[qos]
         messages = [

@@ -7,7 +7,6 @@ to try a refused one again for a client whose version has no word for refusal.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.principal import Principal
 from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED
@@ -435,7 +435,7 @@ class MqttIngress(ListenerSource):
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
         said = publish_essentials(encode_list(kept, PacketType.PUBLISH))
-        expires = NEVER if said.expiry is None else time.time() + said.expiry
+        expires = NEVER if said.expiry is None else clock.utc() + said.expiry
         message = Message(
             topic_address(will.topic),
             will.body,
