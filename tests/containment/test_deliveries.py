@@ -21,7 +21,7 @@ from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Store
 from tests.containment.faults import FORESEEN, POISON, UNFORESEEN, by_type, counting, faulty, poisoned
 from tests.durable.scenes import DAY
-from tests.ingress.amqp_client import Amqp
+from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running
@@ -114,14 +114,16 @@ def mqtt_subscriber(gateway: Running, *, qos: int = 1) -> Iterator[Receive]:
         yield receive
 
 
-# Publishers of another protocol: all bodies in one write.
+# Publishers of another protocol: all bodies in one write. The poison has a content type, because properties
+# that are equal are encoded once for all messages of a run.
 
 
 def mqtt_publishes(gateway: Running, *bodies: bytes) -> None:
     client, _ = connect(gateway, "publisher", version=Version.V5)
     with client:
         for packet_id, body in enumerate(bodies, 1):
-            client.machine.publish(b"a/b", body, 1, packet_id=packet_id)
+            properties = b"\x03\0\1p" if body == POISON else b""
+            client.machine.publish(b"a/b", body, 1, packet_id=packet_id, properties=properties)
         client.flush()
         for _ in bodies:
             assert client.acked(PacketType.PUBACK)[1] in (0, 0x10)
@@ -129,7 +131,10 @@ def mqtt_publishes(gateway: Running, *bodies: bytes) -> None:
 
 def amqp_publishes(gateway: Running, *bodies: bytes) -> None:
     with Amqp(gateway).open() as client:
-        client.publish("amq.topic", "a.b", *bodies)
+        for body in bodies:
+            properties = b"\x80\0\1p" if body == POISON else NOTHING
+            client.machine.send_content(1, m.BasicPublish("amq.topic", "a.b"), properties, body)
+        client.flush()
         client.call(m.QueueDeclare("last"), m.QueueDeclareOk)
 
 
@@ -247,7 +252,10 @@ def kept_subscriber(gateway: Running) -> Iterator[Receive]:
 def amqp_publishes_durably(gateway: Running, *bodies: bytes) -> None:
     with Amqp(gateway).open() as client:
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
-        client.publish("amq.topic", "a.b", *bodies, properties=b"\x10\x00\x02")
+        for body in bodies:
+            properties = b"\x90\0\1p\2" if body == POISON else b"\x10\0\2"
+            client.machine.send_content(1, m.BasicPublish("amq.topic", "a.b"), properties, body)
+        client.flush()
         tags: set[int] = set()
         while len(tags) < len(bodies):
             for _, tag, multiple, _ in client.next(Confirms).confirms:
@@ -316,7 +324,8 @@ def test_poison_among_retained_messages_and_in_a_session(
     with faulty() as gateway:
         with connect(gateway, "publisher")[0] as publisher:
             for number, body in enumerate(BODIES):
-                publisher.publish(f"r/{number}", body, retain=True)
+                properties = b"\x03\0\1p" if body == POISON else b""
+                publisher.publish(f"r/{number}", body, retain=True, properties=properties)
             publisher.ping()
         with Mqtt(gateway.mqtt) as client:
             client.say(Connect("c", Version.V5, not kept))
