@@ -135,6 +135,7 @@ def sidecar(folder: Path, broker: Mosquitto) -> GatewayProcess:
     given["links"]["plant"] |= {"url": broker.url, "reconnect_min_secs": 0.1, "reconnect_max_secs": 0.5}
     given["mappings"] = [str(folder / "plant.yaml")]
     given["http"] = {"host": LOOPBACK, "port": 0}
+    given["log"] = {**given.get("log", {}), "format": "auto"}  # with the banner, which names the ports
     return GatewayProcess(folder, **given)
 
 
