@@ -497,9 +497,10 @@ def _form(message: Message, expiry: int) -> Form:
     """The encoding of a message's properties; `expiry` is NONE, RELATIVE or KEPT."""
     property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
-    last: Form | None = property_set.form
+    last = property_set.form  # of any protocol: the keys differ
     if last is not None and last[0] == key:
-        return last
+        form: Form = last
+        return form
     found: Form | None = property_set.made(key)
     if found is None:
         found = _make_form(message, expiry, key)
