@@ -30,6 +30,8 @@ from tests.needs import ALONE, folder_of, needs_of, refuse_programs
 
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
+# Begun first: the whole run would wait for them at its end.
+LONGEST: Final = tuple(ROOT / "tests" / one for one in ("ship/test_image.py", "interop/test_permissions.py"))
 Broker = TypeVar("Broker", Mosquitto, RabbitMQ, PostgreSQL)
 
 
@@ -75,7 +77,9 @@ def spread(items: list[pytest.Item]) -> list[pytest.Item]:
     works = [file for file in files if file.is_relative_to(ROOT / "tests" / "pipeline")]
     waits = [file for file in files if file not in set(works)]
     places = [(at / len(part), file) for part in (works, waits) for at, file in enumerate(part)]
-    return [item for _, file in sorted(places) for item in files[file]]
+    in_order = [file for _, file in sorted(places)]
+    in_order.sort(key=lambda file: file not in LONGEST)
+    return [item for file in in_order for item in files[file]]
 
 
 def pytest_collection_finish() -> None:

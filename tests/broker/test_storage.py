@@ -19,7 +19,6 @@ from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, publish
-from tests.idle import idle_report
 from tests.store.parts import Disk, Opened
 
 MEMORY_MAX = 5
@@ -56,11 +55,12 @@ class KeptQueueModel(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        self.one.commit()
-        assert idle_report(self.queue) == []
-        self.one.store.close()
-        self._pieces.stop()
-        self._folder.cleanup()
+        try:
+            self.one.until_idle(self.queue)
+        finally:
+            self.one.store.close()
+            self._pieces.stop()
+            self._folder.cleanup()
 
     @property
     def accepted(self) -> set[int]:

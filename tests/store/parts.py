@@ -15,8 +15,10 @@ from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.database import Stored
 from gateway.store.index import Log
 from gateway.store.store import Store
+from tests.idle import idle_report
 
 PATIENCE_SECS: Final = 20.0
+COMMITS_MAX: Final = 100
 SENDER: Final = Sender("mqtt", "c1")
 TOPIC: Final = topic_address("a/b")
 
@@ -88,6 +90,17 @@ class Opened:
             self.store.flush()
             calls = self.loop.calls
             self.loop.run_until(lambda calls=calls: self.loop.calls > calls)  # type: ignore[misc]
+
+    def until_idle(self, root: object) -> None:
+        """Commit until nothing waits in `root`: what one commit hands back may make another call.
+
+        Fails with what still waits after COMMITS_MAX of them.
+        """
+        for _ in range(COMMITS_MAX):
+            self.commit()
+            if not idle_report(root):
+                return
+        assert idle_report(root) == []
 
     def until_healthy(self, healthy: bool) -> None:
         self.loop.run_until(lambda: self.store.healthy is healthy and self.health[-1:] == [healthy])

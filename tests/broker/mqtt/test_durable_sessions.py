@@ -28,7 +28,6 @@ from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
-from tests.idle import idle_report
 from tests.store.crashes import Crashes
 from tests.store.parts import Disk, Opened
 
@@ -94,11 +93,12 @@ class SessionModel(RuleBasedStateMachine):
         return session
 
     def teardown(self) -> None:
-        self.one.commit()
-        assert idle_report(self.session) == []
-        self.one.store.close()
-        self._pieces.stop()
-        self._folder.cleanup()
+        try:
+            self.one.until_idle(self.session)
+        finally:
+            self.one.store.close()
+            self._pieces.stop()
+            self._folder.cleanup()
 
     @property
     def accepted(self) -> set[int]:
