@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.access.backends import Denial
-from gateway.access.console import EVERYTHING
+from gateway.access.console import EVERYTHING, ConsoleRights
 from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
@@ -37,6 +37,12 @@ DAY_SECS: Final = 86_400.0
 DAYS_MAX: Final = 36_500
 SECRET_MAX: Final = 16_384
 WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
+
+
+def _told(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
+    """What a caller is told of its own session."""
+    hosts = None if rights.read_hosts is None else sorted(rights.read_hosts)
+    return {"user": principal.name, "right": rights.right, "csrf": csrf, "virtual_hosts": hosts}
 
 
 class LoginsApi:
@@ -112,7 +118,7 @@ class LoginsApi:
             stamp=admission.stamp(principal),
         )
         audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
-        response = answer({"user": principal.name, "right": right, "csrf": session.csrf})
+        response = answer(_told(principal, rights, session.csrf))
         response.set_cookie(
             COOKIE, text, path="/", httponly=True, samesite="strict", secure=_is_secure(request)
         )
@@ -160,7 +166,7 @@ class LoginsApi:
     async def _session(self, request: Request) -> Response:
         caller: Caller = request.state.caller
         csrf = None if caller.session is None else caller.session.csrf
-        return answer({"user": caller.principal.name, "right": caller.right, "csrf": csrf})
+        return answer(_told(caller.principal, caller.rights, csrf))
 
     async def _tokens(self, _: Request) -> Response:
         return answer({"tokens": [token.shown() for token in self._admission.tokens.all()]})

@@ -371,6 +371,8 @@ class SessionOfCaller(Row):
     user: str
     right: Literal["read", "write"]
     csrf: str | None
+    virtual_hosts: list[str] | None
+    """What the caller sees; null: all of them, and what belongs to none."""
 
 
 class TokenRow(Row):

@@ -73,12 +73,14 @@ def gateway(file: Path) -> Iterator[Running]:
         users={
             "ann": User(password_hash=hashed("right"), roles=("boss",)),
             "bob": User(password_hash=hashed("right"), roles=("looker",)),
+            "eve": User(password_hash=hashed("right"), roles=("looker of shop",)),
         },
         roles={
             "boss": Role(
                 console="write", console_bodies=True, mqtt=MqttRules(publish=("#",), subscribe=("#",))
             ),
             "looker": Role(console="read", console_bodies=True),
+            "looker of shop": Role(console="read", console_virtual_hosts=("shop",)),
             "all": Role(amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")}),
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
@@ -130,12 +132,12 @@ class Scene:
         if message.type == "error" and "status of 401" not in message.text:
             self.complaints.append(message.text)
 
-    def log_in(self, user: str = "ann") -> None:
+    def log_in(self, user: str = "ann", first: str = "Overview") -> None:
         self.page.goto(self.at)
         self.page.get_by_label("User").fill(user)
         self.page.get_by_label("Password").fill("right")
         self.page.get_by_role("button", name="Log in").click()
-        expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
+        expect(self.page.get_by_role("heading", name=first)).to_be_visible()
 
     def turn(self, view: str) -> None:
         self.page.get_by_role("link", name=view, exact=True).click()
@@ -485,3 +487,24 @@ def test_a_gateway_that_does_not_answer_is_told(browser: Browser, gateway: Runni
     scene.context.clear_cookies()
     expect(scene.page.get_by_role("button", name="Log in")).to_be_visible(timeout=15_000)
     scene.context.close()
+
+
+def test_who_sees_one_virtual_host_has_the_views_of_virtual_hosts_alone(
+    browser: Browser, gateway: Running
+) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in("eve", "Queues")
+    page = scene.page
+    expect(page.get_by_text("virtual hosts shop")).to_be_visible()
+    shown = page.get_by_role("navigation", name="Views").get_by_role("link")
+    assert shown.all_text_contents() == ["Queues", "Exchanges", "Destinations", "Connections"]
+    for view in ("Exchanges", "Destinations", "Connections", "Queues"):
+        scene.turn(view)
+    with page.expect_response(re.compile("api/v1/queues")) as asked:  # again and again, by itself
+        pass
+    assert asked.value.status == 200
+    expect(scene.row("stuck")).to_have_count(0)
+    page.goto(scene.at + "/#/limits")
+    expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+    scene.shot("of a virtual host")
+    scene.close()

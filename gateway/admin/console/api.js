@@ -2,12 +2,12 @@
 import {useEffect, useRef, useState} from "./vendor/htm.js";
 
 const listeners = new Set();
-export const session = {user: "", right: "read", csrf: null};
+export const session = {user: "", right: "read", csrf: null, virtual_hosts: null};
 export const may = () => session.right === "write";
 
 async function asked(path, options = {}) {
   const answer = await fetch(`api/v1/${path}`, {cache: "no-store", ...options});
-  if (answer.status === 401 || (answer.status === 403 && !options.method)) { location.replace("login"); throw new Error("logged out"); }
+  if (answer.status === 401 || (answer.status === 403 && path.startsWith("session?"))) { location.replace("login"); throw new Error("logged out"); }
   const document = await answer.json();
   if (!answer.ok) throw new Error(document.detail);
   return document;
@@ -30,6 +30,9 @@ export const post = (path, body = {}) => asked(path, {method: "POST", body: JSON
 
 export async function begin() { Object.assign(session, await get("session")); }
 export async function leave() { await post("logout"); location.replace("login"); }
+
+// Who sees some virtual hosts alone is not told the state of the gateway: its views ask anew as often.
+export function listenAlone() { setInterval(() => { for (const one of listeners) one(null); }, 2000); }
 
 // The state of the gateway comes by itself, every two seconds; who is shown something that is not in it asks anew then.
 export function listen(state, lost) {

@@ -1,6 +1,6 @@
 // Queues, connections, sessions, limits, dead letters, the journal.
 import {html, useState} from "./vendor/htm.js";
-import {get, may, post, useAsked} from "./api.js";
+import {get, may, post, session, useAsked} from "./api.js";
 import {Act, Body, Dialog, List, moment, number, octets, period, red, said} from "./parts.js";
 
 const PROTOCOLS = ["mqtt", "amqp091", "amqpfast"];
@@ -16,7 +16,7 @@ export function Queues() {
       ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Arguments", row => Object.keys(row.arguments).length ? JSON.stringify(row.arguments) : "–", "text"], ["Idle", row => period(row.idle_secs), "number"],
       ["", row => html`<span class="acts">
         ${row.kind === "queue" && html`<${Act} label="Peek" name=${row.queue} act=${async () => { look({row, ...await post("queues/peek", {protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue})}); }} />`}
-        ${row.kind === "queue" && may() && html`<button aria-label=${`Publish to ${row.queue}`} onClick=${() => publish(row)}>Publish</button>`}
+        ${row.kind === "queue" && may() && !session.virtual_hosts && html`<button aria-label=${`Publish to ${row.queue}`} onClick=${() => publish(row)}>Publish</button>`}
         <${Act} label="Purge" name=${row.queue} sure=${`Drop the ${row.messages} ready messages of ${row.queue}?`} act=${async () => { const told = await post("queues/purge", words(row)); await again(); return `${told.messages} messages are gone`; }} />
         <${Act} label="Delete" name=${row.queue} sure=${`Delete ${row.queue} with its messages?`} act=${async () => { const told = await post("queues/remove", words(row)); await again(); return told.in_use ? "it is in use" : `${told.removed} deleted`; }} /></span>`]]} /></section>
     ${looked && html`<${Dialog} title=${`First messages of ${looked.row.queue}`} close=${() => look(null)}>
