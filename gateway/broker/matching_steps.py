@@ -12,7 +12,9 @@ from typing import Final
 
 from gateway.model.shares import NO_LIMIT, OPERATOR
 
+SHARED_PREFIX: Final = "$share/"
 STATE_STEPS: Final = 2  # of one state of a pattern with any number of levels inside
+MEMBER_STEPS: Final = 12  # of one member of a shared subscription: its room is asked for at each message
 
 
 class MatchingSteps:
@@ -62,5 +64,8 @@ def pattern_steps(pattern: list[str], one: str, many: str) -> int:
 
 
 def filter_steps(topic_filter: str) -> int:
-    """Return the steps of an MQTT topic filter, which has its `#` at its end."""
-    return pattern_steps(topic_filter.split("/"), "+", "#") if topic_filter.count("+") > 1 else 0
+    """Return the steps of an MQTT topic filter, which has its `#` at its end, or of one more group member."""
+    members = MEMBER_STEPS if topic_filter.startswith(SHARED_PREFIX) else 0
+    if topic_filter.count("+") < 2:
+        return members
+    return members + pattern_steps(topic_filter.split("/"), "+", "#")

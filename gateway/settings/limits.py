@@ -114,8 +114,8 @@ class Limits(Section):
     matching_steps_per_user_max: int = Field(250_000, ge=1_000)
     """Steps (of some 30 ns) that the bindings of one user name in one virtual host, or its MQTT
     subscriptions, may add to the matching of one message at worst. Headers bindings that share each of their
-    arguments with many others, and patterns with several wildcards, add steps; others add few or none. Beyond
-    it: 506 (AMQP), 0x97 (MQTT)."""
+    arguments with many others, patterns with several wildcards, and members of shared subscriptions (12 each)
+    add steps; others add few or none. Beyond it: 506 (AMQP), 0x97 (MQTT)."""
     definitions_bytes_max: int = Field(0, ge=0)
     """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
     clients make. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: a quarter of `memory_bytes_max`."""

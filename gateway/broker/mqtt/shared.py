@@ -13,19 +13,16 @@ message leaves the disk only when the other member has it.
 
 from __future__ import annotations
 
-from typing import Final
-
+from gateway.broker.matching_steps import SHARED_PREFIX
 from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions, Told
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 
-PREFIX: Final = "$share/"
-
 
 def shared_pattern(topic_filter: str) -> list[str] | None:
     """The levels that the filter of a shared subscription matches; None: it is not shared."""
-    return topic_filter.split("/")[2:] if topic_filter.startswith(PREFIX) else None
+    return topic_filter.split("/")[2:] if topic_filter.startswith(SHARED_PREFIX) else None
 
 
 class SharedGroup:

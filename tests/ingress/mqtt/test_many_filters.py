@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from gateway.broker.matching_steps import MEMBER_STEPS
 from gateway.protocols.mqtt.packets import Suback, Subscription, Unsuback
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -124,3 +125,16 @@ def test_filters_beyond_the_users_steps_are_refused(turns: list[int]) -> None:
             assert set(client.next(Suback).reasons) == {1}
         with connect(gateway, "again")[0] as client:  # its session is over, and the steps are free
             assert client.subscribe("/".join("+" * 24), 1) == 1
+
+
+def test_members_of_shared_subscriptions_count_against_their_user(turns: list[int]) -> None:
+    """A group asks each of its members for room at each message."""
+    with running(settings_of(limits=Limits(matching_steps_per_user_max=1_000))) as gateway:
+        with connect(gateway)[0] as client:
+            client.machine.subscribe(1, [Subscription(f"$share/g{at}/#", 1) for at in range(2 * MANY)])
+            client.flush()
+            reasons = list(client.next(Suback).reasons)
+            most = 1_000 // MEMBER_STEPS
+            assert reasons == [1] * most + [ReasonCode.QUOTA_EXCEEDED] * (2 * MANY - most)
+        with connect(gateway, "again")[0] as client:  # its session is over, and the steps are free
+            assert client.subscribe("$share/g/#", 1) == 1
