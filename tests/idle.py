@@ -33,6 +33,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.store import Store
 from gateway.transport.stream import Stream
+from tests.counters import drift_report
 
 POLL_SECS: Final = 0.02
 # Leaves of the walk: they are many, and lead to nothing that waits.
@@ -137,9 +138,13 @@ def objects_of(root: object) -> Iterator[Any]:
 
 
 def idle_report(root: object) -> list[str]:
-    """Return what waits in a gateway or a part of one, a line each. Call it in its event loop."""
-    found: list[str] = []
-    for one in list(objects_of(root)):
+    """Return what waits in a gateway or a part of one, and counters that have drifted, a line each.
+
+    Call it in its event loop.
+    """
+    objects = list(objects_of(root))
+    found = drift_report(objects)
+    for one in objects:
         for kind, check in CHECKS.items():
             if isinstance(one, kind):
                 found.extend(check(one))
