@@ -1,8 +1,9 @@
 """Bodies that fit a JSON Schema, and those that do not: each has a reason then, and its place in the body.
 
-What does not fit is told apart twice. In a Python worker the schema's own words are asked, keyword by
-keyword. Then Spark makes columns of it, and what has no place in them (a whole number of 20 digits, a date
-that is none) is told by Spark's parser. So no value becomes null on the way into a table.
+What does not fit is told apart in a Python worker: first by the schema itself, keyword by keyword, then by
+the types of the table's columns (a whole number of 20 digits has no place in one). Values that a schema takes
+and Spark's parser does not (1e3 for a whole number, small letters in a time) are written as Spark reads them.
+What Spark still cannot read is told by it, without a place. So no value becomes null on its way.
 
 A body in the wire format of Confluent's serializers (a zero octet, the number of its schema in a registry,
 then JSON) loses those five octets, and its row has the number. Their registry is not asked, for the route's
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,6 +45,8 @@ from gateway.pipeline.traffic.rows import address_of
 VERSION_DIGITS: Final = 12  # of the digest of a schema that has no $id
 FAULT_CHARACTERS_MAX: Final = 300
 CORRUPT: Final = "_corrupt_record"
+INTEGER_MAX: Final = (1 << 63) - 1  # of a column of whole numbers
+EXACT_MAX: Final = 1 << 53  # beyond it a number with a fraction or exponent is not told exactly
 ENVELOPE: Final = struct.Struct(">BI")  # of Confluent's wire format: zero, and the schema's number
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds in what a number of an event time may count."""
@@ -91,14 +95,70 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0][:FAULT_CHARACTERS_MAX]
 
 
+class NoPlaceError(Exception):
+    """A value that the schema takes and its column cannot. `path` is where it stands in the body."""
+
+    def __init__(self, why: str, path: tuple[str, ...]) -> None:
+        super().__init__(why)
+        self.path = path
+
+
+def as_read_by_spark(value: Any, kind: DataType, path: tuple[str, ...] = ()) -> Any:
+    """Return a value as Spark's parser takes it for a column of this type; itself, if it does already.
+
+    Raises NoPlaceError: no such column has a place for it.
+    """
+    if isinstance(value, dict):
+        if isinstance(kind, StructType):
+            kinds = {one.name: one.dataType for one in kind.fields if one.name in value}
+        elif isinstance(kind, MapType):
+            kinds = dict.fromkeys(value, kind.valueType)
+        else:
+            return value
+        made = {name: as_read_by_spark(value[name], one, (*path, name)) for name, one in kinds.items()}
+        changed = {name: one for name, one in made.items() if one is not value[name]}
+        return value | changed if changed else value
+    if isinstance(value, list) and isinstance(kind, ArrayType):
+        items = [as_read_by_spark(one, kind.elementType, (*path, str(at))) for at, one in enumerate(value)]
+        return value if all(one is old for one, old in zip(items, value, strict=True)) else items
+    if isinstance(kind, LongType) and isinstance(value, int | float) and not isinstance(value, bool):
+        return _whole(value, path)
+    if isinstance(kind, TimestampType) and isinstance(value, str):
+        return _time(value, path)
+    return value
+
+
+def _whole(value: int | float, path: tuple[str, ...]) -> int:
+    if isinstance(value, int):
+        if not -INTEGER_MAX - 1 <= value <= INTEGER_MAX:
+            raise NoPlaceError(f"{value} has no place in its column: whole numbers have 64 bits", path)
+        return value
+    if not value.is_integer() or abs(value) > EXACT_MAX:
+        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
+    return int(value)
+
+
+def _time(value: str, path: tuple[str, ...]) -> str:
+    upper = value.upper()
+    try:
+        datetime.fromisoformat(upper)
+    except ValueError:
+        raise NoPlaceError(f"{value!r} has no place in its column of times", path) from None
+    return value if upper == value else upper
+
+
 class Fitted:
     """`mapInArrow` of a route's rows: puts what it captures behind them, and of each body whether it fits."""
 
-    def __init__(self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str) -> None:
+    def __init__(
+        self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str, kind: StructType
+    ) -> None:
+        """`kind` is the type of a body in the table, which may have more fields than the schema."""
         self._candidate = candidate
         self._route = route
         self._captures = captures
         self._schema = schema
+        self._kind = kind
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         route = route_of(self._candidate, self._route)
@@ -121,7 +181,7 @@ class Fitted:
                         else tuple(separator.join(found.get(name, ())) for name in self._captures)
                     )
                 captured.append(known[address])
-            told = [told_of(body, asked) for body in batch.column("body").to_pylist()]
+            told = [told_of(body, asked, self._kind) for body in batch.column("body").to_pylist()]
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns["body"] = pa.array([one.body for one in told], pa.binary())
             columns["registry_id"] = pa.array([one.registry_id for one in told], pa.int64())
@@ -146,8 +206,8 @@ class Told(NamedTuple):
     place: str | None = None
 
 
-def told_of(body: bytes | None, asked: Any) -> Told:
-    """What is to be said of a body."""
+def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
+    """Return what is to be said of a body. `asked` validates it, `kind` is Spark's type of it."""
     if body is None:
         return Told(None, fault="the journal has no body")
     number = None
@@ -159,7 +219,11 @@ def told_of(body: bytes | None, asked: Any) -> Told:
     except orjson.JSONDecodeError as error:
         return Told(body, number, f"no JSON: {_first_line(str(error))}")
     if asked.is_valid(found):
-        return Told(body, number)
+        try:
+            placed = as_read_by_spark(found, kind)
+        except NoPlaceError as error:
+            return Told(body, number, _first_line(str(error)), "/".join(error.path))
+        return Told(body if placed is found else orjson.dumps(placed), number)
     first = next(iter(asked.iter_errors(found)))
     return Told(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
 

@@ -166,9 +166,10 @@ class _Shaped:
         kind: StructType,
         event_time: EventTime | None,
     ) -> None:
+        self._candidate = candidate
         self._route = name
         self._captures = captures
-        self._fitted = Fitted(candidate, name, captures, schema.text)
+        self._schema = schema.text
         self._version = schema.version
         self._event_time = event_time
         self.kind = kind
@@ -189,7 +190,8 @@ class _Shaped:
                 *(StructField(captured_as(one), StringType()) for one in self._captures),
             ]
         )
-        found = rows.mapInArrow(self._fitted, plain).withColumn("parsed", parsed(self.kind))
+        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind)
+        found = rows.mapInArrow(fitted, plain).withColumn("parsed", parsed(self.kind))
         misplaced = F.col("parsed").isNull() | F.col(f"parsed.{CORRUPT}").isNotNull()
         fault = F.when(F.col("fault").isNull() & misplaced, NO_PLACE).otherwise(F.col("fault"))
         found = found.withColumn("fault", fault).withColumn("schema_version", F.lit(self._version))

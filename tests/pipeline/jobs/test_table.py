@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -21,7 +21,16 @@ from gateway.mapping.loading import parse
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.jobs import table as job
-from gateway.pipeline.jobs.bodies import EventTime, additions, merged, schema_of, told_of, validator
+from gateway.pipeline.jobs.bodies import (
+    EventTime,
+    NoPlaceError,
+    additions,
+    as_read_by_spark,
+    merged,
+    schema_of,
+    told_of,
+    validator,
+)
 from gateway.pipeline.jobs.schema import from_json_schema
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -59,6 +68,7 @@ FITTING = [
     b'{"t": 20.5, "n": 1, "at": "2026-05-01T06:00:00Z", "of": {"unit": "C"}}',
     b'{"t": 21, "seen": "2026-05-01T06:00:00.5Z", "new": [1]}',
     b"\0\0\0\0\x2a" + b'{"t": 22}',
+    b'{"t": 23, "n": 1e3, "seen": "2026-05-01t06:00:00z"}',
 ]
 FAULTY: list[tuple[bytes, str, str | None]] = [
     (b'{"t": "hot"}', "is not of type", "t"),
@@ -66,7 +76,8 @@ FAULTY: list[tuple[bytes, str, str | None]] = [
     (b'{"t": 1, "of": {"unit": "Kelvin"}}', "longer than 3", "of/unit"),
     (b"21.5 C", "no JSON", None),
     (b"", "no JSON", None),
-    (b'{"t": 1, "n": 123456789012345678901234567890}', "no place in its column", None),
+    (b'{"t": 1, "n": 123456789012345678901234567890}', "no place in its column", "n"),
+    (b'{"t": 1, "seen": "2026-06-30T23:59:60z"}', "no place in its column of times", "seen"),
     (b'{"t": 1, "seen": "yesterday"}', "date-time", "seen"),
     (b'{"t": 1, "at": "yesterday"}', "no time stands there", "at"),
     (b"\0\0\0\0\x2b\x06\x02avro", "no JSON", None),
@@ -151,7 +162,7 @@ def test_what_fits_and_what_does_not(
     def read(name: str) -> Any:
         return tables.read.format("delta").load(name).orderBy("received")
 
-    first, second, third = read(to).withColumn("utc", F.unix_seconds("event_time")).collect()
+    first, second, third, fourth = read(to).withColumn("utc", F.unix_seconds("event_time")).collect()
     assert (first.line, first.rest, first.address) == ("l0", "t", "plant/l0/t")
     assert (first.body.t, first.body.n, first.body.of.unit) == (20.5, 1, "C")
     assert [one.utc for one in (first, second)] == [
@@ -160,6 +171,7 @@ def test_what_fits_and_what_does_not(
     ]
     assert (second.body.t, second.body.seen is None) == (21.0, False)
     assert (third.body.t, third.registry_id) == (22.0, 42)
+    assert (fourth.body.n, fourth.body.seen) == (1_000, second.body.seen.replace(microsecond=0))
     for row, (body, fault, place) in zip(read(f"{to}_rejected").collect(), FAULTY, strict=True):
         assert fault in row.fault
         assert row.place == place
@@ -170,14 +182,44 @@ def test_what_fits_and_what_does_not(
     traffic.write(b'{"t": 7, "of": {"by": "eve"}, "list": [{"x": 1}]}')
     assert bring("delta", LATER, **at) == (len(FITTING) + 3, len(FAULTY) - 2)
     rows = read(to).collect()
-    assert [row.body.t for row in rows] == [20.5, 21.0, 22.0, None, 1.0, 7.0]
+    assert [row.body.t for row in rows] == [20.5, 21.0, 22.0, 23.0, None, 1.0, 7.0]
     assert [rows[0].body.of.by, rows[-1].body.of.by] == [None, "eve"]
-    assert [row.body.list and row.body.list[0].x for row in rows] == [None] * 5 + [1.0]
-    assert [row.schema_version == "reading/2" for row in rows] == [False] * 3 + [True] * 3
+    assert [row.body.list and row.body.list[0].x for row in rows] == [None] * 6 + [1.0]
+    assert [row.schema_version == "reading/2" for row in rows] == [False] * 4 + [True] * 3
     assert read(f"{to}_rejected").count() == len(FAULTY)
     other = LATER | {"properties": {"of": {"type": "string"}}}
     with pytest.raises(PipelineError, match=r"body.of is struct<.*> in the table, and string by this"):
         bring("delta", other)
+
+
+DEEP: Final = from_json_schema(
+    json.dumps(
+        {
+            "properties": {
+                "list": {"type": "array", "items": {"properties": {"n": {"type": "integer"}}}},
+                "map": {"type": "object", "additionalProperties": {"type": "string", "format": "date-time"}},
+                "x": {"type": "number"},
+            }
+        }
+    )
+)
+
+
+def test_values_that_spark_writes_another_way() -> None:
+    given = {"list": [{"n": 1}, {"n": -2e3}], "map": {"a": "2026-05-01t06:00:00.5+02:00"}, "x": 1e3, "y": "t"}
+    assert as_read_by_spark(given, DEEP) == given | {
+        "list": [{"n": 1}, {"n": -2_000}],
+        "map": {"a": "2026-05-01T06:00:00.5+02:00"},
+    }
+    plain = {"list": [{"n": 1}, None], "map": {"a": "2026-05-01T06:00:00Z"}, "x": None, "y": "t"}
+    assert as_read_by_spark(plain, DEEP) is plain
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 1e16, 1.5])
+def test_numbers_without_a_place_are_named(number: float) -> None:
+    with pytest.raises(NoPlaceError, match="no place in its column") as told:
+        as_read_by_spark({"list": [{"n": 1}, {"n": number}]}, DEEP)
+    assert told.value.path == ("list", "1", "n")
 
 
 @needed("Spark")
@@ -188,12 +230,12 @@ def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     summary, to = tmp_path / "table.prom", str(tmp_path / "out")
     command = ("pipeline", "table", "up", "--mapping", str(tmp_path / "mapping.yaml"), "--to", f"{to}/")
     done = run(*command, "--journal", str(traffic.folder), "--tolerance", "1", "--summary", str(summary))
-    assert (done.code, done.out) == (0, "3 messages in the table, 1 do not fit\n"), done.err
+    assert (done.code, done.out) == (0, "4 messages in the table, 1 do not fit\n"), done.err
     assert Path(f"{to}_rejected").is_dir()
     told = summary.read_text()
     for line in ("ok", "rejected"):
         assert f'gateway_pipeline_{line}{{command="table"}} 1.0' in told
-    assert 'gateway_pipeline_rows{command="table"} 3.0' in told
+    assert 'gateway_pipeline_rows{command="table"} 4.0' in told
     assert 'gateway_pipeline_rows_behind{command="table"} 0.0' in told
     traffic.write(FAULTY[0][0])
     summary = tmp_path / "table.json"
@@ -256,7 +298,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_a_body_that_was_left_out_is_no_json_either() -> None:
-    assert told_of(None, validator("{}")).fault == "the journal has no body"
+    assert told_of(None, validator("{}"), StructType([])).fault == "the journal has no body"
 
 
 def test_event_times_that_are_none(spark: SparkSession) -> None:
