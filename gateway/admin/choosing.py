@@ -12,7 +12,6 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import islice
 from math import isfinite
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
@@ -21,20 +20,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, tag_of
-from gateway.admin.operations import Kind, Words
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.operations import Operation, Words
 from gateway.store.store import Store
 
 SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 SLICE: Final = 500  # things that are looked at between two turns of the loop: about a millisecond
 COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
-EXACT: Final[Mapping[str, Kind]] = MappingProxyType({"exact": bool})
 DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
 
 PASSING: Final = frozenset(("idle_secs", "expires_secs", "oldest_secs"))  # they only say that time passes
 
-SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
+SHAPES: Final[Mapping[Any, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
 
 T = TypeVar("T")
 
@@ -65,25 +63,26 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
         raise BadChoiceError("count is a number") from None
     after = given.pop("after", "")
     for word, value in given.items():
-        if words.get(word) is float:
+        kind = words[word].kind if word in words else None
+        if kind is float:
             try:
                 given[word] = float(value)
             except ValueError:
                 raise BadChoiceError(f"{word} is a number") from None
-        elif words.get(word) is bool:
+        elif kind is bool:
             given[word] = {"true": True, "false": False}.get(value)
     return _checked(given, words), count, after
 
 
-async def removal_of(request: Request, words: Words, flags: Words) -> dict[str, Any]:
-    """The choice in a body, of which `flags` alone are none. Raises BadChoiceError."""
+async def removal_of(request: Request, operation: Operation) -> dict[str, Any]:
+    """The choice in a body, of which the operation's flags alone are none. Raises BadChoiceError."""
     given = await choice_of(request)
     if not isinstance(given, dict):
         raise BadChoiceError("give a JSON object")
-    chosen = _checked(given, {**words, **flags, "all": bool})
+    chosen = _checked(given, operation.words)
     everything = chosen.pop("all", None)
-    if everything is False or (everything is None) == chosen.keys().isdisjoint(words):
-        raise BadChoiceError(f'give some of {", ".join(words)}; or {{"all": true}}')
+    if everything is False or (everything is None) == chosen.keys().isdisjoint(operation.choice):
+        raise BadChoiceError(f'give some of {", ".join(operation.choice)}; or {{"all": true}}')
     return chosen
 
 
@@ -91,10 +90,10 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
     if unknown := given.keys() - words.keys():
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
     for word, value in given.items():
-        kind = words[word]
-        if isinstance(kind, tuple):
-            if value not in kind:
-                raise BadChoiceError(f"{word} is one of {', '.join(kind)}, not {value!r}")
+        kind, texts = words[word].kind, words[word].texts
+        if texts is not None:
+            if value not in texts:
+                raise BadChoiceError(f"{word} is one of {', '.join(texts)}, not {value!r}")
             continue
         if kind is float:
             good = type(value) in (int, float) and isfinite(value) and value >= 0

@@ -21,12 +21,11 @@ from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
-from gateway.admin.operations import PROTOCOLS, Operation, Words
+from gateway.admin.operations import PROTOCOLS, Served
+from gateway.operations import CONNECTIONS, DISCONNECT
 from gateway.transport.stream import Stream
 
 WORDS: Final = ("client", "user", "address")
-CHOICE: Final[Words] = {**dict.fromkeys((*WORDS, "endpoint"), str), "protocol": PROTOCOLS}
-ASKED: Final[Words] = {**CHOICE, "rates": bool}
 WATCHED_SECS: Final = 1.0
 
 log = structlog.get_logger()
@@ -97,33 +96,15 @@ class ClientsApi:
         self._connected = connected
         self._flush = flush
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at = "/connections"
         return [
-            Operation(
-                "GET",
-                at,
-                "Clients that are connected",
-                self._list,
-                ConnectionRow,
-                ASKED,
-                paged=True,
-                by_host=True,
-            ),
-            Operation(
-                "POST",
-                f"{at}/disconnect",
-                "Send clients off",
-                self._disconnect,
-                Disconnected,
-                takes=CHOICE,
-                by_host=True,
-            ),
+            Served(CONNECTIONS, self._list, ConnectionRow),
+            Served(DISCONNECT, self._disconnect, Disconnected),
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, ASKED)
+        wanted, count, after = await query_of(request, CONNECTIONS.words)
         rates = wanted.pop("rates", False)
         streams: list[Stream | None] = []
 
@@ -184,7 +165,7 @@ async def _choice(request: Request) -> dict[str, str]:
     if (
         not isinstance(choice, dict)
         or not all(isinstance(value, str) and value for value in choice.values())
-        or not choice.keys() <= CHOICE.keys()
+        or not choice.keys() <= DISCONNECT.words.keys()
         or choice.keys().isdisjoint(WORDS)
     ):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')

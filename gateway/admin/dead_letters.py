@@ -18,14 +18,15 @@ from starlette.responses import Response
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
 from gateway.admin.choosing import Page, query_of
 from gateway.admin.messages import Hide, nothing_hidden, seen_by
-from gateway.admin.models import LetterDetail, LetterRow, LettersChosen, LettersPurged, Redriven
-from gateway.admin.operations import Operation
+from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
+from gateway.admin.operations import Served
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import Withheld
+from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 from gateway.protocols import show
 from gateway.store.properties import encode_properties
 
@@ -58,21 +59,17 @@ class LettersApi:
         self._read_secs = read_secs
         self._hide = hide
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at = "/dead-letters"
-        redrive, purge = "Publish dead letters again", "Forget dead letters"
         return [
-            Operation(
-                "GET", at, "The newest dead letters", self._list, LetterRow, {"route": str}, paged=True
-            ),
-            Operation("POST", f"{at}/redrive", redrive, self._redrive, Redriven, takes=LettersChosen),
-            Operation("POST", f"{at}/purge", purge, self._purge, LettersPurged, takes=LettersChosen),
-            Operation("GET", at + "/{id}", "A dead letter, whole", self._show, LetterDetail, absent=True),
+            Served(DEAD_LETTERS, self._list, LetterRow),
+            Served(REDRIVE, self._redrive, Redriven),
+            Served(PURGE_DEAD_LETTERS, self._purge, LettersPurged),
+            Served(DEAD_LETTER, self._show, LetterDetail),
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, {"route": str})
+        wanted, count, after = await query_of(request, DEAD_LETTERS.words)
         route = wanted.get("route")
         if not after and route is None:
             found = await self._newest(count + 1)

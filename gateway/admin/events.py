@@ -20,16 +20,16 @@ from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, Unav
 from gateway.admin.choosing import matcher, query_of
 from gateway.admin.messages import Hide, message_shown, nothing_hidden, seen_by
 from gateway.admin.models import PassedRow, Status
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
 from gateway.broker.tapping import Passed, Tap, Taps
 from gateway.model.message import Message
 from gateway.model.shares import UserShares
+from gateway.operations import EVENTS, TAP
 
 TOLD_EACH_SECS: Final = 2.0
 PER_SECOND: Final = 10.0
 PER_SECOND_MAX: Final = 100.0
-TAPPED: Final = {"route": str, "endpoint": str, "name": str, "per_second": float}
 
 Told = Callable[[], Awaitable[bytes]]
 
@@ -70,14 +70,9 @@ class EventsApi:
         self.streams = streams or UserShares("event streams", count_max=LISTENERS_MAX)
         self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        state = "The state of the gateway, again and again, as server-sent events named `state`"
-        passed = "Messages that pass, some of each second, as server-sent events named `message`"
-        return [
-            Operation("GET", "/events", state, self._listen, Status, streams=True),
-            Operation("GET", "/tap", passed, self._tap, PassedRow, TAPPED, streams=True, absent=True),
-        ]
+        return [Served(EVENTS, self._listen, Status), Served(TAP, self._tap, PassedRow)]
 
     async def _listen(self, request: Request) -> Response:
         first = True
@@ -92,7 +87,7 @@ class EventsApi:
         return self._events(request, told)
 
     async def _tap(self, request: Request) -> Response:
-        wanted, _, _ = await query_of(request, TAPPED)
+        wanted, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
             if wanted.get(word, "") not in ("", *names):
                 raise AbsentError(f"there is no {word} {wanted[word]!r}: nothing would ever pass")

@@ -30,7 +30,8 @@ from gateway.admin.models import (
     TokenNamed,
     Tokens,
 )
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
+from gateway.operations import LOG_IN, LOG_OUT, MAKE_TOKEN, OWN_SESSION, REVOKE_TOKEN, TOKENS
 from gateway.telemetry.audit import audit
 
 DAY_SECS: Final = 86_400.0
@@ -51,24 +52,16 @@ class LoginsApi:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
         leave = admitted_to_leave(self._admission, self._log_out)
-        make, revoke = "Make a token; its text is not shown again", "Revoke a token"
         return [
-            Operation("POST", "/login", "Log in", self._log_in, SessionOfCaller, takes=LoginAsked, door=True),
-            Operation("POST", "/logout", "End the session", leave, LoggedOut, door=True),
-            Operation(
-                "GET",
-                "/session",
-                "Who one is, and what one may",
-                self._session,
-                SessionOfCaller,
-                by_host=True,
-            ),
-            Operation("GET", "/tokens", "Tokens that were made", self._tokens, Tokens),
-            Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked, conflicts=True),
-            Operation("POST", "/tokens/revoke", revoke, self._revoke, Revoked, takes=TokenNamed),
+            Served(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
+            Served(LOG_OUT, leave, LoggedOut),
+            Served(OWN_SESSION, self._session, SessionOfCaller),
+            Served(TOKENS, self._tokens, Tokens),
+            Served(MAKE_TOKEN, self._make, TokenMade, TokenAsked),
+            Served(REVOKE_TOKEN, self._revoke, Revoked, TokenNamed),
         ]
 
     async def _log_in(self, request: Request) -> Response:

@@ -19,10 +19,11 @@ from gateway.admin.answers import answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.messages import asked_of, message_of, plain
 from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
 from gateway.admin.process import Process
 from gateway.errors import ConfigurationError
 from gateway.mapping.explain import explain
+from gateway.operations import DRY_RUN, EXPLAIN, MAPPINGS, RELOAD
 from gateway.transport.computing import computed
 
 TEXT_OCTETS_MAX: Final = 262_144  # of a file that is shown
@@ -36,18 +37,17 @@ class MappingsApi:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at, what = "/mappings", "What would become of a message, by the mapping or by a draft of it"
         return [
-            Operation("GET", at, "The mapping files", self._list, MappingRow, paged=True),
-            Operation("POST", f"{at}/explain", what, self._explain, Explained, takes=ExplainAsked),
-            Operation("POST", f"{at}/reload", "Read the mapping files again", self._reload, Reloaded),
-            Operation("POST", f"{at}/dry-run", "What a reload would change", self.dry_run, DryRun),
+            Served(MAPPINGS, self._list, MappingRow),
+            Served(EXPLAIN, self._explain, Explained, ExplainAsked),
+            Served(RELOAD, self._reload, Reloaded),
+            Served(DRY_RUN, self.dry_run, DryRun),
         ]
 
     async def _list(self, request: Request) -> Response:
-        _, count, after = await query_of(request, {})
+        _, count, after = await query_of(request, MAPPINGS.words)
         rows = await trio.to_thread.run_sync(lambda: [_file(name) for name in self._process.mapping_files()])
         page = await page_of(
             rows, lambda _: True, lambda row: str(row["file"]), lambda row: row, count, after

@@ -473,14 +473,6 @@ class Removed(Row):
     removed: int
 
 
-class LettersChosen(Row):
-    """One of: `ids`; `route`; `all`."""
-
-    ids: list[str] | None = None
-    route: str | None = None
-    all: bool | None = None
-
-
 class Refused(Row):
     """A dead letter that was refused again."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from gateway.admin.admission import hosts_of
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.messages import plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -22,10 +22,7 @@ from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.queue import Queue
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
-
-NAMES: Final = {"name": str, "virtual_host": str}
-HOST: Final = {"virtual_host": str}
-BOUND: Final = {"source": str, "destination": str, "virtual_host": str}
+from gateway.operations import BINDINGS, DESTINATIONS, EXCHANGES, TRANSFERS
 
 
 class ListedExchange(NamedTuple):
@@ -101,46 +98,23 @@ class NamespacesApi:
         self._hosts = hosts
         self._fast_hosts = fast_hosts
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        fast, transfers = "Destinations of AMQP/Fast", "Transfers of AMQP/Fast that can be gone on with"
         return [
-            Operation(
-                "GET",
-                "/exchanges",
-                "Exchanges",
-                self._exchanges,
-                ExchangeRow,
-                NAMES,
-                paged=True,
-                by_host=True,
-            ),
-            Operation(
-                "GET", "/bindings", "Bindings", self._bindings, BindingRow, BOUND, paged=True, by_host=True
-            ),
-            Operation(
-                "GET", "/transfers", transfers, self._transfers, TransferRow, HOST, paged=True, by_host=True
-            ),
-            Operation(
-                "GET",
-                "/destinations",
-                fast,
-                self._destinations,
-                DestinationRow,
-                NAMES,
-                paged=True,
-                by_host=True,
-            ),
+            Served(EXCHANGES, self._exchanges, ExchangeRow),
+            Served(BINDINGS, self._bindings, BindingRow),
+            Served(TRANSFERS, self._transfers, TransferRow),
+            Served(DESTINATIONS, self._destinations, DestinationRow),
         ]
 
     async def _exchanges(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, NAMES)
+        wanted, count, after = await query_of(request, EXCHANGES.words)
         every, chosen = exchanges_of(self._hosts), _named(wanted, hosts_of(request))
         page = await page_of(every, chosen, lambda one: one.key, _exchange, count, after)
         return page.answer()
 
     async def _bindings(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, BOUND)
+        wanted, count, after = await query_of(request, BINDINGS.words)
         mine = hosts_of(request)
 
         def chosen(one: ListedBinding) -> bool:
@@ -155,7 +129,7 @@ class NamespacesApi:
         return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()
 
     async def _destinations(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, NAMES)
+        wanted, count, after = await query_of(request, DESTINATIONS.words)
         page = await page_of(
             self._all_destinations(),
             _named(wanted, hosts_of(request)),
@@ -167,7 +141,7 @@ class NamespacesApi:
         return page.answer()
 
     async def _transfers(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, HOST)
+        wanted, count, after = await query_of(request, TRANSFERS.words)
         host, mine = wanted.get("virtual_host"), hosts_of(request)
         page = await page_of(
             self._fast_hosts.partials,

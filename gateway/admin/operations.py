@@ -1,11 +1,10 @@
-"""What can be asked over HTTP, as rows: one for each operation, out of which both the server's routes and the
-OpenAPI document are made, so that neither knows what the other does not.
+"""The routes of the HTTP server and the OpenAPI document, derived from the table of operations
+(gateway/operations.py) and the functions that serve them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -15,91 +14,54 @@ from starlette.routing import BaseRoute, Route
 from gateway.admin.admission import Admission, Serve
 from gateway.admin.answers import BadChoiceError, choice_of
 from gateway.admin.models import Row
-from gateway.protocols import DIALECTS
+from gateway.operations import AFTER, COUNT, Operation, Word, Words, protocols, protocols_with_queues
 
-PREFIX: Final = "/api/v1"
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-
-Kind = type | tuple[str, ...]
-Words = Mapping[str, Kind]
-"""The words of a choice, with the kind of each: str, int, float (not negative), bool, or the texts that it
-may be."""
-PROTOCOLS: Final = tuple(DIALECTS)
-HOLDERS: Final = tuple(name for name, one in DIALECTS.items() if one.has_virtual_hosts)
-
-MEANINGS: Final = {
-    "address": "By the client's address, HOST:PORT.",
-    "after": "Those behind this key, which `next` of the page before said.",
-    "all": "All of them, in place of a choice.",
-    "client": "By client id; in lists of sessions and retained messages * is any text.",
-    "console": "What the token may do: `read` or `write`.",
-    "count": "So many at most.",
-    "days": "The token ends after so many; absent: never.",
-    "destination": "By the name of what is bound.",
-    "empty": "Without messages, or with some.",
-    "endpoint": "By the endpoint's name.",
-    "exact": "Names are meant as they are: * is a *, and a topic no filter.",
-    "idle_longer_than": "Unused for so many seconds.",
-    "in_use": "In use, or not; of removals: also those in use.",
-    "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
-    "name": "By name; * is any text.",
-    "per_second": "So many at most.",
-    "protocol": f"By protocol: {', '.join(f'`{name}`' for name in DIALECTS)}.",
-    "queue": "By the queue's name; * is any text.",
-    "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",
-    "route": "By the route's name.",
-    "sort": "In this order: by `name`, or those with the most `messages` first.",
-    "source": "By the exchange that it is bound to.",
-    "topic": "By an MQTT topic filter.",
-    "user": "By user; in lists of sessions and retained messages * is any text.",
-    "virtual_host": "By virtual host.",
-    "what": "By what is counted: `in`, `out`, `settled`, `refused` or `dead_letters`.",
-}
+PROTOCOLS: Final = protocols()
+HOLDERS: Final = protocols_with_queues()
 
 
-class Operation(NamedTuple):
-    """One operation. `path` is below the prefix; what is in braces is a part of it. `reads` are the words of
-    its query; `takes` what its body is made of; `paged`: the answer is a page of rows of `answers`. `door`:
-    whoever gets in is decided elsewhere; else reading needs the right `read`, all else `write`.
+class Served(NamedTuple):
+    """An operation, the function that serves it, and the models of its response and its body.
+
+    The response of a paged operation is a page of rows of `answers`, that of a stream events with such data.
+    `takes` is None if the body is made of the operation's words, or there is none.
     """
 
-    method: str
-    path: str
-    summary: str
+    operation: Operation
     serve: Serve
     answers: type[Row]
-    reads: Words = NOTHING
-    takes: Words | type[Row] | None = None
-    paged: bool = False
-    absent: bool = False  # it may answer 404
-    conflicts: bool = False  # and 409
-    streams: bool = False  # the answer is server-sent events, with such data
-    door: bool = False
-    by_host: bool = False  # callers with rights in some virtual hosts may ask, and see what is there
+    takes: type[Row] | None = None
+
+    @property
+    def has_body(self) -> bool:
+        """Return True if the request has a body."""
+        return self.takes is not None or (self.operation.method == "POST" and bool(self.operation.words))
 
 
 class Api(Protocol):
     """A part of the interface."""
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked of it."""
 
 
-def routes_of(operations: Iterable[Operation], admission: Admission) -> list[BaseRoute]:
+def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRoute]:
     """The server's routes."""
     return [
         Route(
-            PREFIX + one.path,
-            one.serve if one.door else admission.admitted(_taking_nothing(one), by_host=one.by_host),
-            methods=[one.method],
+            one.operation.url,
+            one.serve
+            if one.operation.is_open
+            else admission.admitted(_taking_nothing(one), by_host=one.operation.by_host),
+            methods=[one.operation.method],
         )
         for one in operations
     ]
 
 
-def _taking_nothing(one: Operation) -> Serve:
+def _taking_nothing(one: Served) -> Serve:
     """Who serves it; what takes nothing refuses to be told more: it would be taken for heard."""
-    if one.method != "POST" or one.takes is not None:
+    if one.operation.method != "POST" or one.has_body:
         return one.serve
 
     async def serve(request: Request) -> Response:
@@ -110,13 +72,13 @@ def _taking_nothing(one: Operation) -> Serve:
     return serve
 
 
-def description_of(operations: Iterable[Operation], version: str) -> dict[str, Any]:
+def description_of(operations: Iterable[Served], version: str) -> dict[str, Any]:
     """The OpenAPI document (3.1)."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for one in operations:
-        path = PREFIX + one.path.replace(":path}", "}")
-        paths.setdefault(path, {})[one.method.lower()] = _operation(one, schemas)
+        path = one.operation.url.replace(":path}", "}")
+        paths.setdefault(path, {})[one.operation.method.lower()] = _described(one, schemas)
     schemas["Problem"] = PROBLEM
     return {
         "openapi": "3.1.0",
@@ -143,6 +105,7 @@ TYPES: Final[Mapping[Any, dict[str, Any]]] = {
     int: {"type": "integer", "minimum": 0},
     float: {"type": "number", "minimum": 0},
     bool: {"type": "boolean"},
+    list: {"type": "array", "items": {"type": "string"}},
 }
 PROBLEM: Final = {
     "type": "object",
@@ -168,8 +131,9 @@ FAILURES: Final = {
 }
 
 
-def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
-    answers = _schema(one.answers, schemas)
+def _described(served: Served, schemas: dict[str, Any]) -> dict[str, Any]:
+    one = served.operation
+    answers = _schema(served.answers, schemas)
     if one.paged:
         answers = {
             "type": "object",
@@ -183,13 +147,12 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
                 },
             },
         }
-    takes = one.takes is not None
     may = (
         (404, one.absent),
         (429, one.streams),
         (409, one.conflicts),
-        (413, takes),
-        (415, takes and one.door),
+        (413, served.has_body),
+        (415, served.has_body and one.is_open),
     )
     without = {code for code, does in may if not does}
     kind = "text/event-stream" if one.streams else "application/json"
@@ -207,22 +170,21 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             **{str(code): _failure(why) for code, why in FAILURES.items() if code not in without},
         },
     }
-    reads = {**one.reads, **({"count": int, "after": str} if one.paged else {})}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _named(one.path)
     ]
-    parameters += [
-        {"name": word, "in": "query", "schema": _said(kind), "description": MEANINGS[word]}
-        for word, kind in reads.items()
-    ]
+    if one.method == "GET":
+        pages = {"count": COUNT, "after": AFTER} if one.paged else {}
+        parameters += [
+            {"name": name, "in": "query", "schema": _shape(word), "description": word.meaning}
+            for name, word in {**one.words, **pages}.items()
+        ]
     if parameters:
         given["parameters"] = parameters
-    if one.takes is not None:
-        given["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _body(one.takes, schemas)}},
-        }
+    if served.has_body:
+        schema = _body(one.words) if served.takes is None else _schema(served.takes, schemas)
+        given["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return given
 
 
@@ -230,15 +192,15 @@ def _named(path: str) -> list[str]:
     return [part.partition(":")[0] for piece in path.split("{")[1:] for part in (piece.partition("}")[0],)]
 
 
-def _body(takes: Words | type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(takes, type):
-        return _schema(takes, schemas)
-    properties = {word: {**_said(kind), "description": MEANINGS[word]} for word, kind in takes.items()}
+def _body(words: Words) -> dict[str, Any]:
+    properties = {name: {**_shape(word), "description": word.meaning} for name, word in words.items()}
     return {"type": "object", "minProperties": 1, "additionalProperties": False, "properties": properties}
 
 
-def _said(kind: Kind) -> dict[str, Any]:
-    return {"type": "string", "enum": list(kind)} if isinstance(kind, tuple) else TYPES[kind]
+def _shape(word: Word) -> dict[str, Any]:
+    """Return the JSON Schema of a word's values."""
+    texts = word.texts
+    return TYPES[word.kind] if texts is None else {"type": "string", "enum": list(texts)}
 
 
 def _schema(model: type[Row], schemas: dict[str, Any]) -> dict[str, Any]:

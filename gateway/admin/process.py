@@ -19,6 +19,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import operations as table
 from gateway.access.authorization import Roles
 from gateway.admin.admission import Caller
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
@@ -38,13 +39,14 @@ from gateway.admin.models import (
     RouteRow,
     UserRow,
 )
-from gateway.admin.operations import Operation, Words
+from gateway.admin.operations import Served
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.pausing import Pauses
 from gateway.broker.publishing import Publishing
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.model.outcome import Outcome
+from gateway.operations import NO_WORDS, Words
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.shown import document_of
 from gateway.store.store import Store
@@ -52,7 +54,6 @@ from gateway.telemetry.history import History, Key
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 from gateway.transport.computing import computed
 
-OF_KIND: Final[Words] = {"kind": ("listener", "link"), "name": str}
 WITHHELD: Final = {"body": "", "body_encoding": "withheld"}  # of rows, for callers who see no bodies
 PUBLISH_SECS: Final = 10.0
 JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
@@ -119,48 +120,22 @@ class ProcessApi:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        named = {"name": str}
         return [
-            Operation(
-                "GET",
-                "/endpoints",
-                "Listeners and links",
-                self._endpoints,
-                EndpointRow,
-                OF_KIND,
-                paged=True,
-            ),
-            Operation(
-                "GET", "/routes", "Routes with their counters", self._routes, RouteRow, named, paged=True
-            ),
-            Operation("GET", "/outboxes", "What waits for links", self._outboxes, OutboxRow, paged=True),
-            Operation("GET", "/users", "Users and their roles", self._users, UserRow, named, paged=True),
-            Operation("GET", "/roles", "Roles", self._roles, RoleRow, named, paged=True),
-            Operation("GET", "/limits", "How much of limits is used", self._limits, LimitRow, paged=True),
-            Operation(
-                "GET",
-                "/journal",
-                "The newest rows of the journal, the newest first",
-                self._journal,
-                JournalRows,
-                {"route": str, "count": int, "after": str},
-                absent=True,
-            ),
-            Operation("POST", "/publish", "Publish a message", self._publish, Published, takes=PublishAsked),
-            *self._pausing("route", "/routes"),
-            *self._pausing("link", "/links"),
-            Operation("POST", "/drain", "Stop when what is under way has settled", self._drain, Draining),
-        ]
-
-    def _pausing(self, kind: str, at: str) -> list[Operation]:
-        return [
-            Operation("POST", f"{at}/{word}", summary, partial(serve, kind), Paused, takes=Named, absent=True)
-            for word, summary, serve in (
-                ("pause", f"Have a {kind} wait; what comes meanwhile is held", self._pause),
-                ("resume", f"Have a {kind} go on", self._resume),
-            )
+            Served(table.ENDPOINTS, self._endpoints, EndpointRow),
+            Served(table.ROUTES, self._routes, RouteRow),
+            Served(table.OUTBOXES, self._outboxes, OutboxRow),
+            Served(table.USERS, self._users, UserRow),
+            Served(table.ROLES, self._roles, RoleRow),
+            Served(table.LIMITS, self._limits, LimitRow),
+            Served(table.JOURNAL, self._journal, JournalRows),
+            Served(table.PUBLISH, self._publish, Published, PublishAsked),
+            Served(table.PAUSE_ROUTE, partial(self._pause, "route"), Paused, Named),
+            Served(table.RESUME_ROUTE, partial(self._resume, "route"), Paused, Named),
+            Served(table.PAUSE_LINK, partial(self._pause, "link"), Paused, Named),
+            Served(table.RESUME_LINK, partial(self._resume, "link"), Paused, Named),
+            Served(table.DRAIN, self._drain, Draining),
         ]
 
     async def _pause(self, kind: str, request: Request) -> Response:
@@ -185,10 +160,10 @@ class ProcessApi:
         return answer({"name": name, "paused": name in names})
 
     async def _rows(
-        self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Any = None
+        self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
     ) -> Response:
         """A page of few rows."""
-        wanted, count, after = await query_of(request, words or {})
+        wanted, count, after = await query_of(request, words)
         named = matcher(wanted.get("name", "*"))
         page = await page_of(
             rows,
@@ -207,12 +182,12 @@ class ProcessApi:
         states = self._process.states()
         history = self._process.history
         rows = [_endpoint(one, states.get(one.name), history) for one in self._process.stats()]
-        return await self._rows(request, rows, words=OF_KIND)
+        return await self._rows(request, rows, words=table.ENDPOINTS.words)
 
     async def _routes(self, request: Request) -> Response:
         router = self._process.router()
         rows = [self._route(one) for one in (*router.routes, *router.answers)]
-        return await self._rows(request, rows, words={"name": str})
+        return await self._rows(request, rows, words=table.ROUTES.words)
 
     def _route(self, route: Route) -> dict[str, Any]:
         rule, pauses = route.rule, self._process.pauses
@@ -246,7 +221,7 @@ class ProcessApi:
 
     async def _users(self, request: Request) -> Response:
         rows = [{"name": name, "roles": list(has)} for name, has in self._process.roles().users.items()]
-        return await self._rows(request, rows, words={"name": str})
+        return await self._rows(request, rows, words=table.USERS.words)
 
     async def _roles(self, request: Request) -> Response:
         rows = [
@@ -257,17 +232,17 @@ class ProcessApi:
             }
             for name, role in self._process.roles().roles.items()
         ]
-        return await self._rows(request, rows, words={"name": str})
+        return await self._rows(request, rows, words=table.ROLES.words)
 
     async def _limits(self, request: Request) -> Response:
-        _, count, after = await query_of(request, {})
+        _, count, after = await query_of(request, NO_WORDS)
         page = await page_of(
             self._process.limits(), lambda _: True, lambda one: one.key, Limit._asdict, count, after
         )
         return page.answer()
 
     async def _journal(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, {"route": str})
+        wanted, count, after = await query_of(request, table.JOURNAL.choice)
         if self._process.journal is None:
             raise AbsentError("the journal is off (journal.enabled)")
         route = wanted.get("route")

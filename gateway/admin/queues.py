@@ -20,10 +20,10 @@ from starlette.responses import Response
 
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
-from gateway.admin.operations import HOLDERS, Kind, Operation
+from gateway.admin.operations import Served
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -31,21 +31,12 @@ from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.queue import Queue
 from gateway.mapping.conditions import plain_headers
+from gateway.operations import PEEK, PURGE_QUEUES, QUEUES, REMOVE_QUEUES
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
-WORDS: Final[dict[str, Kind]] = {
-    "protocol": HOLDERS,
-    "virtual_host": str,
-    "kind": ("queue", "subscription"),
-    "queue": str,
-    "empty": bool,
-    "idle_longer_than": float,
-}
-SORTED: Final[dict[str, Kind]] = {"sort": ("name", "messages")}
 MOST: Final = 10**15  # messages; none has so many
-FLAGS: Final[dict[str, Kind]] = {"in_use": bool, **EXACT}
 PEEKED_MAX: Final = 100
 LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
 
@@ -101,49 +92,13 @@ class QueuesApi:
         self._hide = hide
         self._meter = Meter()
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at, choice = "/queues", WORDS | FLAGS
-        every: dict[str, Kind] = {"all": bool}
         return [
-            Operation(
-                "GET",
-                at,
-                "Queues, and durable subscriptions",
-                self._list,
-                QueueRow,
-                choice | SORTED,
-                paged=True,
-                by_host=True,
-            ),
-            Operation(
-                "POST",
-                f"{at}/remove",
-                "Delete queues",
-                self._remove,
-                QueuesRemoved,
-                takes=choice | every,
-                by_host=True,
-            ),
-            Operation(
-                "POST",
-                f"{at}/purge",
-                "Drop the ready messages of queues",
-                self._purge,
-                QueuesPurged,
-                takes=WORDS | dict(EXACT) | every,
-                by_host=True,
-            ),
-            Operation(
-                "POST",
-                f"{at}/peek",
-                "Look at the first messages of a queue, and take none",
-                self._peek,
-                Peeked,
-                takes=PeekAsked,
-                absent=True,
-                by_host=True,
-            ),
+            Served(QUEUES, self._list, QueueRow),
+            Served(REMOVE_QUEUES, self._remove, QueuesRemoved),
+            Served(PURGE_QUEUES, self._purge, QueuesPurged),
+            Served(PEEK, self._peek, Peeked, PeekAsked),
         ]
 
     async def _peek(self, request: Request) -> Response:
@@ -180,7 +135,7 @@ class QueuesApi:
                 yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS | FLAGS | SORTED)
+        wanted, count, after = await query_of(request, QUEUES.words)
         key = _length_key if wanted.get("sort") == "messages" else _key
         page = await page_of(self.all(), _chooser(wanted, hosts_of(request)), key, self._shown, count, after)
         return page.answer()
@@ -207,7 +162,7 @@ class QueuesApi:
         }
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, FLAGS)
+        wanted = await removal_of(request, REMOVE_QUEUES)
         in_use = wanted.pop("in_use", False)
         chosen = _chooser(wanted, hosts_of(request))
         pace = Pace(self._flush)
@@ -231,7 +186,7 @@ class QueuesApi:
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, EXACT)
+        wanted = await removal_of(request, PURGE_QUEUES)
         chosen = _chooser(wanted, hosts_of(request))
         pace = Pace(self._flush)
         purged = messages = 0

@@ -12,14 +12,10 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.models import RateRow
-from gateway.admin.operations import Operation, Words
+from gateway.admin.operations import Served
+from gateway.operations import RATES
 from gateway.telemetry.history import STEP_SECS, History, Key
 
-WORDS: Final[Words] = {
-    "kind": ("process", "listener", "link", "route"),
-    "name": str,
-    "what": ("in", "out", "settled", "refused", "dead_letters"),
-}
 METERED_MAX: Final = 20_000
 METERED_SECS_MIN: Final = 1.0
 SHOWN_MAX: Final = 200  # series, of 360 numbers each
@@ -54,12 +50,12 @@ class RatesApi:
     def __init__(self, history: History) -> None:
         self._history = history
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        return [Operation("GET", "/rates", "Rates of the last hour", self._list, RateRow, WORDS, paged=True)]
+        return [Served(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS)
+        wanted, count, after = await query_of(request, RATES.words)
         named = matcher(wanted.get("name", "*"))
         exact = [(word, wanted[word]) for word in ("kind", "what") if word in wanted]
 

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
-from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import Removed, RetainedRow
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
+from gateway.operations import REMOVE_RETAINED, RETAINED
 from gateway.protocols.mqtt.octets import is_filter
 from gateway.store.store import Store
-
-WORDS: Final = {"topic": str, "client": str, "user": str}
-CHOICE: Final = WORDS | dict(EXACT)
 
 log = structlog.get_logger()
 
@@ -38,28 +36,20 @@ class RetainedApi:
         self._store = store
         self._flush = flush
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at = "/retained"
         return [
-            Operation("GET", at, "Retained messages", self._list, RetainedRow, CHOICE, paged=True),
-            Operation(
-                "POST",
-                f"{at}/remove",
-                "Clear retained messages",
-                self._remove,
-                Removed,
-                takes=CHOICE | {"all": bool},
-            ),
+            Served(RETAINED, self._list, RetainedRow),
+            Served(REMOVE_RETAINED, self._remove, Removed),
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, CHOICE)
+        wanted, count, after = await query_of(request, RETAINED.words)
         page = await page_of(self._retained.messages(), _chooser(wanted), _topic, shown, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, EXACT)
+        wanted = await removal_of(request, REMOVE_RETAINED)
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         removed = 0

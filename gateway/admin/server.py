@@ -30,7 +30,7 @@ from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.messages import Hide, nothing_hidden
 from gateway.admin.models import Status
-from gateway.admin.operations import PREFIX, Api, Operation, description_of, routes_of
+from gateway.admin.operations import Api, Served, description_of, routes_of
 from gateway.admin.page import Page
 from gateway.admin.process import outbox_shown
 from gateway.admin.rabbitmq import RabbitApi
@@ -41,6 +41,7 @@ from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.shares import UserQuotas
 from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
+from gateway.operations import PREFIX, STATUS
 from gateway.settings import Http, HttpTls
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
@@ -158,7 +159,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         watched=None if quotas is None else quotas.taps,
         hide=state.hide,
     )
-    state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
+    state_of = Served(STATUS, api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
     described: list[bytes] = []

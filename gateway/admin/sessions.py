@@ -16,14 +16,13 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.answers import AbsentError, answer
-from gateway.admin.choosing import EXACT, Pace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
-from gateway.admin.operations import Operation
+from gateway.admin.operations import Served
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
+from gateway.operations import REMOVE_SESSIONS, SESSION, SESSIONS
 
-WORDS: Final = {"client": str, "user": str, "idle_longer_than": float}
-FLAGS: Final = {"in_use": bool, **EXACT}
 LEAVE_SECS: Final = 10.0  # until a client that was disconnected has gone, or need not be waited for
 
 log = structlog.get_logger()
@@ -42,20 +41,12 @@ class SessionsApi:
         self._dismiss = dismiss
         self._flush = flush
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[Served]:
         """What can be asked."""
-        at, choice = "/sessions", WORDS | FLAGS
         return [
-            Operation("GET", at, "MQTT sessions", self._list, SessionRow, choice, paged=True),
-            Operation(
-                "POST",
-                f"{at}/remove",
-                "End sessions, with all that they are owed",
-                self._remove,
-                SessionsRemoved,
-                takes=choice | {"all": bool},
-            ),
-            Operation("GET", at + "/{client:path}", "One session", self._show, SessionDetail, absent=True),
+            Served(SESSIONS, self._list, SessionRow),
+            Served(REMOVE_SESSIONS, self._remove, SessionsRemoved),
+            Served(SESSION, self._show, SessionDetail),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -78,7 +69,7 @@ class SessionsApi:
         return answer({**shown(session), "filters": filters})
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, WORDS | FLAGS)
+        wanted, count, after = await query_of(request, SESSIONS.words)
         self._namespace.begin(clock.now())
         sessions = list(self._namespace.sessions.values())
         chosen = _chooser(wanted)
@@ -86,7 +77,7 @@ class SessionsApi:
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, WORDS, FLAGS)
+        wanted = await removal_of(request, REMOVE_SESSIONS)
         in_use = wanted.pop("in_use", False)
         namespace = self._namespace
         namespace.begin(clock.now())

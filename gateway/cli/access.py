@@ -8,7 +8,8 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson, ConfigFile, protocols, settings_of
+from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.operations import protocols
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Who may do what.")

@@ -12,32 +12,28 @@ from urllib.parse import quote, urlencode
 import orjson
 import typer
 
-from gateway.cli.exits import Exit
+from gateway.cli.operations import Count, Document, Group
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 from gateway.cli.tables import table
+from gateway.operations import DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 
-letters = typer.Typer(name="deadletters", help="Messages that nothing would take: look, try again, forget.")
 app = typer.Typer()
-app.add_typer(letters)
+letters = Group(app, "deadletters", "List, redrive and purge messages that nothing would take.")
 
 COLUMNS: Final = ("id", "time", "route", "protocol", "address", "body_bytes")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters by id.")]
-ByRoute = Annotated[str | None, typer.Option("--route", help="Those of a route.")]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
-
-@letters.command(name="list")
+@letters.typer.command(name="list")
 def list_letters(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="So many.")] = 100,
-    route: ByRoute = None,
+    count: Count = 100,
+    route: Annotated[str | None, typer.Option(help=DEAD_LETTERS.choice["route"].meaning)] = None,
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
-    found = ask(url, token_file, f"/api/v1/dead-letters?{urlencode(query)}")
+    found = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -53,7 +49,7 @@ def _why(one: dict[str, Any]) -> str:
     return f"{one['reason']}: {one['text']}" if one["text"] else one["reason"]
 
 
-@letters.command()
+@letters.typer.command()
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="Of the dead letter, as `list` prints it.")],
     url: Url = HERE,
@@ -61,7 +57,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one dead letter with its properties and its body. Exit code 1 when there is none."""
-    found = ask(url, token_file, f"/api/v1/dead-letters/{quote(id, safe='')}")
+    found = ask(url, token_file, f"{DEAD_LETTERS.url}/{quote(id, safe='')}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -74,66 +70,49 @@ def show(
     typer.echo(found["body"])
 
 
-@letters.command()
-def redrive(
-    ids: Ids = None,
-    route: ByRoute = None,
-    every: All = False,
-    url: Url = HERE,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+def _tell_redriven(found: Document) -> None:
+    others = sum(len(found[word]) for word in ("left", "waiting", "unknown")) + found["untried"]
+    typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
+    for one in found["left"]:
+        typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
+    for id in found["waiting"]:
+        typer.echo(f"{id}: on its way, and not accepted yet", err=True)
+    _tell_unknown(found)
+    if found["untried"]:
+        typer.echo(f"{found['untried']} more were not tried", err=True)
+
+
+def _tell_purged(found: Document) -> None:
+    typer.echo(f"{found['purged']} purged")
+    _tell_unknown(found)
+
+
+def _tell_unknown(found: Document) -> None:
+    for id in found["unknown"]:
+        typer.echo(f"{id}: there is no such dead letter", err=True)
+
+
+def _check(choice: Document) -> None:
+    if len(choice) != 1:
+        raise typer.BadParameter("give ids, --route or --all, and one of them only")
+
+
+letters.add_action(
+    "redrive",
+    REDRIVE,
     """Publish dead letters again, each through the route that it failed on, and no other.
 
     A letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
-    """
-    found = ask(url, token_file, "/api/v1/dead-letters/redrive", _choice(ids, route, every=every))
-    if as_json:
-        typer.echo(orjson.dumps(found))
-    else:
-        others = sum(len(found[word]) for word in ("left", "waiting", "unknown")) + found["untried"]
-        typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
-        for one in found["left"]:
-            typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
-        for id in found["waiting"]:
-            typer.echo(f"{id}: on its way, and not accepted yet", err=True)
-        for id in found["unknown"]:
-            typer.echo(f"{id}: there is no such dead letter", err=True)
-        if found["untried"]:
-            typer.echo(f"{found['untried']} more were not tried", err=True)
-    if any(found[word] for word in ("left", "waiting", "unknown", "untried")):
-        raise typer.Exit(Exit.FAILED)
-
-
-@letters.command()
-def purge(
-    ids: Ids = None,
-    route: ByRoute = None,
-    every: All = False,
-    url: Url = HERE,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forget dead letters. Exit code 1 when an id is not known."""
-    found = ask(url, token_file, "/api/v1/dead-letters/purge", _choice(ids, route, every=every))
-    if as_json:
-        typer.echo(orjson.dumps(found))
-    else:
-        typer.echo(f"{found['purged']} purged")
-        for id in found["unknown"]:
-            typer.echo(f"{id}: there is no such dead letter", err=True)
-    if found["unknown"]:
-        raise typer.Exit(Exit.FAILED)
-
-
-def _choice(ids: list[str] | None, route: str | None, *, every: bool) -> dict[str, Any]:
-    given: list[dict[str, Any]] = []
-    if ids:
-        given.append({"ids": ids})
-    if route is not None:
-        given.append({"route": route})
-    if every:
-        given.append({"all": True})
-    if len(given) != 1:
-        raise typer.BadParameter("give ids, --route or --all, and one of them only")
-    return given[0]
+    """,
+    _tell_redriven,
+    failed=lambda found: any(found[word] for word in ("left", "waiting", "unknown", "untried")),
+    check=_check,
+)
+letters.add_action(
+    "purge",
+    PURGE_DEAD_LETTERS,
+    "Forget dead letters. Exit code 1 when an id is not known.",
+    _tell_purged,
+    failed=lambda found: bool(found["unknown"]),
+    check=_check,
+)

@@ -37,13 +37,6 @@ TokenFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def protocols() -> list[str]:
-    """The names of all protocols, for a shell that completes one."""
-    from gateway.protocols import DIALECTS
-
-    return list(DIALECTS)
-
-
 def settings_of(config: Path | None) -> Settings:
     """The settings of this process. Raises ConfigurationError."""
     from gateway.settings import load_settings

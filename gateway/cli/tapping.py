@@ -12,6 +12,7 @@ import typer
 
 from gateway.cli.asking import events
 from gateway.cli.tables import printable
+from gateway.operations import TAP
 
 BODY_SHOWN: Final = 1_024  # octets of a body that the gateway tells
 
@@ -22,7 +23,7 @@ def watch(
     """Print until Ctrl-C, the gateway's end, or so many. Raises GatewayError."""
     seen = 0
     try:
-        for name, found in events(url, token_file, f"/api/v1/tap?{urlencode(words)}"):
+        for name, found in events(url, token_file, f"{TAP.url}?{urlencode(words)}"):
             if name == "skipped" and not as_json:
                 typer.echo(f"... and {found['messages']} more", err=True)
             if name != "message":

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from gateway.cli.exits import Exit
+from gateway.cli.operations import act
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 from gateway.cli.tables import table
+from gateway.operations import MAKE_TOKEN, REVOKE_TOKEN, TOKENS
 
-tokens = typer.Typer(name="tokens", help="Bearer tokens of the console: look, make, revoke.")
+tokens = typer.Typer(name="tokens", help="List, make and revoke bearer tokens of the console.")
 app = typer.Typer()
 app.add_typer(tokens)
 
@@ -24,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
 @tokens.command(name="list")
 def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Print the tokens that were made; their texts are not known."""
-    found = ask(url, token_file, "/api/v1/tokens")
+    found = ask(url, token_file, TOKENS.url)
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -53,17 +54,21 @@ def make(
         choice["bodies"] = True
     if days is not None:
         choice["days"] = days
-    found = ask(url, token_file, "/api/v1/tokens/make", choice)
-    typer.echo(orjson.dumps(found) if as_json else found["token"])
+    act(MAKE_TOKEN, url, token_file, choice, lambda found: typer.echo(found["token"]), as_json=as_json)
 
 
 @tokens.command()
 def revoke(name: Name, url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Revoke a token: it opens nothing any more. Exit code 1 when there is none of that name."""
-    found = ask(url, token_file, "/api/v1/tokens/revoke", {"name": name})
-    typer.echo(orjson.dumps(found) if as_json else f"{found['revoked']} revoked")
-    if not found["revoked"]:
-        raise typer.Exit(Exit.FAILED)
+    act(
+        REVOKE_TOKEN,
+        url,
+        token_file,
+        {"name": name},
+        lambda found: typer.echo(f"{found['revoked']} revoked"),
+        failed=lambda found: not found["revoked"],
+        as_json=as_json,
+    )
 
 
 def _day(secs: float | None) -> str:

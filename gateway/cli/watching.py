@@ -18,6 +18,7 @@ from gateway.cli.asking import answered
 from gateway.cli.options import checked
 from gateway.cli.tables import table
 from gateway.errors import GatewayError
+from gateway.operations import QUEUES, STATUS
 
 ROWS_MAX: Final = 12  # of each table
 QUEUES_READ: Final = 100  # the longest of all; more than are shown, so that their growth is known
@@ -37,10 +38,9 @@ class Look(NamedTuple):
 
 def look(url: str, token_file: Path | None) -> Look:
     """Ask the gateway. Raises GatewayError."""
-    status = answered(checked(url), token_file, "/api/v1/status")
-    found = answered(
-        checked(url), token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false&sort=messages"
-    )
+    status = answered(checked(url), token_file, STATUS.url)
+    query = f"count={QUEUES_READ}&empty=false&sort=messages"
+    found = answered(checked(url), token_file, f"{QUEUES.url}?{query}")
     return Look(status, found["items"])
 
 

@@ -13,9 +13,17 @@ from gateway.admin import choosing
 from gateway.admin.answers import BadChoiceError, UnavailableError
 from gateway.admin.choosing import Pace, matcher, named, on_disk, page_of, query_of, removal_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.operations import Operation, Word
 
-WORDS = {"client": str, "idle_longer_than": float, "empty": bool, "kind": ("listener", "link")}
-FLAGS = {"in_use": bool}
+WORDS = {
+    "client": Word(str, "By client id."),
+    "idle_longer_than": Word(float, "Unused for more than so many seconds."),
+    "empty": Word(bool, "Without messages."),
+    "kind": Word(("listener", "link"), "By kind."),
+}
+REMOVE = Operation(
+    "POST", "/things/remove", "Remove things", WORDS, {"in_use": Word(bool, "Also those.")}, removes=True
+)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ async def test_a_query_that_is_none(query: str) -> None:
     ],
 )
 async def test_a_removal(document: Any, chosen: dict[str, Any]) -> None:
-    assert await removal_of(told(document), WORDS, FLAGS) == chosen
+    assert await removal_of(told(document), REMOVE) == chosen
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ async def test_a_removal(document: Any, chosen: dict[str, Any]) -> None:
 )
 async def test_a_removal_that_chooses_nothing(document: Any) -> None:
     with pytest.raises(BadChoiceError):
-        await removal_of(told(document), WORDS, FLAGS)
+        await removal_of(told(document), REMOVE)
 
 
 async def test_pages_follow_one_another() -> None:

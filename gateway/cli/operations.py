@@ -1,0 +1,238 @@
+"""Commands that call one operation of a running gateway, derived from its row in gateway/operations.py.
+
+The row has the path, the words that choose, and what they mean; the words are options here. What is written
+for each command is its text, the columns of its table or the lines about its result, and when its exit code
+is 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlencode
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.tables import table
+from gateway.operations import Operation, Word
+
+UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+NUMBERS: Final = (
+    "messages",
+    "octets",
+    "unacknowledged",
+    "consumers",
+    "subscriptions",
+    "waiting",
+    "in flight",
+    "QoS",
+)
+AGE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
+
+Document = dict[str, Any]
+"""The JSON document of a response, or one of its rows."""
+Columns = Mapping[str, Callable[[Document], object]]
+"""Headings of a table, and functions that return the cell below them from a row."""
+Options = dict[str, tuple[Any, object]]
+"""Annotations and defaults of a command's parameters, by name."""
+
+Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Maximum number of rows.")]
+After = Annotated[str, typer.Option(metavar="KEY", help="Those behind this one, as the page before said.")]
+All = Annotated[bool, typer.Option("--all", help="All of them; needs --yes.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Yes, all of them.")]
+GATEWAY: Final[Options] = {"url": (Url, HERE), "token_file": (TokenFile, None), "as_json": (AsJson, False)}
+
+
+class Group:
+    """A group of commands for the objects of one kind."""
+
+    def __init__(self, app: typer.Typer, name: str, text: str) -> None:
+        """Add the group to `app`; `text` is its help."""
+        self.typer = typer.Typer(name=name, help=text)
+        app.add_typer(self.typer)
+
+    def add_list(
+        self,
+        operation: Operation,
+        text: str,
+        columns: Columns,
+        *,
+        without: tuple[str, ...] = (),
+        pages: bool = True,
+    ) -> None:
+        """Add the command `list`, which prints one page of rows. `pages`: with an option `--after`."""
+
+        def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
+            stated = {word: _in_query(value) for word, value in _said(given, operation).items()}
+            query = urlencode({**stated, "count": count})
+            found = ask(url, token_file, f"{operation.url}?{query}")
+            if as_json:
+                typer.echo(orjson.dumps(found))
+            else:
+                _print_page(found, columns, pages=pages)
+
+        page: Options = {"count": (Count, 100), **({"after": (After, "")} if pages else {})}
+        self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})
+
+    def add_action(
+        self,
+        name: str,
+        operation: Operation,
+        text: str,
+        tell: Callable[[Document], None],
+        *,
+        failed: Callable[[Document], bool],
+        without: tuple[str, ...] = (),
+        check: Callable[[Document], None] = lambda _: None,
+    ) -> None:
+        """Add a command that acts on what is chosen. `tell` prints the result, for people; if it has
+        `failed`, the exit code is 1. `check` raises BadParameter for a choice that is none.
+        """
+
+        def run(*, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
+            choice = _removal(given, operation) if operation.removes else _said(given, operation)
+            check(choice)
+            act(operation, url, token_file, choice, tell, failed=failed, as_json=as_json)
+
+        every: Options = {"every": (All, False), "yes": (Yes, False)} if operation.removes else {}
+        self._add(name, text, run, {**_options(operation, without), **every, **GATEWAY})
+
+    def _add(self, name: str, text: str, run: Callable[..., None], options: Options) -> None:
+        """Add a command whose parameters are these, which typer reads from its signature."""
+        parameters = [
+            Parameter(word, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for word, (annotation, default) in options.items()
+        ]
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        self.typer.command(name=name, help=text)(run)
+
+
+def act(
+    operation: Operation,
+    url: str,
+    token_file: Path | None,
+    choice: Document,
+    tell: Callable[[Document], None],
+    *,
+    failed: Callable[[Document], bool] = lambda _: False,
+    as_json: bool,
+) -> None:
+    """Call an operation and print its result, as JSON or by `tell`. Raises Exit if it has `failed`."""
+    found = ask(url, token_file, operation.url, choice)
+    if as_json:
+        typer.echo(orjson.dumps(found))
+    else:
+        tell(found)
+    if failed(found):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _options(operation: Operation, without: tuple[str, ...]) -> Options:
+    choice = {word: _option(word, one, chooses=True) for word, one in operation.choice.items()}
+    flags = {word: _option(word, one, chooses=False) for word, one in operation.flags.items()}
+    return {word: option for word, option in {**choice, **flags}.items() if word not in without}
+
+
+def _option(word: str, one: Word, *, chooses: bool) -> tuple[Any, object]:
+    """Return annotation and default of an option. Of a flag with texts, the first is the default."""
+    name, text = word.replace("_", "-"), one.meaning
+    if one.kind is bool and chooses:
+        return Annotated[bool | None, typer.Option(f"--{name}/--not-{name}", help=text)], None
+    if one.kind is bool:
+        return Annotated[bool, typer.Option(f"--{name}", help=text)], False
+    if one.kind is float:
+        text = f"{text[:-1]}, or 15m, 12h, 7d."
+        return Annotated[float | None, typer.Option(metavar="TIME", parser=seconds_of, help=text)], None
+    if isinstance(one.kind, tuple):
+        literal: Any = Literal
+        return Annotated[literal[one.kind] | None, typer.Option(help=text)], None if chooses else one.kind[0]
+    if one.kind is str:
+        return Annotated[str | None, typer.Option(metavar=one.metavar, help=text)], None
+    if one.kind is list:
+        return Annotated[list[str] | None, typer.Argument(metavar=one.metavar, help=text)], None
+    names = _Names(one)
+    return Annotated[
+        str | None, typer.Option(callback=names.check, autocompletion=names.all, help=text)
+    ], None
+
+
+class _Names:
+    """The texts that a word may be, for the shell that completes them, and to check an argument."""
+
+    def __init__(self, word: Word) -> None:
+        self._word = word
+
+    def all(self) -> list[str]:
+        return list(self._word.texts or ())
+
+    def check(self, name: str | None) -> str | None:
+        """Return the argument. Raises BadParameter."""
+        if name is not None and name not in self.all():
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(self.all())}")
+        return name
+
+
+def _said(given: Document, operation: Operation) -> Document:
+    """Return the words that were given; a flag that is off was not, nor a list that is empty."""
+    return {
+        word: value
+        for word, value in given.items()
+        if value is not None and value != [] and (word in operation.choice or value)
+    }
+
+
+def _removal(given: Document, operation: Operation) -> Document:
+    """Return the choice of a removal. Raises BadParameter for none, and for all without a confirmation."""
+    every, yes = given.pop("every"), given.pop("yes")
+    said = _said(given, operation)
+    if every is not said.keys().isdisjoint(operation.choice):
+        raise typer.BadParameter("say which: give options that choose, or --all")
+    if every and not yes:
+        raise typer.BadParameter("--all removes all of them; say --yes, too")
+    return {**said, **({"all": True} if every else {})}
+
+
+def _in_query(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
+    """Print one page; where the next one begins goes to standard error, or how many there are to the page."""
+    items, total = found["items"], found["total"]
+    if items:
+        rows = [[said_of(one) for said_of in columns.values()] for one in items]
+        typer.echo("\n".join(table(rows, tuple(columns), right=NUMBERS)))
+    else:
+        typer.echo("there are none" if not total else "there are no more")
+    if items and not pages and total > len(items):
+        typer.echo(f"and {total - len(items)} more")
+    elif items and pages and found["next"] is not None:
+        typer.echo(f"{total} in all; the next: --after {_quoted(found['next'])}", err=True)
+
+
+def _quoted(key: str) -> str:
+    """Return a key for a shell."""
+    quoted = key.replace("'", "'\\''")
+    return f"'{quoted}'"
+
+
+def seconds_of(text: str) -> float:
+    """Return `90`, `90s`, `15m`, `12h` or `7d` in seconds. Raises BadParameter."""
+    found = AGE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration such as 90s, 15m, 12h or 7d")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def age(secs: float | None) -> str:
+    """Return seconds for people, in the largest unit that fits."""
+    if secs is None:
+        return "-"
+    unit = next(unit for unit in ("d", "h", "m", "s") if secs >= UNITS[unit] or unit == "s")
+    return f"{secs / UNITS[unit]:.0f}{unit}"
