@@ -314,23 +314,37 @@ class Connection:
         self._error = error
         self.pending = True
 
-    def _run(self, data: bytes, at: int, events: list[Event]) -> int:  # noqa: C901, PLR0912, PLR0915 - every packet
+    def _run(self, data: bytes, at: int, events: list[Event]) -> int:
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
-        end = len(data)
-        most = end - 3
+        most = len(data) - 3
         if most - at > RUN_OCTETS:
             most = at + RUN_OCTETS
+        while at < most:
+            first = data[at]
+            if 0x30 <= first < 0x3E:
+                stop = self._publish_run(data, at, most, events)
+            elif first in _ACK_BY_FIRST:
+                stop = self._ack_run(data, at, most, events)
+            else:
+                break
+            if stop == at:
+                break
+            at = stop
+            if self._steps >= STEPS_MAX and self.bounded:
+                break
+        return at
+
+    def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
+        """Decode PUBLISH packets from `at` on that begin before `most`; returns the end of the last. It ends
+        early when their properties took as long as one call should."""
+        end = len(data)
         limit = self.packet_bytes_max
         v5 = self._v5
         publishes: list[PublishRow] | None = None
         while at < most:
             first = data[at]
             if not 0x30 <= first < 0x3E:
-                stop = self._ack_run(data, at, most, events) if first in _ACK_BY_FIRST else at
-                if stop == at:
-                    break
-                at, publishes = stop, None
-                continue
+                break
             size = data[at + 1]
             start = at + 2
             if size > 127:
