@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -509,76 +509,76 @@ class JournalReader:
     ) -> Iterator[Any]:
         """The blocks (`_OpenBlock`) and gaps from row `start` on, each row once; what `wanted` excludes is
         passed over where a file says so. `whole`: of complete files Stretches."""
-        expected = start
+        segments = self.segments(shard)
+        if not segments:
+            return
+        scan = _Scan(shard, segments[0].first if start is None else start, near, whole, wanted)
         looked: tuple[int, list[tuple[Path, int]]] | None = None
-        while True:
-            segments = self.segments(shard)
-            if not segments:
-                return
-            if expected is None:
-                expected = segments[0].first
+        while segments:
             # What is listed may have been merged or deleted since: look once more before that is a loss.
             listed = [(one.path, one.inode) for one in segments]
-            again = looked != (expected, listed)
-            looked = expected, listed
-            later = next((place for place, one in enumerate(segments) if one.first > expected), len(segments))
-            for segment in segments[max(0, later - 1) :]:
-                try:
-                    file = segment.path.open("rb", buffering=0)
-                except FileNotFoundError:
-                    if again:
-                        self._look_again()
-                        break
-                    continue  # whatever comes next shows what is missing
-                with file:
-                    for item in self._within(
-                        file,
-                        segment,
-                        expected,
-                        near,
-                        last=segment is segments[-1],
-                        whole=whole,
-                        wanted=wanted,
-                    ):
-                        first, behind = _range(item)
-                        if behind <= expected:
-                            continue
-                        if first > expected:
-                            if again and self._changed(shard, listed):
-                                break
-                            at = item if isinstance(item, At) else At(segment.path, 0, _NO_HEADER)
-                            yield self._missing(shard, expected, first, at)
-                        begin, expected = max(first, expected), behind
-                        if isinstance(item, Stretch):
-                            yield item._replace(first=begin)
-                        elif isinstance(item, At):
-                            yield (
-                                self._told(shard, item, file)
-                                if item.header.gap
-                                else _OpenBlock(file, item, begin)
-                            )
-                    else:
-                        continue
-                    break
-            else:
+            again = looked != (scan.expected, listed)
+            looked = scan.expected, listed
+            if (yield from self._scan_files(scan, segments, listed if again else None)):
                 return
+            segments = self.segments(shard)
+
+    def _scan_files(
+        self, scan: _Scan, segments: list[Segment], listed: list[tuple[Path, int]] | None
+    ) -> Generator[Any, None, bool]:
+        """What is in these files from the row that `scan` expects on. Return False if they are to be listed
+        once more, since one is gone or has changed; never with `listed` None, which is how they were listed.
+        """
+        later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
+        for segment in segments[max(0, later - 1) :]:
+            try:
+                file = segment.path.open("rb", buffering=0)
+            except FileNotFoundError:
+                if listed is not None:
+                    self._look_again()
+                    return False
+                continue  # whatever comes next shows what is missing
+            with file:
+                last = segment is segments[-1]
+                if not (yield from self._scan_file(scan, file, segment, listed, last=last)):
+                    return False
+        return True
+
+    def _scan_file(
+        self,
+        scan: _Scan,
+        file: BinaryIO,
+        segment: Segment,
+        listed: list[tuple[Path, int]] | None,
+        *,
+        last: bool,
+    ) -> Generator[Any, None, bool]:
+        """As `_scan_files`, of one file."""
+        for item in self._within(file, segment, scan, last=last):
+            first, behind = _range(item)
+            if behind <= scan.expected:
+                continue
+            if first > scan.expected:
+                if listed is not None and self._changed(scan.shard, listed):
+                    return False
+                at = item if isinstance(item, At) else At(segment.path, 0, _NO_HEADER)
+                yield self._missing(scan.shard, scan.expected, first, at)
+            begin, scan.expected = max(first, scan.expected), behind
+            if isinstance(item, Stretch):
+                yield item._replace(first=begin)
+            elif isinstance(item, At):
+                yield self._told(scan.shard, item, file) if item.header.gap else _OpenBlock(file, item, begin)
+        return True
 
     def _changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
         self._look_again()
         return [(one.path, one.inode) for one in self.segments(shard)] != listed
 
     def _within(
-        self,
-        file: BinaryIO,
-        segment: Segment,
-        expected: int,
-        near: Place | None,
-        *,
-        last: bool,
-        whole: bool,
-        wanted: _Wanted | None,
+        self, file: BinaryIO, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[At | Stretch | range]:
-        """What is in one file, from about row `expected` on; a range for rows that are not wanted."""
+        """What is in one file, from about the expected row on; a range for rows that are not wanted."""
+        expected, near, wanted = scan.expected, scan.near, scan.wanted
         known = self._summaries.get(segment.path)
         summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
         if summary is None:
@@ -592,7 +592,7 @@ class JournalReader:
         if wanted is not None and wanted.misses(summary.received, summary.routes):
             yield range(summary.first, summary.next)
             return
-        if whole:
+        if scan.whole:
             routes = None if summary.routes is None else frozenset(summary.routes)
             behind = summary.first
             for span in summary.spans:
@@ -806,6 +806,17 @@ class _Wanted(NamedTuple):
             or (self.to_us is not None and first_us >= self.to_us)
             or (self.routes is not None and routes is not None and not set(routes) & set(self.routes))
         )
+
+
+@dataclass(slots=True)
+class _Scan:
+    """A walk over a shard: which row is expected next, and which rows are asked for."""
+
+    shard: str
+    expected: int
+    near: Place | None
+    whole: bool
+    wanted: _Wanted | None
 
 
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
