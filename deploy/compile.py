@@ -123,14 +123,13 @@ def build() -> None:
                 made: list[str] = self.compiler.object_filenames([source], output_dir=self.build_temp)
                 if not newer_group([source, *ext.depends], made[0]):
                     return made
-                made = self.compiler.compile(
+                return self.compiler.compile(
                     [source],
                     output_dir=self.build_temp,
                     include_dirs=ext.include_dirs,
                     extra_postargs=ext.extra_compile_args,
                     depends=ext.depends,
                 )
-                return made
 
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 objects = [made for each in pool.map(compiled, ext.sources) for made in each]

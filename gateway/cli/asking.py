@@ -61,7 +61,7 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        request = Request(at.rstrip("/") + path, body, headers)
+        request = Request(at.rstrip("/") + path, body, headers)  # noqa: S310 - `checked` has seen its scheme
         try:
             return build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS)
         except HTTPError as error:

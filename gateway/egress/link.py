@@ -173,13 +173,13 @@ class Turns:
         return pause
 
 
-async def open_socket(target: Target, timeout: float) -> socket.socket:
-    """A connected socket. Raises LinkError, which says why there is none after `timeout` seconds at most."""
+async def open_socket(target: Target, timeout_secs: float) -> socket.socket:
+    """A connected socket. Raises LinkError, which says why there is none after `timeout_secs` at most."""
     try:
-        with trio.fail_after(timeout):
+        with trio.fail_after(timeout_secs):
             opened = await trio.open_tcp_stream(target.host, target.port)
     except trio.TooSlowError:
-        raise LinkError(f"{address_of(target)}: no answer within {timeout:g} s") from None
+        raise LinkError(f"{address_of(target)}: no answer within {timeout_secs:g} s") from None
     except OSError as error:
         raise LinkError(f"{address_of(target)}: {reason(error)}") from error
     sock = socket.socket(fileno=opened.socket.detach())
