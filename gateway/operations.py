@@ -280,3 +280,8 @@ TAP: Final = _read(
     streams=True,
     absent=True,
 )
+
+
+def every_operation() -> list[Operation]:
+    """Return all rows of the table."""
+    return [one for one in globals().values() if isinstance(one, Operation)]

@@ -1,5 +1,6 @@
 """The console's files, as a browser gets them: read once, the same for everybody, who has logged in or not.
-They hold nothing that anybody may not see; what they show they ask for, below /api/v1.
+They hold nothing that anybody may not see; what they show they ask for, below /api/v1. What
+the words of lists may be comes from the table of operations.
 """
 
 from __future__ import annotations
@@ -7,12 +8,14 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.answers import unless_known
+from gateway.operations import every_operation
 
 # Everything comes from here, and the browser holds the page to that: no script or style stands in it.
 POLICY: Final = (
@@ -44,6 +47,7 @@ class Page:
             for one in folder.iterdir()
             if one.is_file()
         }
+        self._files["words.js"] = _words()
 
     def file(self, request: Request, name: str) -> Response:
         """One of them. Raises HTTPException when there is none."""
@@ -62,3 +66,17 @@ class Page:
 
     async def _one(self, request: Request) -> Response:
         return self.file(request, request.path_params["name"])
+
+
+def _words() -> bytes:
+    """Return the script with the texts that each word of a list may be, by the list's path."""
+    texts = {
+        one.path[1:]: {
+            name: ("true", "false") if word.kind is bool else word.texts
+            for name, word in one.words.items()
+            if word.kind is bool or word.texts is not None
+        }
+        for one in every_operation()
+        if one.paged
+    }
+    return b"export const TEXTS = " + orjson.dumps(texts) + b";\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections import Counter
@@ -17,16 +18,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from gateway import operations
 from gateway.admin import AdminState, Readiness, serve
 from gateway.admin.answers import UnavailableError
 from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.models import Row
+from gateway.admin.page import Page
 from gateway.admin.status import status
 from gateway.broker.shares import LISTENERS_MAX
 from gateway.errors import ConfigurationError
-from gateway.operations import Operation
+from gateway.operations import every_operation
+from gateway.protocols import DIALECTS
 from gateway.settings import Http
 from gateway.store.writer import Figures
 from tests.operator import admitting
@@ -190,7 +192,27 @@ def test_the_console_names_only_what_there_is() -> None:
     assert set(re.findall(r"\brow\.([a-z_0-9]+)", text)) <= fields
     paths = set(re.findall(r'(?:get|post)\("([a-z/-]+)"', text)) | set(re.findall(r'path="([a-z/-]+)"', text))
     assert {"queues/peek", "mappings/explain", "routes"} <= paths
-    assert paths <= {one.path[1:] for one in vars(operations).values() if isinstance(one, Operation)}
+    assert paths <= {one.path[1:] for one in every_operation()}
+    words = {one.path[1:]: one.words for one in every_operation()}
+    filters = re.findall(r'path="([a-z/-]+)"[^>]*?filters=\$\{\[\[(.*?)\]\]\}', text, re.DOTALL)
+    assert len(filters) > 5
+    for path, chosen in filters:
+        assert set(re.findall(r'(?:^|\[)"([a-z_]+)"', chosen)) <= words[path].keys(), path
+
+
+def test_the_console_offers_the_texts_that_words_may_be() -> None:
+    request = Request({"type": "http", "method": "GET", "headers": []})
+    script = bytes(Page().file(request, "words.js").body).decode()
+    offered = json.loads(script.removeprefix("export const TEXTS = ").rstrip(";\n"))
+    assert offered["queues"] == {
+        "protocol": ["amqp091", "amqpfast"],
+        "kind": ["queue", "subscription"],
+        "empty": ["true", "false"],
+        "in_use": ["true", "false"],
+        "exact": ["true", "false"],
+        "sort": ["name", "messages"],
+    }
+    assert offered["connections"]["protocol"] == list(DIALECTS)
 
 
 async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:

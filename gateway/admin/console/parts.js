@@ -1,6 +1,7 @@
 // What views are made of.
 import {html, useEffect, useRef, useState} from "./vendor/htm.js";
 import {get, may, useAsked} from "./api.js";
+import {TEXTS} from "./words.js";
 
 export const number = n => n === null || n === undefined ? "–" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M" : n >= 1e4 ? (n / 1e3).toFixed(1) + " k"
   : n >= 100 || Number.isInteger(n) ? String(Math.round(n)) : n.toFixed(n < 1 ? 2 : 1);
@@ -54,8 +55,8 @@ export function List({path, caption, columns, keyed, words = {}, filters = [], c
   const given = event => { event.preventDefault(); setPages([""]); setChosen(Object.fromEntries(new FormData(event.target))); };
   return html`
     ${filters.length > 0 && html`<form class="line" role="search" onSubmit=${given}>
-      ${filters.map(([name, label, options]) => html`<label>${label}${options
-        ? html`<select name=${name}><option value="">any</option>${options.map(one => html`<option>${one}</option>`)}</select>`
+      ${filters.map(([name, label]) => html`<label>${label}${TEXTS[path]?.[name]
+        ? html`<select name=${name}><option value="">any</option>${TEXTS[path][name].map(one => html`<option>${one}</option>`)}</select>`
         : html`<input name=${name} />`}</label>`)}
       <button>Show</button></form>`}
     ${error && html`<p class="bad" role="alert">${error}</p>`}
