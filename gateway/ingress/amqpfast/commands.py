@@ -307,7 +307,8 @@ class ActingGuest(FastGuest):
         index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
         numbers, more = index.enter(scan.found, above)
-        octets, taken = encode_message_list(numbers, singly=anew)
+        most = self.machine.index_octets_max
+        octets, taken = encode_message_list(numbers, singly=anew, octets_max=most)
         highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
         self.machine.send(m.HandleIndex(handle.number, highest, octets))
 

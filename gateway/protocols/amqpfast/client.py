@@ -18,7 +18,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import BODY_SIZE
+from gateway.protocols.amqpfast.codec import BODY_SIZE, encode_command
 from gateway.protocols.amqpfast.connection import Action, Connection
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
@@ -58,6 +58,7 @@ from gateway.protocols.amqpfast.states import (
 
 NOTIFY: Final = Struct(">HBHIIBB").unpack_from  # size, type, handle, number, fragment-size, bits, name length
 NOTIFY_FIELDS: Final = 14  # the size of NOTIFY with an empty name
+SIZE_OCTETS: Final = 2  # of the size itself, which it does not count
 NUMBER: Final = BODY_SIZE.unpack_from
 REPLY: Final = Struct(">HBHHHBB")  # size, type, handle, tag, code, length of text, end
 REPLY_SIZE: Final = 9
@@ -192,7 +193,8 @@ class ClientConnection(Connection):
     def send(self, command: m.Command) -> bool:
         """Any other command of a channel or handle; its tag is 0 or from `new_tag`.
 
-        Dropped when channel or handle have been closed meanwhile; returns whether it was sent.
+        Dropped when channel or handle have been closed meanwhile; returns whether it was sent. Raises
+        LocalProtocolError when a selector makes the command larger than the server's frame-max (3.2.5).
         """
         if isinstance(command, m.ChannelAck | m.ChannelCommit | m.ChannelRollback):
             channel = self._channels.get(command.channel_id)
@@ -205,6 +207,8 @@ class ClientConnection(Connection):
             if handle is None or handle.state is not OPEN:
                 return False
             channel = handle.channel
+            if isinstance(command, m.HandleConsume | m.HandleQuery):
+                self._check_selector(command)
             tag = getattr(command, "tag", 0)
             if tag:
                 channel.awaited.append(handle.number << 16 | tag)
@@ -217,6 +221,16 @@ class ClientConnection(Connection):
             raise LocalProtocolError(f"{command.name} is not sent this way")
         self._send(command, channel.out)
         return True
+
+    def _check_selector(self, command: m.HandleConsume | m.HandleQuery) -> None:
+        if not command.selector:
+            return  # nothing else in a command is long
+        size = len(encode_command(command)) - SIZE_OCTETS
+        if size > self.frame_max:
+            raise LocalProtocolError(
+                f"a selector of {len(command.selector)} octets is too long: {command.name} would have {size}"
+                f" octets, and frame-max is {self.frame_max}"
+            )
 
     def ack(self, channel: int, message_number: int) -> None:
         """CHANNEL ACK of everything delivered up to `message_number`, unconfirmed."""

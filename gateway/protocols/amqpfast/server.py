@@ -38,6 +38,8 @@ from gateway.protocols.amqpfast.spec import (
     FRAME_MAX_MIN,
     HANDLE_REPLY,
     HANDLE_SEND,
+    INDEX_FIELDS,
+    INDEX_OCTETS_MAX,
     MESSAGE_BYTES_MAX,
     NEGOTIATION_PAUSE_SECS,
     PROTOCOL_ID,
@@ -204,6 +206,14 @@ class ServerConnection(Connection):
         given: list[bytes] = []
         self._send(command, given)
         return given[0]
+
+    @property
+    def index_octets_max(self) -> int:
+        """Size of the longest message list, in bytes, whose INDEX fits a frame that the client takes (3.2.5).
+
+        Numbers that do not fit are left to the client's next QUERY (3.5.12).
+        """
+        return min(INDEX_OCTETS_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
         """CREATED or INDEX. Dropped when the handle has been closed meanwhile."""

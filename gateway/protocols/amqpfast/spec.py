@@ -53,6 +53,7 @@ ID_MAX: Final = 65_535  # channels, handles, confirm-tags
 MESSAGE_NUMBER_MAX: Final = 0xFFFF_FFFF
 PAUSED_BYTES_MAX: Final = 131_072  # what may wait while the application decides about a login
 INDEX_OCTETS_MAX: Final = 60_000  # of one message list: a frame of the short form holds it
+INDEX_FIELDS: Final = 10  # the size of INDEX with an empty message list
 
 # Times.
 CLOSE_WAIT_SECS: Final = 5.0  # how long a close may wait for its answer, and a socket for its end

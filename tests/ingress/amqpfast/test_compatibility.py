@@ -190,3 +190,15 @@ def test_a_transfer_that_is_cut_leaves_nothing(gateway: Running) -> None:
         client.put(handle, b"whole")
         client.consume(handle)
         assert client.bodies(1) == [b"whole"]
+
+
+def test_a_list_of_single_ids_keeps_to_the_frame_max_of_its_client(old: Running) -> None:
+    with Fast(old, frame_max=1_024).open() as client:
+        handle = client.handle("q")
+        client.put(handle, *[b""] * 400)
+        ids: list[int] = []
+        above = -1
+        while above:
+            found, above = client.index(handle, max(above, 0))
+            ids += found
+        assert ids == list(range(400))

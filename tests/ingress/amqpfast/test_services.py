@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -459,6 +460,36 @@ def test_query_lists_and_browse_looks_without_taking(gateway: Running) -> None:
         client.say(m.HandleBrowse(handle, 0, 2))
         assert client.reply()[2:4] == (0, 310)
         assert client.index(handle)[0] == [5, 6]
+
+
+def listed(client: Fast, handle: int, **more: Any) -> tuple[list[int], int]:
+    """All ids of a QUERY and of those that follow it, and how many INDEX they took."""
+    ids: list[int] = []
+    above = count = 0
+    while count == 0 or above:
+        found, above = client.index(handle, above, **more)
+        ids += found
+        count += 1
+    return ids, count
+
+
+@pytest.mark.parametrize("service", [QUEUE, TOPIC])
+def test_an_index_keeps_to_the_frame_max_of_its_client(gateway: Running, service: int) -> None:
+    """3.2.5: no command exceeds it; what does not fit is listed by the next QUERY (3.5.12)."""
+    with Fast(gateway).open() as other, Fast(gateway, frame_max=1_024).open() as client:
+        handle = client.handle("q", service)
+        if service == TOPIC:
+            client.consume(handle)
+            assert client.ask(m.HandleFlow(handle, 0, True))[3] == 200
+        heads = [head(headers={"x": at % 2}) for at in range(2)]
+        sending = other.handle("q", service)
+        for at in range(1_000):
+            other.put(sending, b"", head=heads[at % 2], confirm=at % 100 == 99)
+        assert listed(client, handle) == (list(range(1, 1_001)), 1), "a range is short"
+        ids, count = listed(client, handle, selector=b"x = 1")
+        assert ids == list(range(2, 1_001, 2))
+        assert count == 2
+        assert client.ask(m.HandleBrowse(handle, 0, 1_000))[3] == 200
 
 
 def test_query_of_a_topic_lists_the_handles_own_backlog(gateway: Running) -> None:

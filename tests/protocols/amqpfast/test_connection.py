@@ -474,3 +474,17 @@ def test_what_a_handle_remembers_is_bounded() -> None:
         notifier.notify_many(1, [(True, b"q", HEAD, b"")])
     found = wire.client.receive_data(wire.server.data_to_send(), 0)
     assert found == [e.Notifies([(1, 1, DELIVERED | REDELIVERED, HEAD, b"", b"q")] * 2)]
+
+
+def test_a_selector_that_makes_a_command_larger_than_frame_max_is_not_sent() -> None:
+    """3.2.5: the server would close the connection."""
+    wire = queue_wire(frame_max=1_024)
+    for made in (m.HandleConsume, m.HandleQuery):
+        fits = made(1, selector=b"")
+        fits.selector = b"x" * (1_024 - len(encode_command(fits)) + 2)
+        assert wire.client.send(fits)
+        wire.move()
+        assert [type(event) for event in wire.take()[0]] == [e.CommandReceived]
+        with pytest.raises(LocalProtocolError, match="frame-max is 1024"):
+            wire.client.send(made(1, selector=fits.selector + b"x"))
+        assert wire.client.data_to_send() == b""
