@@ -14,6 +14,7 @@ from gateway.settings.limits import Section
 NAME: Final = r"^[^/#&\x00-\x20\x7f]+$"  # 3.5.2.3
 Destination = Annotated[str, StringConstraints(max_length=255, pattern=NAME)]
 Destinations = Annotated[tuple[Destination, ...], Strict(False)]
+Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
@@ -84,7 +85,7 @@ class FastListener(AnonymousListener):
     themselves."""
     out_of_band: OutOfBand | None = None
     """A folder in which bodies may pass as files; absent: everything comes through the connection."""
-    compatibility: Literal["rfc", "openamq-2005"] = "rfc"
+    compatibility: Compatibility = "rfc"
     """`openamq-2005`: what the clients of the first implementation expect where it differs from the text."""
     commit_confirms: Literal["all", "acked"] = "all"
     """What CHANNEL COMMIT confirms: all messages that were written before, as the text has it, or those that
@@ -102,3 +103,6 @@ class FastLink(Link):
 
     durable_subscriptions: bool = True
     """The server keeps what topics that routes name receive while we are away."""
+    compatibility: Compatibility = "rfc"
+    """`openamq-2005`: the server is the first implementation, which reads nothing more behind a PING. It is
+    sent none, and if it dies without a word, that is not noticed."""

@@ -324,8 +324,7 @@ class Remote(Section):
     in_flight_max: int = Field(10_000, ge=1)
     """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
-    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed. AMQP/Fast: nor is
-    one that has never said PING."""
+    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """To connect and greet."""
     reconnect_min_secs: float = Field(0.5, gt=0)

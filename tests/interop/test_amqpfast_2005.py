@@ -112,7 +112,13 @@ def old() -> Iterator[Server2005]:
 def test_large_and_small_messages_reach_it_after_one_lost_connection(old: Server2005, tmp_path: Path) -> None:
     (tmp_path / "mapping.yaml").write_text(MAPPING)
     url = f"amqpfast://fast:secret@{LOOPBACK}:{old.port}/"
-    link = make_link(url=url, heartbeat_secs=1, reconnect_min_secs=0.1, reconnect_max_secs=0.3)
+    link = make_link(
+        url=url,
+        heartbeat_secs=1,
+        compatibility="openamq-2005",
+        reconnect_min_secs=0.1,
+        reconnect_max_secs=0.3,
+    )
     settings = settings_of(links={"old": link}, mappings=[str(tmp_path / "mapping.yaml")])
     with running(settings) as near:
         near.until(lambda: near.gateway.links["old"].up, PATIENCE_SECS)

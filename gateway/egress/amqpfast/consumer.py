@@ -2,7 +2,8 @@
 
 A channel for each source makes its message numbers its own, so that a message that waits for its target does
 not hold up the acknowledgements of others. A consumer lives as long as its channel; a settlement that comes
-later finds it dead and is dropped, for the server delivers the message again.
+later finds it dead and is dropped, for the server delivers the message again. When the server closes its
+handle alone it rests: what was delivered is still acknowledged on the channel, until `reopen`.
 
 AMQP/Fast has no word for a message that is refused for good: it is acknowledged when it is safe among the
 dead letters. One for which there is no memory goes back to its queue after a while, by UNGET, which another
@@ -33,6 +34,7 @@ class FastLinkConsumer:
     """
 
     __slots__ = (
+        "_former",
         "_later",
         "_machine",
         "_wake",
@@ -41,6 +43,7 @@ class FastLinkConsumer:
         "channel",
         "handle",
         "live",
+        "resting",
         "source",
         "stopping",
         "unsettled",
@@ -57,18 +60,30 @@ class FastLinkConsumer:
         self.source = source
         self.live = True
         self.stopping = False
+        self.resting = False
         self.accepted: list[int] = []
         self.unsettled = Unsettled()
         self.assembly = Assembly(octets_max)
         self._machine = machine
         self._wake = wake
         self._later: list[tuple[float, Receipt]] = []
-        begin, _ = self._names()
+        self._former = 0  # messages up to this number came by a handle that is closed
         self.channel = machine.open_channel(confirm=False)
+        self.handle = self._open_handle()
+
+    def _open_handle(self) -> int:
+        begin, _ = self._names()
         command = m.HandleOpen(
-            self.channel, service_type=SERVICES[source.service], consumer=True, dest_name=begin
+            self.channel, service_type=SERVICES[self.source.service], consumer=True, dest_name=begin
         )
-        self.handle = machine.open_handle(command, confirm=False)
+        return self._machine.open_handle(command, confirm=False)
+
+    def reopen(self) -> None:
+        """Open another handle, for the server has closed the one before. Raises LocalProtocolError when there
+        is none left."""
+        self.handle = self._open_handle()
+        self.resting = False
+        self._former = self.unsettled.last
 
     def _names(self) -> tuple[str, str]:
         source = self.source
@@ -113,14 +128,15 @@ class FastLinkConsumer:
             return []
         due = [receipt for at, receipt in self._later if at <= now]
         self._later = [one for one in self._later if one[0] > now]
-        if self.source.service != "queue" or self.stopping:
+        if self.source.service != "queue" or self.stopping or self.resting:
             return due
-        for _, number, _ in due:
+        known = [number for _, number, _ in due if number > self._former]  # to this handle
+        for number in known:
             self._machine.send(m.HandleUnget(self.handle, 0, number))
-        if due:
-            self.accepted += [number for _, number, _ in due]
+        if known:
+            self.accepted += known
             self._wake(self)
-        return []
+        return [receipt for receipt in due if receipt[1] <= self._former]
 
     def flush(self) -> None:
         """Acknowledge as far as everything is done with."""

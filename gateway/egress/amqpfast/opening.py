@@ -43,10 +43,12 @@ def client_machine(
     frame_max: int = FRAME_MAX,
     channel_max: int = 0,
     heartbeat: int = 30,
+    pings: bool = True,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     bounded: bool = False,
 ) -> ClientConnection:
-    """Our side of a connection to `target`; `heartbeat` in seconds, `channel_max` 0 is no limit."""
+    """Our side of a connection to `target`; `heartbeat` in seconds, `channel_max` 0 is no limit. `pings` as
+    ClientConnection has it."""
     return ClientConnection(
         mechanism=PLAIN,
         responses=encode_credentials(target.username or GUEST, target.password or GUEST),
@@ -55,6 +57,7 @@ def client_machine(
         frame_max=frame_max,
         channel_max=channel_max,
         heartbeat=heartbeat,
+        pings=pings,
         message_bytes_max=message_bytes_max,
         bounded=bounded,
     )

@@ -25,6 +25,11 @@ class Unsettled:
     def __len__(self) -> int:
         return len(self._order) - len(self._done)
 
+    @property
+    def last(self) -> int:
+        """The number of the latest message that awaits an answer; 0 if none does."""
+        return self._order[-1] if self._order else 0
+
     def add(self, number: int) -> None:
         """A message was delivered."""
         self._order.append(number)

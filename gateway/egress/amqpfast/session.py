@@ -57,7 +57,7 @@ from gateway.protocols.amqpfast.events import (
     Replies,
     ReplyRow,
 )
-from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, ReplyCode
+from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, DELIVERED, ReplyCode
 from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN
 from gateway.protocols.amqpfast.translate import essentials, head_properties
 from gateway.settings import FastLink, Limits
@@ -67,6 +67,7 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0.7c0"
+NOT_DELIVERED: Final = "not_delivered"  # NOTIFY of what nobody asked to be shown
 REOPEN_SECS: Final = 1.0  # the sending channel, when it was closed though nothing was on its way
 POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CLIENT_ALREADY_ACTIVE})
 # Closing the connection with one of these, a server complains of what it was sent.
@@ -91,6 +92,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
             heartbeat=settings.heartbeat_secs,
+            pings=session.pings,
             message_bytes_max=BODY_SIZE_MAX,  # a larger one than we take is passed over, see Assembly
             bounded=True,
         )
@@ -158,11 +160,15 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
         }
+        resting = [source for source, consumer in consumed.items() if consumer.resting]
         for source in gone:
             survey = self._surveys.pop(source, None)
             if survey is not None:
                 self.machine.close_handle(survey.handle)
-            if source in consumed:
+            if source in resting and not source.identifier:
+                consumed[source].stopping = True
+                self._leave(consumed[source])
+            elif source in consumed and source not in resting:
                 consumed[source].stop()
             elif source.identifier:
                 self._abandon(source)
@@ -266,10 +272,16 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 return
             self._session.publisher.handle_closed(event.handle, event.reply_code, event.text)
             return
-        # What it has delivered is given back with its channel, and comes again.
-        consumer.flush()
-        self.machine.close_channel(consumer.channel)
-        self._failed(consumer, f"{event.reply_code} {event.text}")
+        # HANDLE CLOSE answers it (3.5.16). What it has delivered stays outstanding on the channel, and is
+        # acknowledged there; the next attempt opens another handle on it.
+        self.machine.close_handle(event.handle)
+        self._forget_handle(consumer)
+        if consumer.stopping:
+            self._leave(consumer)
+            return
+        consumer.resting = True
+        self._session.failed(consumer.source, f"{event.reply_code} {event.text}")
+        self._arranged()
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
@@ -294,11 +306,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _released(self, event: Released) -> None:
         consumer = self._by_handle.get(event.handle) if event.handle else None
         if consumer is not None:
-            del self._by_handle[event.handle]
-            self._asked.pop(event.handle, None)
+            self._forget_handle(consumer)
             self._leave(consumer)
         else:
             self._session.publisher.pump()
+
+    def _forget_handle(self, consumer: FastLinkConsumer) -> None:
+        self._by_handle.pop(consumer.handle, None)
+        self._asked.pop(consumer.handle, None)
 
     # What the routes need.
 
@@ -325,7 +340,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _idle(self, source: Source) -> FastLinkConsumer | None:
         """Who consumes a source, if all that it has brought is answered."""
         for consumer in self._consumers.values():
-            if consumer.source is source and not (consumer.stopping or consumer.handle in self._asked):
+            away = consumer.stopping or consumer.resting or consumer.handle in self._asked
+            if consumer.source is source and not away:
                 return None if len(consumer.unsettled) else consumer
         return None
 
@@ -364,9 +380,21 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             consumer.stop()
 
     def _consumer(self, source: Source) -> FastLinkConsumer | None:
+        """Open a handle for a source, on the channel of the one that the server has closed, if there is such.
+
+        Return None when there is no channel or handle left.
+        """
         session = self._session
+        consumer = next(
+            (one for one in self._consumers.values() if one.source is source and one.resting), None
+        )
         try:
-            consumer = FastLinkConsumer(source, self.machine, self._wake, session.limits.message_bytes_max)
+            if consumer is None:
+                consumer = FastLinkConsumer(
+                    source, self.machine, self._wake, session.limits.message_bytes_max
+                )
+            else:
+                consumer.reopen()
         except LocalProtocolError as error:
             session.failed(source, str(error))
             self._arranged()
@@ -379,8 +407,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """The source cannot be consumed, or not any more."""
         consumer.live = False
         self._consumers.pop(consumer.channel, None)
-        self._by_handle.pop(consumer.handle, None)
-        self._asked.pop(consumer.handle, None)
+        self._forget_handle(consumer)
         self._owing.pop(consumer, None)
         if not consumer.stopping:
             self._session.failed(consumer.source, why)
@@ -410,15 +437,16 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         in_turn = iter(rows)
         left: list[NotifyRow] = []
         for row in in_turn:
-            handle, number, _, head, body, name = row
+            handle, number, bits, head, body, name = row
             if handle != last_handle:
                 last_handle, last_head = handle, b""
                 consumer = self._by_handle.get(handle)
                 if consumer is not None:
                     entries = caches.setdefault(consumer.source.service, {})
                     limit = consumer.assembly.octets_max
-            if consumer is None:
-                continue  # it was closed meanwhile, or a peer service has answered what we sent
+            if consumer is None or not bits & DELIVERED:
+                self._pass_over(consumer)
+                continue
             if name not in entries and self._stream.spent():
                 left = [row, *in_turn]
                 break
@@ -472,12 +500,22 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         joined: Joined | None = None if consumer is None else consumer.assembly.take(fragment)
         if consumer is None or joined is None:
             return
-        if joined.body is None:
+        if not joined.bits & DELIVERED:
+            self._pass_over(consumer)
+        elif joined.body is None:
             consumer.unsettled.add(joined.number)
             self._unusable(consumer, joined.number, joined.name, _oversized(joined.size))
         else:
             row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
             self._notifies([row])
+
+    def _pass_over(self, consumer: FastLinkConsumer | None) -> None:
+        """Leave a message with the server. It was shown and not delivered, and must be neither processed nor
+        acknowledged (3.5.11); or (None) its handle was closed meanwhile, or sends and a peer has answered.
+        """
+        if consumer is not None:
+            self._session.stats.protocol_errors.add(NOT_DELIVERED)
+            log.warning("message not delivered", link=self._session.name, source=consumer.source.name)
 
     def _unusable(
         self, consumer: FastLinkConsumer, number: int, name: bytes, outcome: Outcome, body: bytes = b""
@@ -516,6 +554,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
         self._burials: list[tuple[Receipt, Outcome]] = []  # of what no route took, until there is room
+        self.pings = settings.compatibility == "rfc"
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
     # What the link asks.

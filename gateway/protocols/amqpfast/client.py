@@ -77,10 +77,10 @@ class ClientConnection(Connection):
     """Our connection to a server: octets in, events out.
 
     `frame_max`, `channel_max` and `handle_max` (0: no limit) are what we ask for at most. `heartbeat` is how
-    often, in seconds, we want to hear from the server; one that never says PING is legal, is sent none, and
-    may be silent for ever. `responses` is what `encode_credentials` makes for mechanism PLAIN; a server that
-    offers NONE and not that is told nothing. `bounded`: each call does a limited number of steps, and what is
-    behind is `unread`.
+    often, in seconds, we want to hear from the server. Without `pings` no PING is sent to a server that has
+    sent none, and it may be silent for ever: that of 2005 reads nothing more behind a PING. `responses` is
+    what `encode_credentials` makes for mechanism PLAIN; a server that offers NONE and not that is told
+    nothing. `bounded`: each call does a limited number of steps, and what is behind is `unread`.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -97,13 +97,14 @@ class ClientConnection(Connection):
         channel_max: int = 0,
         handle_max: int = 0,
         heartbeat: int = 30,
+        pings: bool = True,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         bounded: bool = False,
     ) -> None:
         super().__init__(State.AUTHENTICATION, message_bytes_max=message_bytes_max)
         self._bounded = bounded
         self.heartbeat = heartbeat
-        self._pings = False  # the server of 2005 hears nothing any more behind a PING, and says none
+        self._pings = pings
         self._wish = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
         self._response = m.ConnectionResponse(mechanism, responses)
         self._responded = False

@@ -77,7 +77,7 @@ class Lifetime(ABC):
         self._heard = 0.0
         self._asked = False  # whether the peer lives, since we heard it last
         self._beats = Beats()
-        self._pings = True  # the peer bears PING, and says it itself when it has nothing else to say
+        self._pings = True  # the peer bears PING
         self._closing_since = 0.0
         self._said_at = 0.0
         self._last_words: m.ConnectionClose | None = None
@@ -362,7 +362,8 @@ class Lifetime(ABC):
         """Do what is due: end a failed negotiation, answer closes that have waited, send a PING.
 
         A PING goes out when nothing else was written for half of the peer's interval, and asks for an answer
-        when the peer has been silent for two of ours. A client that has never heard one sends none.
+        when the peer has been silent for two of ours. A peer that cannot bear PING is sent none until it has
+        sent one itself.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:

@@ -15,6 +15,7 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.amqpfast.sending import Notifier
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.parts import newest
@@ -311,13 +312,105 @@ async def test_a_source_that_goes_away_is_consumed_again(
     one.move()
     shelf.parts[0].settle(ACCEPTED)
     one.move()
-    assert one.world.acks == []
+    # What was delivered stays with its channel (3.5.16), and is nobody's when that is closed.
+    assert one.world.acks == ([] if channel else [(found.channel, 1)])
     assert one.link.downs == []
     await trio.sleep(1.5)
     one.tick()
     shelf.outcome = ACCEPTED
     notify(one, "commands", b"2")
+    assert acks(one, "commands")[-1:] == [1 if channel else 2]
+    assert one.session.idle
+
+
+def closes(one: LinkRig) -> tuple[int, int]:
+    """How many CLOSE of handles and of channels the server has received."""
+    received = one.remote.machine.received
+    return received[m.HandleClose.type], received[m.ChannelClose.type]
+
+
+async def test_a_close_of_a_handle_is_answered_by_one(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    """3.5.16, 3.5.17; the channel is that of the next attempt."""
+    one = rig(tmp_path, shelf)
+    one.lose()
+    one.world.missing.add("commands")
+    one.connect()
+    channels = list(one.remote.machine.channels)
+    for attempt in range(1, 4):
+        assert closes(one) == (attempt, 0)
+        assert one.remote.machine.channels == channels
+        await trio.sleep(10)
+        one.tick()
+    one.world.missing.clear()
+    await trio.sleep(10)
+    one.tick()
+    assert closes(one) == (4, 0)
+    notify(one, "commands", b"1")
     assert acks(one, "commands") == [1]
+
+
+@pytest.mark.parametrize("source, name", [("commands", ""), ("plant.", "plant.b.t")])
+async def test_a_source_that_is_closed_and_not_wanted_any_more_leaves_no_channel(
+    one: LinkRig, shelf: Shelf, source: str, name: str
+) -> None:
+    shelf.outcome = None
+    notify(one, source, b"1", name=name)
+    found = one.remote.consumer(source)
+    one.remote.machine.close_handle(found.handle, 403, "no")
+    one.move()
+    one.session.route(Subscriptions(prefixes=(("queue", "jobs."),)), Targets())
+    one.move()
+    assert found.channel in one.remote.machine.channels, "its message is not answered yet"
+    shelf.parts[0].settle(ACCEPTED)
+    one.move()
+    assert one.world.acks == [(found.channel, 1)]
+    assert found.channel not in one.remote.machine.channels
+    assert "gateway.plant." in one.world.cancelled
+    assert one.session.idle
+
+
+async def test_a_closed_handle_takes_nothing_back(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    """UNGET would go to the wrong handle; so what it has delivered is tried again from here."""
+    one.dispatcher.memory.short = True
+    notify(one, "commands", b"1")
+    found = one.remote.consumer("commands")
+    one.remote.machine.close_handle(found.handle, 404, "gone")
+    one.remote.consumers.remove(found)
+    one.move()
+    for _ in range(3):  # with the handle closed, and with the next one open
+        await trio.sleep(1.5)
+        one.tick()
+    notify(one, "commands", b"2")
+    await trio.sleep(1.5)
+    one.tick()
+    assert one.world.ungets == [2]
+    assert shelf.messages == []
+    one.dispatcher.memory.short = False
+    await trio.sleep(1.5)
+    one.tick()
+    assert shelf.accepted == [b"1"]
+    assert one.session.idle
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+async def test_what_is_shown_and_not_delivered_is_neither_processed_nor_acknowledged(
+    one: LinkRig, shelf: Shelf, size: int
+) -> None:
+    """3.5.11: delivered=0 is what BROWSE asks for, and a link asks for none."""
+    found = one.remote.consumer("commands")
+    shown = Notifier(one.remote.machine, found.handle, delivered=False)
+    assert shown.notify(1, False, b"commands", TRANSIENT, b"x" * size)
+    one.remote.numbers[found.channel] = 1
+    one.move()
+    assert one.world.acks == shelf.messages == []
+    assert one.stats.protocol_errors.counts == {"not_delivered": 1}
+    notify(one, "commands", b"2")
+    assert [message.body for message in shelf.messages] == [b"2"]
+    assert acks(one, "commands") == [2]
     assert one.session.idle
 
 

@@ -279,14 +279,17 @@ async def test_a_sending_channel_that_is_closed_for_nothing_is_opened_again_late
     assert accepted(source) == [b"waits"]
 
 
+@pytest.mark.parametrize("compatibility, heard", [("rfc", False), ("rfc", True), ("openamq-2005", True)])
 async def test_heartbeats_go_both_ways_and_silence_ends_the_connection(
-    autojump_clock: trio.testing.MockClock,
+    compatibility: str, heard: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    one = LinkRig(heartbeat_secs=10)
+    """3.2.7, 2.2.12. A server of 2005 that sends PING all the same bears it."""
+    one = LinkRig(heartbeat_secs=10, compatibility=compatibility)
     one.world.limits = {"heartbeat": 10}
     one.connect()
-    one.remote.machine.tick(trio.current_time() + 5)  # the server says PING
-    one.move()
+    if heard:
+        one.remote.machine.tick(trio.current_time() + 5)  # the server says PING
+        one.move()
     for _ in range(31):
         await trio.sleep(1)
         if not one.stream.closed:
@@ -297,11 +300,28 @@ async def test_heartbeats_go_both_ways_and_silence_ends_the_connection(
 
 
 @pytest.mark.parametrize("heartbeat", [0, 10])
-async def test_a_server_that_says_no_ping_hears_none_and_may_be_silent(
+async def test_a_server_that_only_answers_pings_is_alive(
+    heartbeat: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    one, source = LinkRig(heartbeat_secs=10), Settled()
+    one.world.limits = {"heartbeat": heartbeat}
+    one.connect()
+    for _ in range(100):
+        await trio.sleep(1)
+        one.connection.tick(trio.current_time())
+        one.move()
+    assert one.link.downs == []
+    assert one.stats.frames()["0.7c0", "in", "connection.ping"] >= 3
+    one.publish(source, [b"after all that time"])
+    assert accepted(source) == [b"after all that time"]
+
+
+@pytest.mark.parametrize("heartbeat", [0, 10])
+async def test_a_server_of_2005_hears_no_ping_and_may_be_silent(
     heartbeat: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Behind a PING the server of 2005 hears nothing any more; it never says one, whatever it asks for."""
-    one, source = LinkRig(heartbeat_secs=10), Settled()
+    one, source = LinkRig(heartbeat_secs=10, compatibility="openamq-2005"), Settled()
     one.world.limits = {"heartbeat": heartbeat}
     one.connect()
     for _ in range(100):

@@ -381,4 +381,7 @@ def test_a_listener_without_heartbeat_never_pings() -> None:
     wire.server.tick(1000)
     assert wire.server.data_to_send() == b""
     assert not wire.server.timed_out(1000)
-    assert wire.client.deadline() is None, "nor does a client whose server says none"
+    assert wire.client.deadline() == 2, "its client asks whether it lives"
+    wire = Wire(ServerConnection(heartbeat=0), new_client(heartbeat=1, pings=False))
+    wire.move()
+    assert wire.client.deadline() is None, "unless the server cannot bear that"
