@@ -270,7 +270,7 @@ def cancels(client: Whole) -> int:
     number = client.handle("", TOPIC)
     if code := told(client, m.HandleConsume(number, dest_name="there", prefetch=1, identifier="d")):
         return code
-    return told(client, m.HandleCancel(number, 0, "", "d"))
+    return told(client, m.HandleCancel(number, 0, "there", "d"))
 
 
 def opens_folder(gateway: Running, user: str) -> int:

@@ -141,6 +141,10 @@ class Interest:
         """What tells it from others."""
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
+    def is_of(self, name: str, *, prefix: bool) -> bool:
+        """Return True if the destination is the topic `name`, or all topics that begin with it."""
+        return self.name == name and self.prefix == prefix
+
     def covers(self, topic: str) -> bool:
         """Whether messages of this topic are meant."""
         return topic.startswith(self.name) if self.prefix else topic == self.name

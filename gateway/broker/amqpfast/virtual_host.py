@@ -421,14 +421,20 @@ class FastHost:
         self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
     ) -> Subscription:
         """A subscription; of a durable one (`key`: client, identifier) the one that is there, if it is for
-        the same. Refused 507 when somebody consumes it."""
+        the same. With another selector it is replaced. Refused 507 when somebody consumes it, or it is that
+        of another destination, whose messages wait in it until it is cancelled."""
         before = self.durable.get(key) if key is not None else None
-        if before is not None:
+        if key is not None and before is not None:
             if before.attached:
                 text = f"subscription {before.key} is in use"
                 raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             if before.interest == interest:
                 return before
+            if not before.interest.is_of(interest.name, prefix=interest.prefix):
+                text = (
+                    f"identifier: {key[1]!r} is a subscription to {before.interest.name!r}; cancel that first"
+                )
+                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             self.unsubscribe(before)
         if key is None:
             maker = None

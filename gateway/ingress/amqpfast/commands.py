@@ -258,9 +258,13 @@ class ActingGuest(FastGuest):
         if found is None:
             text = f"there is no durable subscription {command.identifier!r}"
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
-        interest = found.interest
-        if limited and (interest.name or interest.prefix):  # the cluster does not say what it is for
-            self.check("read", "topic", interest.name, whole=interest.prefix)
+        interest, name = found.interest, handle.name + command.dest_name
+        if interest.name or interest.prefix:  # the cluster does not say what it is for
+            if limited:
+                self.check("read", "topic", interest.name, whole=interest.prefix)
+            if interest.name != name:
+                text = f"the durable subscription {command.identifier!r} is not one to {name!r}"
+                raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
         for one in self.handles.values():
             if found in one.subscriptions:
                 one.subscriptions.remove(found)

@@ -16,6 +16,7 @@ from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason
 from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings import Limits
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from gateway.store.store import Store
@@ -229,6 +230,9 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
             assert found.interest == interest
             assert found.interest.selects is not None
             assert found.storage is not None
+            with pytest.raises(Refused, match="is a subscription to 't'") as refused:
+                host.subscribe(Interest("other", prefix=False), ("me", "sub"))
+            assert refused.value.code == ReplyCode.TEMPORARILY_FORBIDDEN
             assert host.subscribe(interest, ("me", "sub")) is found
         store.close()
     given = {"/": FastVirtualHost(auto_create=False)}

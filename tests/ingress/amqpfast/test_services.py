@@ -372,6 +372,33 @@ def test_a_durable_subscription_waits_and_is_drained(gateway: Running) -> None:
         assert client.quiet()
 
 
+@pytest.mark.parametrize("name", ["other", "t.", "", "t.u"])
+def test_an_identifier_belongs_to_the_destination_it_was_first_used_for(gateway: Running, name: str) -> None:
+    """3.5.4, 3.5.5: neither CONSUME nor CANCEL of another one touches it or what waits in it."""
+    with Fast(gateway, "d").open() as client:
+        client.consume(client.handle("t", TOPIC), identifier="sub")
+        client.leave()
+    with Fast(gateway).open() as other:
+        other.put(other.handle("t", TOPIC), b"kept")
+    with Fast(gateway, "d").open() as client:
+        client.handle("t.u", TOPIC)
+        for command, code in (
+            (m.HandleConsume(0, prefetch=1, identifier="sub"), 507),
+            (m.HandleConsume(0, prefetch=1, identifier="sub", selector=b"n > 1"), 507),
+            (m.HandleCancel(0, identifier="sub"), 404),
+        ):
+            command.handle_id = handle = client.handle(name, TOPIC)
+            client.say(command)
+            assert client.handle_closed() == (handle, code)
+        handle = client.handle("", TOPIC)
+        client.consume(handle, dest_name="t", identifier="sub")
+        assert client.bodies(1) == [b"kept"]
+        assert client.ask(m.HandleCancel(handle, 0, "t", "sub"))[3] == 200
+        client.consume(client.handle("other", TOPIC), identifier="sub")
+        client.put(handle, b"new", name="other")
+        assert client.bodies(1) == [b"new"]
+
+
 def test_another_selector_makes_another_durable_subscription(gateway: Running) -> None:
     with Fast(gateway, "d").open() as client:
         handle = client.handle("t", TOPIC)
