@@ -5,6 +5,9 @@ refused, so that nobody can lock a user out who is somewhere else. A place is re
 many names, but not to users that were right there not long ago: behind one address there may be a whole
 plant. A user name, from wherever it is tried, is only delayed.
 
+A connection that breaks the rules of a protocol before it names a user is counted by its place alone, which
+is then blocked as a whole, unless a user was right there not long ago.
+
 An attacker invents names, and with IPv6 places: the tables are bounded, and what failed longest ago is
 forgotten first. This machine is never counted.
 """
@@ -88,6 +91,7 @@ class Failures:
         self._pairs = _Table(options.failures_max, window, refused)
         self._places = _Table(options.address_failures_max, window, refused)
         self._users = _Table(0, window, refused)
+        self._negotiations = _Table(options.negotiation_failures_max, window, refused)
         self._right: dict[tuple[str, str], float] = {}
 
     def refuses(self, remote: str, user: str) -> bool:
@@ -99,6 +103,19 @@ class Failures:
         if self._pairs.refused((place, _short(user)), now):
             return True
         return self._places.refused(place, now) and not self.trusts(remote, user)
+
+    def blocks(self, remote: str) -> bool:
+        """Return True if an address has broken so many negotiations that nobody from there is let in."""
+        place, now = place_of(remote), self._clock()
+        if not self._negotiations.refused(place, now):
+            return False
+        return not any(one == place and until > now for (one, _), until in self._right.items())
+
+    def broke_negotiation(self, remote: str) -> None:
+        """A client broke the rules of its protocol before it had named a user."""
+        place = place_of(remote)
+        if place != LOOPBACK:
+            self._negotiations.add(place, self._clock())
 
     def delay_secs(self, remote: str, user: str) -> float:
         """How long this login has to wait before it is looked at."""

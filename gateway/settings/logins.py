@@ -16,6 +16,9 @@ class Logins(Section):
     address_failures_max: int = Field(100, ge=0)
     """The same from one address (of IPv6: its /64) with any names: many clients may stand behind it. Users
     that were right from there within a day still get in. 0: any number."""
+    negotiation_failures_max: int = Field(5, ge=0)
+    """AMQP/Fast: broken negotiations from one address in `failure_window_secs`; then nobody from there is let
+    in for `refused_secs`, unless a user was right from there within a day. 0: any number."""
     failure_window_secs: float = Field(60.0, gt=0)
     """In which failures are counted."""
     refused_secs: float = Field(60.0, gt=0)

@@ -83,3 +83,31 @@ def test_invented_names_and_places_fill_no_table(monkeypatch: pytest.MonkeyPatch
     tables = (failures._pairs, failures._places, failures._users, failures._right)
     assert [len(table) for table in tables] == [50] * 4
     assert all(len(name) <= 64 for name in failures._users._tallies)  # type: ignore[arg-type]
+
+
+def test_who_breaks_negotiations_is_blocked_unless_somebody_was_right_there() -> None:
+    clock = Clock()
+    failures = Failures(Logins(negotiation_failures_max=3, refused_secs=30.0), clock)
+    for _ in range(2):
+        failures.broke_negotiation(THERE)
+    assert not failures.blocks(THERE)
+    failures.broke_negotiation("192.0.2.7:9")
+    assert failures.blocks(THERE)
+    assert not failures.blocks(ELSEWHERE)
+    assert not failures.refuses(THERE, "ann"), "in other protocols nothing was broken"
+    failures.succeeded(THERE, "ann")
+    assert not failures.blocks(THERE)
+    failures.failed(THERE, "ann")
+    assert failures.blocks(THERE)
+    clock.now += 30.0
+    assert not failures.blocks(THERE)
+
+
+def test_negotiations_are_not_counted_on_this_machine_or_without_a_limit() -> None:
+    failures = Failures(Logins(negotiation_failures_max=1))
+    failures.broke_negotiation("127.0.0.1:1")
+    assert not failures.blocks("127.0.0.1:1")
+    failures = Failures(Logins(negotiation_failures_max=0))
+    for _ in range(100):
+        failures.broke_negotiation(THERE)
+    assert not failures.blocks(THERE)

@@ -19,6 +19,8 @@ from gateway.access.users import VERIFIERS_MAX
 from gateway.containment import counted
 from gateway.ingress.logins import Logins as PendingLogins
 from gateway.protocols.amqp091.events import Closed
+from gateway.protocols.amqpfast.codec import encode_command as frame
+from gateway.protocols.amqpfast.commands import ConnectionOpen, ConnectionResponse
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Logins, Settings, User
@@ -246,6 +248,44 @@ def test_probes_of_another_protocol_do_not_count(
                 raw.send(probe)
         eventually(lambda: stats(gateway, protocol).connections == 0)
         assert log_in(gateway, protocol, "ann", "right") == 0
+
+
+BROKEN: Final = [
+    pytest.param(frame(ConnectionResponse("TLS")), id="a mechanism that is not offered"),
+    pytest.param(b"\0\x0c\x0b\x05PLAIN\0\x02\x01a\xce", id="a table that is none"),
+    pytest.param(b"\0\x03\x0e\x01\xcd", id="a frame that does not end as one"),
+    pytest.param(b"\xff\xff\xff\xff\xff\xfe", id="a frame that is too large"),
+    pytest.param(frame(ConnectionOpen(1, "/", "c")), id="a command that is not due"),
+]
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_broken_negotiations_are_counted_and_their_address_is_blocked(
+    hashing: Hashing, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """AMQ RFC 006, 3.2.12."""
+    logins = Logins(negotiation_failures_max=3, delay_secs=0.0)
+    with running(site(proxied=True, logins=logins)) as gateway:
+
+        def broken(count: int) -> None:
+            for _ in range(count):
+                with Raw(gateway.port("amqpfast")) as raw:
+                    raw.send(b"\x80\x01" + said).rest()
+
+        from_address(monkeypatch, "192.0.2.7")
+        broken(2)
+        assert log_in(gateway, "amqpfast", "ann", "right") == 0
+        from_address(monkeypatch, "192.0.2.8")
+        broken(3)
+        with Fast(gateway, user="ann", password="any") as client:
+            assert client.closed() == 403
+        assert hashing.asked == [b"right"], "nobody from there is looked at"
+        assert stats(gateway, "amqpfast").logins.counts == {"accepted": 1, "refused": 1}
+        assert log_in(gateway, "mqtt", "ann", "right") == 0
+        assert log_in(gateway, "amqpfast", "ann", "right") == 0, "ann was right there not long ago"
+        from_address(monkeypatch, "192.0.2.7")
+        broken(5)
+        assert log_in(gateway, "amqpfast", "ann", "right") == 0
 
 
 def test_guesses_by_scram_are_counted_delayed_and_refused(

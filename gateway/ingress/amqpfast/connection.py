@@ -537,12 +537,18 @@ class FastConnection(ActingGuest):
 
     def _authenticate(self, event: Authenticate) -> None:
         ingress = self._ingress
+        if ingress.logins.failures.blocks(self.stream.remote):
+            ingress.logins.denied(self.stream, "", Denial.REFUSED)
+            self._deny(*DENIALS[Denial.REFUSED])
+            return
         if not event.offered and event.mechanism.upper() != NONE:
+            self._broke()
             self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not offered")
             return
         try:
             pair = decode_credentials(event.mechanism, event.responses)
         except RemoteProtocolError as error:
+            self._broke()
             self._deny(error.reason, str(error))
             return
         user, password = pair or ("", "")
@@ -551,6 +557,7 @@ class FastConnection(ActingGuest):
             anonymous = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
             if anonymous is None:
                 ingress.logins.turned_away(self.stream, "", "anonymous")
+                self._broke()
                 self._deny(ReplyCode.ACCESS_REFUSED, "a login and a password are needed")
             else:
                 self._admit(anonymous)
@@ -574,7 +581,13 @@ class FastConnection(ActingGuest):
         self.machine.fail(code, text)
         self._failed(code, text)
 
+    def _broke(self) -> None:
+        """Count a negotiation that failed before a user was named, for its address (3.2.12)."""
+        self._ingress.logins.failures.broke_negotiation(self.stream.remote)
+
     def _negotiation_failed(self, event: NegotiationFailed) -> None:
+        if event.begun:
+            self._broke()
         self._failed(event.reply_code, event.text)
 
     def _failed(self, code: int, text: str) -> None:

@@ -54,10 +54,14 @@ class Opened:
 
 @dataclass
 class NegotiationFailed:
-    """A client failed before it was let in. The machine waits until `pause_until`, then ends (3.2.12)."""
+    """A client failed before it was let in. The machine waits until `pause_until`, then ends (3.2.12).
+
+    `begun` is False when its first bytes were no initiation: it speaks another protocol, or none.
+    """
 
     reply_code: int
     text: str
+    begun: bool = True
 
 
 @dataclass

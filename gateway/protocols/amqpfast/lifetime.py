@@ -110,8 +110,9 @@ class Lifetime(ABC):
         code, text = fault.reason, str(fault)
         if self._pauses and self._state in NEGOTIATING:
             unparsable = code == ReplyCode.FRAMING_ERROR and self._state is not State.TUNING
+            begun = self._state is not State.INITIATION
             self._pause(code, text, speak=not unparsable)
-            events.append(NegotiationFailed(code, text))
+            events.append(NegotiationFailed(code, text, begun))
         elif self._state not in (State.CLOSING, State.LEFT) and self._state not in SILENT:
             self.close(code, text)
             events.append(Closed(code, text, by_peer=False))
