@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from gateway.operations import PREFIX, STATUS
 from gateway.settings import Http, HttpTls
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
+from gateway.transport.computing import computed
 
 
 @dataclass
@@ -163,10 +165,13 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
     described: list[bytes] = []
+    describing = trio.Lock()  # the first request waits for it to be made, and those that come meanwhile
 
     async def description(_: Request) -> Response:
-        if not described:
-            described.append(orjson.dumps(description_of(operations, state.metrics.version)))
+        async with describing:
+            if not described:
+                document = partial(description_of, operations, state.metrics.version)
+                described.append(orjson.dumps(await computed(document)))
         headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
         return Response(described[0], headers=headers, media_type="application/json")
 
