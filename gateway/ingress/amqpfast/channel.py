@@ -105,6 +105,10 @@ class FastGuest(HandshakingGuest[ServerConnection]):
         """Refused 403, if the decision is no."""
 
     @abstractmethod
+    def await_replies(self, channel: FastChannel) -> None:
+        """Have the channel go on when the replies that are owed on it have been given."""
+
+    @abstractmethod
     def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
         """Messages were encoded on a channel."""
 
@@ -301,8 +305,7 @@ class FastChannel:
         """Everything that was encoded is being handed to the socket."""
         if not self.connection.stream.backlogged:
             self._written = self._sent
-        large = self.large_deliveries.active
-        self._sent = (self.next_number if large is None else large.limit) - 1
+        self._sent = self.large_deliveries.limit - 1
 
     @property
     def unacknowledged(self) -> int:
@@ -361,8 +364,16 @@ class FastChannel:
             one.consumer.acknowledged(1, touched)
             self._give_back([one], touched)
 
+    def replied(self) -> None:
+        """Send what had to wait for the replies that were owed, if all of them have been given."""
+        self.large_deliveries.go_on()
+        if self.connection.machine.owes(self.number):
+            self.connection.await_replies(self)
+        elif self.large_deliveries.idle:
+            self.go_on()
+
     def go_on(self) -> None:
-        """A large message is done: its consumers may have more."""
+        """Nothing holds up the channel any more: its consumers may have more."""
         for handle in list(self.handles.values()):
             handle.dispatch()
 
@@ -571,6 +582,10 @@ class FastConsumer:
             or channel.connection.stream.congested
             or not self._may_speak()
         ):
+            return 0
+        assert self._notifier is not None  # or it might not speak
+        if self._notifier.owes:
+            channel.connection.await_replies(channel)
             return 0
         if self._unreliable:
             return DISPATCH_MESSAGES_MAX

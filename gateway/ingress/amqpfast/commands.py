@@ -368,14 +368,18 @@ class ActingGuest(FastGuest):
             machine.reply(handle.number, command.tag)
         number = 0 if first else command.message_number
         large_deliveries = handle.channel.large_deliveries
-        if len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
+        key = -1 if first else handle.number << 16 | command.tag
+        waits = machine.owes(handle.channel.number, key)
+        if waits or len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
 
             def given(sent: bool) -> None:
                 if sent and not first and not handle.silent:
                     machine.reply(handle.number, command.tag)
 
             name = name_octets(address)
-            large = Large(handle, number, name, sound_head(message), message.body, given, delivered=False)
+            large = Large(
+                handle, number, name, sound_head(message), message.body, given, delivered=False, key=key
+            )
             large_deliveries.say(large)
             self.delivered(handle.channel, 1, 0)
             return

@@ -110,6 +110,7 @@ class FastConnection(ActingGuest):
         self.arrivals = IncomingTransfers(self, ingress, self.publisher)
         self.sending = {}  # channels with a large message under way
         self._delivering: dict[FastChannel, None] = {}
+        self._replying: dict[FastChannel, None] = {}  # what they have to send waits for replies that are owed
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
 
@@ -195,7 +196,12 @@ class FastConnection(ActingGuest):
     # What the stream asks.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Whatever was encoded, and as much of large messages as the client takes."""
+        """Whatever was encoded, what waited for the replies in it, and as much of large messages as the
+        client takes."""
+        if self._replying:
+            replying, self._replying = self._replying, {}
+            for channel in replying:
+                channel.replied()
         if self.sending:
             self._pump()
         if self._delivering:
@@ -203,6 +209,10 @@ class FastConnection(ActingGuest):
             for channel in channels:
                 channel.flushed()
         return self.machine.to_send()
+
+    def await_replies(self, channel: FastChannel) -> None:
+        """Have the channel go on with the write that brings the last reply that is owed on it."""
+        self._replying[channel] = None
 
     def drained(self) -> None:
         """The client reads again: large messages and its consumers may go on."""
@@ -507,6 +517,7 @@ class FastConnection(ActingGuest):
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
             self._delivering.pop(channel, None)
+            self._replying.pop(channel, None)
             channel.close()
             if channel.folder is not None:
                 self._ingress.unshare(channel.folder)

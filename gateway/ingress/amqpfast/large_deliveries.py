@@ -2,7 +2,8 @@
 
 A channel says one thing after the other. While a large message is under way, or an answer to its PREPARE is
 awaited, what the channel is to say next waits in line; small things that the machine writes itself (replies)
-it holds back, too. No more of a body is in memory than the connection has not taken yet.
+it holds back, too. So does what must not come between a command and its reply (3.2.11). No more of a body is
+in memory than the connection has not taken yet.
 
 On a restartable channel a large message is announced by PREPARE, as the text recommends (3.3.2.2), and goes
 on from where the client says that it has it. With a shared folder it is put there.
@@ -39,6 +40,9 @@ class SayingClient(Protocol):
     def ingress(self) -> Starting:
         """The source of its listener."""
 
+    def await_replies(self, channel: Any) -> None:
+        """Have the channel go on when the replies that are owed have been given."""
+
     def close_channel(self, channel: Any, code: int, text: str) -> None:
         """Close a channel from our side."""
 
@@ -60,6 +64,7 @@ class SayingChannel(Protocol):
     """A channel, likewise."""
 
     next_number: int
+    number: int
     restartable: bool
     folder: SharedFolder | None
 
@@ -85,10 +90,11 @@ class SayingHandle(Protocol):
 class Large:
     """One message on its way. `then` hears whether the client has been sent all of it.
 
-    Messages of the channel with numbers from `limit` on have not been said before it.
+    Messages of the channel with numbers from `limit` on have not been said before it. `key` is that of the
+    command which it answers and whose reply follows it; -1: none.
     """
 
-    __slots__ = ("at", "bits", "body", "handle", "head", "limit", "name", "number", "then", "transfer")
+    __slots__ = ("at", "bits", "body", "handle", "head", "key", "limit", "name", "number", "then", "transfer")
 
     def __init__(
         self,
@@ -101,8 +107,10 @@ class Large:
         *,
         delivered: bool = True,
         redelivered: bool = False,
+        key: int = -1,
     ) -> None:
         self.handle = handle
+        self.key = key
         self.number = number
         self.name = name
         self.head = head
@@ -134,27 +142,56 @@ class LargeDeliveries:
         self.active: Large | None = None
         self.over = False
         self._channel = channel
-        self._waiting: deque[Large | Callable[[], None]] = deque()
+        self._waiting: deque[Large] = deque()
+        self._answers: deque[Large] = (
+            deque()
+        )  # those whose replies follow them, in the order of their commands
+        self._choosing = False
 
     @property
     def idle(self) -> bool:
         """Whatever is said now is said at once."""
-        return self.active is None and not self.over
+        return not (self.over or self.active is not None or self._waiting or self._answers)
 
-    def say(self, words: Large | Callable[[], None]) -> None:
-        """When everything before it has been said."""
-        self._waiting.append(words)
-        if self.active is None:
-            self._next()
+    @property
+    def limit(self) -> int:
+        """The first message number that has not been said to the end."""
+        limit = self._channel.next_number
+        if self.active is not None:
+            limit = min(limit, self.active.limit)
+        for line in (self._answers, self._waiting):
+            if line:
+                limit = min(limit, line[0].limit)
+        return limit
 
-    def _next(self) -> None:
-        while self._waiting and self.active is None:
-            words = self._waiting.popleft()
-            if isinstance(words, Large):
-                self.active = words
-                self._begin(words)
-            else:
-                words()
+    def say(self, large: Large) -> None:
+        """When everything before it has been said, and every reply that is owed before it."""
+        (self._waiting if large.key < 0 else self._answers).append(large)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with the next message, if one may be said now."""
+        if self._choosing:
+            return  # its caller goes on itself
+        self._choosing = True
+        try:
+            while self.active is None and (large := self._take()) is not None:
+                self.active = large
+                self._begin(large)
+        finally:
+            self._choosing = False
+
+    def _take(self) -> Large | None:
+        """Take the next message that no reply has to precede. Return None if there is no such."""
+        channel = self._channel
+        machine = channel.connection.machine
+        if self._answers and not machine.owes(channel.number, self._answers[0].key):
+            return self._answers.popleft()
+        if self._waiting and not machine.owes(channel.number):
+            return self._waiting.popleft()
+        if self._waiting or self._answers:
+            channel.connection.await_replies(channel)
+        return None
 
     def _begin(self, large: Large) -> None:
         channel = self._channel
@@ -267,7 +304,7 @@ class LargeDeliveries:
         channel = self._channel
         channel.connection.sending.pop(self, None)
         large.then(sent)
-        self._next()
+        self.go_on()
         if self.idle:
             channel.go_on()
 
@@ -279,10 +316,10 @@ class LargeDeliveries:
     def close(self) -> None:
         """The channel is over."""
         self.over = True
-        waiting = [self.active, *self._waiting]
+        left = [*([] if self.active is None else [self.active]), *self._answers, *self._waiting]
+        self._answers.clear()
         self._waiting.clear()
         self.active = None
         self._channel.connection.sending.pop(self, None)
-        for words in waiting:
-            if isinstance(words, Large):
-                words.then(False)
+        for large in left:
+            large.then(False)

@@ -82,17 +82,20 @@ class Echo:
         """A whole message goes back."""
         if self._notifier is None:
             return  # nobody is there to hear it
+        try:
+            if not self._notifier.usable:
+                return
+        except LocalProtocolError as error:
+            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         head = fit_priority(head)
         channel = self._handle.channel
-        if len(body) > LARGE_OCTETS or not channel.large_deliveries.idle:
+        waits = self._notifier.owes  # the reply to what is answered, too
+        if waits or len(body) > LARGE_OCTETS or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
             channel.large_deliveries.say(Large(self._handle, number, name, head, body, lambda sent: None))
             channel.connection.delivered(channel, 1, 0)
             return
-        try:
-            self._notifier.notify(channel.take_numbers(1), False, self._name.encode(), head, body)
-        except LocalProtocolError as error:
-            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+        self._notifier.notify(channel.take_numbers(1), False, self._name.encode(), head, body)
         channel.connection.delivered(channel, 1, len(body))
 
     def fragment(self, fragment: Fragment) -> None:

@@ -148,6 +148,11 @@ class Notifier(MessageWriter):
         super().__init__(connection, handle)
         self._delivered = DELIVERED if delivered else 0
 
+    @property
+    def owes(self) -> bool:
+        """A reply is owed on the channel: no message may come before it (3.2.11)."""
+        return self._channel.owes()
+
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
         """Queue one message; see `notify_many`. Returns whether it could be sent."""
         return not self.notify_many(number, ((redelivered, name, head, body),))

@@ -202,6 +202,14 @@ class ServerConnection(Connection):
                 count += 1
         self.sent[HANDLE_REPLY] += count
 
+    def owes(self, channel: int, key: int = -1) -> bool:
+        """Return True while a reply is owed on a channel, if `key` is given to a command before that one.
+
+        Nothing else may be sent there until then (3.2.11). The key of a command is `handle << 16 | tag`.
+        """
+        found = self._channels.get(channel)
+        return found is not None and found.owes(key)
+
     def _reply_octets(self, command: m.Command) -> bytes:
         given: list[bytes] = []
         self._send(command, given)

@@ -260,6 +260,13 @@ class Channel:
                 self.out.append(octets)
         done.clear()
 
+    def owes(self, key: int = -1) -> bool:
+        """Return True while a reply is owed, to a command before that with `key` if one is given."""
+        for one in self.owed:
+            if one >= 0:
+                return one != key
+        return False
+
     def left(self) -> Iterator[int]:
         """Take the answers to closes for which no earlier reply is owed any more."""
         while self.owed and self.owed[0] < 0:
