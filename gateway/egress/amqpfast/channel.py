@@ -20,13 +20,21 @@ from gateway.egress.amqpfast.handles import (
 from gateway.egress.amqpfast.opening import open_for_sending, split_name
 from gateway.egress.amqpfast.reading import Unsettled
 from gateway.egress.amqpfast.sources import is_prefix
+from gateway.egress.amqpfast.upload import Digest
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import decode_message_list
+from gateway.protocols.amqpfast.codec import decode_message_list, read_content_hash
 from gateway.protocols.amqpfast.dialect import SERVICES, fast_address
-from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
-from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, REDELIVERED, ReplyCode, Scope
+from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow, Prepared
+from gateway.protocols.amqpfast.spec import (
+    DELIVERED,
+    NOTIFY_STREAMING,
+    RECOVERY,
+    REDELIVERED,
+    ReplyCode,
+    Scope,
+)
 from gateway.protocols.amqpfast.translate import NO_ESSENTIALS, essentials, head_properties
 
 SERVER: Final = Sender("server")
@@ -59,6 +67,8 @@ class ClientChannel:
         self._handles: dict[int, Handle] = {}
         self._failure: LinkError | None = None
         self._head = b""
+        self._prepared: dict[int, Prepared] = {}  # large messages that were announced, by handle
+        self._digest: Digest | None = None  # of what is being received, if its hash was announced
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     # Opening.
@@ -79,16 +89,27 @@ class ClientChannel:
         selector: str = "",
         selector_type: str = "",
         no_local: bool = False,
+        unreliable: bool = False,
     ) -> Consumer:
         """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
 
         `identifier` makes the subscription of a topic durable: it goes on when the same client comes back.
+        With `unreliable` a message counts as acknowledged when it is sent, and `prefetch` means nothing.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         consumer = self._open(service, begin)
+        consumer.unreliable = unreliable
         tag = self.client.machine.new_tag(self.number)
         command = m.HandleConsume(
-            consumer.number, tag, prefetch, no_local, False, end, identifier, selector.encode(), selector_type
+            consumer.number,
+            tag,
+            prefetch,
+            no_local,
+            unreliable,
+            end,
+            identifier,
+            selector.encode(),
+            selector_type,
         )
         await self.say(command, tag, consumer.number)
         return consumer
@@ -115,13 +136,15 @@ class ClientChannel:
         number = self.client.machine.open_handle(command, confirm=False)
         return PeerStream(self, self._adopt(StreamHandle(self, number)), head)
 
-    async def browse(self, service: str, name: str, *, selector: str = "") -> AsyncGenerator[Delivery, None]:
+    async def browse(
+        self, service: str, name: str, *, selector: str = "", selector_type: str = ""
+    ) -> AsyncGenerator[Delivery, None]:
         """What waits at a destination, without taking it; some may be gone before it is their turn."""
         begin, end = split_name(service, name)
         browser = self._open(service, begin, browses=True)
         machine, above = self.client.machine, 0
         while True:
-            machine.send(m.HandleQuery(browser.number, above, end, selector.encode()))
+            machine.send(m.HandleQuery(browser.number, above, end, selector.encode(), selector_type))
             self.client.flush()
             index = await browser.listed()
             for first, last in decode_message_list(index.message_list):
@@ -151,13 +174,15 @@ class ClientChannel:
             dest_name=name,
         )
         number = self.client.machine.open_handle(command, confirm=False)
-        return self._adopt(Consumer(self, number, service))
+        return self._adopt(Consumer(self, number, service, browses=browses))
 
     # Acknowledging, and transactions.
 
     async def ack(self, delivery: Delivery) -> None:
         """Done with this one. The server is told as soon as everything before it is done with, too; the
-        answer is not awaited."""
+        answer is not awaited. Nothing is sent for a delivery that awaits no acknowledgement."""
+        if not delivery.awaits_ack:
+            return
         last = self.unsettled.settle((delivery.number,))
         if last:
             self.client.machine.ack(self.number, last)
@@ -193,15 +218,15 @@ class ClientChannel:
             raise self._failure
 
     async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
-        """Say something and wait for its reply. Raises Refused or Lost."""
+        """Say something and wait for its reply. Raises Refused or Lost, or LocalProtocolError for a command
+        that cannot be sent."""
         self.check()
-        awaited = self.await_tags(handle, [tag])
         if not self.client.machine.send(command):
-            del self._awaited[tag]
             found = self._handles.get(handle)
             raise (found and found.failure) or Refused(
                 ReplyCode.HANDLE_NOT_READY, "it is closed", Scope.HANDLE
             )
+        awaited = self.await_tags(handle, [tag])
         self.client.flush()
         await awaited.wait()
 
@@ -251,8 +276,9 @@ class ClientChannel:
         """A message."""
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
-        if found is None:
-            if file is not None:
+        shown = not bits & DELIVERED
+        if found is None or (shown and not (isinstance(found, Consumer) and found.browses)):
+            if file is not None:  # nobody wants it, or it is not to be processed (3.5.11)
                 file.close()
             return
         properties = head_properties(head)
@@ -271,9 +297,34 @@ class ClientChannel:
             known.hops,
             SERVER,
         )
-        if bits & DELIVERED and found.service != "peer":
+        awaits_ack = isinstance(found, Consumer) and not (shown or found.unreliable)
+        if awaits_ack:
             self.unsettled.add(number)
-        found.add(Delivery(number, bits & REDELIVERED != 0, message, file))
+        found.add(Delivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
+
+    def heard_prepared(self, prepared: Prepared) -> None:
+        """PREPARE: a large message is announced. Nothing is stored here, so all of its body is to come."""
+        self._prepared[prepared.handle] = prepared
+        self.client.machine.ready(prepared.handle, 0)
+        self.client.flush()
+
+    def _begin_message(self, fragment: Fragment) -> None:
+        self._head, self._digest = fragment.head, None
+        prepared = self._prepared.pop(fragment.handle, None)
+        if fragment.bits & RECOVERY and prepared is not None:  # its head came with PREPARE
+            self._head = prepared.head
+            if prepared.content_hash:
+                self._digest = Digest(read_content_hash(prepared.content_hash))
+        if self._spool is not None:
+            self._spool.close()
+        # Whoever is given the delivery closes it.
+        self._spool = tempfile.SpooledTemporaryFile(self.memory_octets_max)  # noqa: SIM115
+
+    def _refuse(self, handle: int, code: ReplyCode, text: str) -> None:
+        """Close a handle for a fault of the server; whoever waits for its deliveries is told."""
+        self.client.machine.close_handle(handle, code, text)
+        self.client.flush()
+        self.handle_closed(handle, Refused(code, text, Scope.HANDLE))
 
     def heard_fragment(self, fragment: Fragment) -> None:
         """A part of a message, or of a stream."""
@@ -283,17 +334,20 @@ class ClientChannel:
                 stream.heard_octets(fragment.octets)
             return
         if fragment.first:
-            self._head = fragment.head
-            # Whoever is given the delivery closes it.
-            if self._spool is not None:
-                self._spool.close()
-            self._spool = tempfile.SpooledTemporaryFile(self.memory_octets_max)  # noqa: SIM115
+            self._begin_message(fragment)
         spool = self._spool
         assert spool is not None
         spool.write(fragment.octets)
+        if self._digest is not None:
+            self._digest.update(fragment.octets)
         if not fragment.last:
             return
         self._spool = None
+        if self._digest is not None and not self._digest.matches:
+            spool.close()
+            text = "the body is not the one whose hash was announced"
+            self._refuse(fragment.handle, ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+            return
         spool.seek(0)
         file: IO[bytes] | None = spool
         body = b""
@@ -306,11 +360,13 @@ class ClientChannel:
     def released(self, number: int) -> None:
         """The server has agreed to our close of a handle."""
         self._handles.pop(number, None)
+        self._prepared.pop(number, None)
         self.client.forget((number,))
 
     def handle_closed(self, number: int, failure: LinkError) -> None:
         """The server has closed a handle."""
         found = self._handles.pop(number, None)
+        self._prepared.pop(number, None)
         if found is not None:
             found.closed(failure)
         for tag in [tag for tag, one in self._awaited.items() if one.handle == number]:

@@ -53,7 +53,7 @@ from gateway.protocols.amqpfast.events import (
     Released,
     Replies,
 )
-from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, PRIORITY_MAX, ReplyCode, Scope
+from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, PRIORITY_MAX, Scope
 from gateway.settings.endpoints import Target, address_of, parse_url
 
 __all__ = [
@@ -375,7 +375,8 @@ class Client:
             self._by_handle[event.handle].released(event.handle)
 
     def _prepared(self, event: Prepared) -> None:
-        self.machine.close_handle(event.handle, ReplyCode.NOT_IMPLEMENTED, "nothing restartable was asked")
+        if event.handle in self._by_handle:
+            self._by_handle[event.handle].heard_prepared(event)
 
     def _handle_closed(self, event: HandleClosed) -> None:
         found = self._by_handle.pop(event.handle, None)

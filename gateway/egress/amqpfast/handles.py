@@ -44,6 +44,7 @@ class Refused(LinkError):
 
 class Delivery(NamedTuple):
     """A message that came. `number` is the server's on its channel; what BROWSE has shown has its id instead.
+    `awaits_ack` is False for what BROWSE has shown, a peer has sent, or came by an unreliable CONSUME.
 
     The body of a message that is larger than the channel's `memory_octets_max` is in `file`, which is open
     for reading and goes when it is closed; the message's own body is then empty.
@@ -53,6 +54,7 @@ class Delivery(NamedTuple):
     redelivered: bool
     message: Message
     file: IO[bytes] | None = None
+    awaits_ack: bool = True
 
 
 class Awaited:
@@ -366,11 +368,14 @@ class PeerStream(trio.abc.Stream):
 
 
 class Consumer(Handle):
-    """What is delivered to a CONSUME or BROWSE. `name` is that of a temporary destination."""
+    """What is delivered to a CONSUME, or with `browses` to a BROWSE. `name` is that of a temporary
+    destination."""
 
-    def __init__(self, channel: Channel, number: int, service: str) -> None:
+    def __init__(self, channel: Channel, number: int, service: str, *, browses: bool = False) -> None:
         super().__init__(channel, number, service)
         self.name = ""
+        self.browses = browses
+        self.unreliable = False
         self._index: m.HandleIndex | None = None
 
     async def pause(self, paused: bool) -> None:

@@ -29,6 +29,24 @@ def file_hash(file: IO[bytes]) -> bytes:
     return hashlib.file_digest(file, "sha1").hexdigest().encode()  # type: ignore[arg-type]
 
 
+class Digest:
+    """The SHA-1 of a body that arrives in pieces, to be compared with the one that PREPARE announced."""
+
+    def __init__(self, announced: bytes | None) -> None:
+        """`announced`: 20 bytes; None for a hash that is no SHA-1, which nothing matches."""
+        self._hash = hashlib.sha1(usedforsecurity=False)
+        self._announced = announced
+
+    def update(self, octets: bytes | memoryview) -> None:
+        """Add the next piece of the body."""
+        self._hash.update(octets)
+
+    @property
+    def matches(self) -> bool:
+        """Return True if the body is the one that was announced."""
+        return self._hash.digest() == self._announced
+
+
 class Upload:
     """One message on an open handle. `at` is how much of the body has been written, or need not be.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -316,3 +317,72 @@ async def test_nobody_there() -> None:
     with pytest.raises(ValueError, match="amqpfast://"):
         async with connect("amqp://127.0.0.1:1/"):
             pytest.fail("another protocol")
+
+
+async def test_small_frames(gateway: Gateway) -> None:
+    async with connect(url(gateway), frame_max=1_024) as client:
+        channel = await client.channel()
+        sender = await channel.sender("queue", "q")
+        heads = [head_of(headers={"x": at % 2}) for at in range(2)]
+        for at in range(800):
+            await sender.send(b"%d" % at, heads[at % 2])
+        assert len(await browsed(channel, "q")) == 800
+        found = [one async for one in channel.browse("queue", "q", selector="x = 1")]
+        assert [one.message.body for one in found] == [b"%d" % at for at in range(1, 800, 2)]
+        with pytest.raises(LocalProtocolError, match="frame-max"):
+            await channel.consume("queue", "q", selector="x = 1" + " " * 1_024)
+        await sender.send(b"the connection goes on")
+
+
+async def test_what_was_browsed_is_never_acknowledged(gateway: Gateway, client: Client) -> None:
+    """3.5.11: its number is one of a list, and may be that of a delivery."""
+    channel = await client.channel()
+    sender = await channel.sender("queue", "q")
+    await sender.send_many([b"1", b"2"])
+    shown = await browsed(channel, "q")
+    assert [one.awaits_ack for one in shown] == [False, False]
+    consumer = await channel.consume("queue", "q")
+    delivered = await anext(consumer), await anext(consumer)
+    for one in shown:
+        await channel.ack(one)
+    await channel.aclose()
+    again = await client.channel()
+    assert await bodies(await again.consume("queue", "q"), 2) == [one.message.body for one in delivered]
+
+
+@pytest.mark.parametrize("service", ["queue", "topic"])
+async def test_large_bodies_are_delivered_on_a_restartable_channel(client: Client, service: str) -> None:
+    """The gateway announces them there by PREPARE, and what is small it does not."""
+    body = bytes(range(256)) * 12_288  # 3 MiB
+    channel = await client.channel(restartable=True)
+    channel.memory_octets_max = len(body)
+    consumer = await channel.consume(service, "q")
+    sender = await (await client.channel()).sender(service, "q")
+    head = head_of(persistent=True, headers={"a": "b"})
+    sent = [body, b"small", body[1:], body + b"!"]
+    for one in sent:
+        await sender.upload(one, head)
+    for one in sent:
+        delivery = await anext(consumer)
+        if delivery.file is None:
+            assert delivery.message.body == one
+        else:
+            with delivery.file as file:
+                assert file.read() == one
+        assert [name for name, _ in delivery.message.properties.headers] == ["a"]
+        await channel.ack(delivery)
+    assert await browsed(channel, "q") == [] if service == "queue" else True
+
+
+async def test_a_body_that_is_not_the_one_that_was_announced_closes_its_handle(client: Client) -> None:
+    channel = await client.channel(restartable=True)
+    consumer = await channel.consume("queue", "q")
+    channel.heard_prepared = lambda prepared: ClientChannel.heard_prepared(  # type: ignore[method-assign]
+        channel, replace(prepared, content_hash=b"0" * 40)
+    )
+    sender = await (await client.channel()).sender("queue", "q")
+    await sender.upload(b"x" * 3_000_000)
+    with pytest.raises(Refused) as error:
+        await anext(consumer)
+    assert (error.value.code, error.value.scope) == (542, Scope.HANDLE)
+    assert (await channel.consume("queue", "other")).number != consumer.number, "its channel goes on"
