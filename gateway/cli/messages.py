@@ -119,6 +119,15 @@ def subscribe(
     save: Annotated[
         Path | None, typer.Option(help="AMQP/Fast: folder for the bodies.", exists=True, file_okay=False)
     ] = None,
+    selector: Annotated[
+        str, typer.Option(help='AMQP/Fast: only messages that it selects, as "size > 3".')
+    ] = "",
+    selector_type: Annotated[
+        str, typer.Option(help="AMQP/Fast: MIME type of its language; default: application/jms.")
+    ] = "",
+    unreliable: Annotated[
+        bool, typer.Option(help="AMQP/Fast: a message that was sent counts as acknowledged.")
+    ] = False,
     qos: Annotated[int, typer.Option(min=0, max=2)] = 1,
     count: Annotated[int | None, typer.Option(help="Stop after so many messages.", min=1)] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.1)] = None,
@@ -129,6 +138,7 @@ def subscribe(
     """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
     from gateway.cli.sending import (
         Shown,
+        Wanted,
         address_of,
         client_to,
         commands_to,
@@ -140,6 +150,11 @@ def subscribe(
     target = target_of(url)
     shown = Shown(count, as_json)
     own = commands_to(target, timeout, ca_file)
+    wanted = Wanted(selector, selector_type, unreliable)
+    if wanted != Wanted() and (own is None or service == "peer"):
+        raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
+    if unreliable and (browse or transaction is not None):
+        raise typer.BadParameter("--unreliable goes neither with --browse nor with --transaction")
     if own is not None:
         interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),
@@ -148,6 +163,7 @@ def subscribe(
             browse=browse,
             transaction=transaction,
             save=save,
+            wanted=wanted,
         )
         shown.left = None if interrupted else shown.left
     else:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import orjson
 import typer
@@ -25,6 +25,7 @@ from gateway.settings import Target, parse_url
 
 __all__ = [
     "Shown",
+    "Wanted",
     "address_of",
     "body_of",
     "client_to",
@@ -72,6 +73,15 @@ def client_to(target: Target, timeout: float, ca_file: str | None) -> Client:
     return made
 
 
+class Wanted(NamedTuple):
+    """Which messages of a destination are wanted: those of a selector, whose language is a MIME type, or all.
+    With `unreliable` they are not acknowledged."""
+
+    selector: str = ""
+    selector_type: str = ""
+    unreliable: bool = False
+
+
 class Commands(Protocol):
     """A protocol whose words have more to them than a client of any protocol can do."""
 
@@ -87,6 +97,7 @@ class Commands(Protocol):
         browse: bool,
         transaction: int | None,
         save: Path | None,
+        wanted: Wanted,
     ) -> bool:
         """Show what comes. True: it was interrupted."""
 

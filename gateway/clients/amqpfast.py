@@ -32,7 +32,7 @@ from gateway.protocols.amqpfast.events import (
     Replies,
 )
 from gateway.protocols.amqpfast.sending import Producer
-from gateway.protocols.amqpfast.spec import MESSAGE_BYTES_MAX, REDELIVERED, ReplyCode
+from gateway.protocols.amqpfast.spec import DELIVERED, MESSAGE_BYTES_MAX, REDELIVERED, ReplyCode
 from gateway.protocols.amqpfast.translate import encode_properties, essentials, head_properties
 
 PREFETCH: Final = 100
@@ -145,16 +145,29 @@ class FastClient:
         """See Client."""
         self.consume(given.get("service", AMQPFAST.scope_default), given["destination"])
 
-    def consume(self, service: str, name: str, *, identifier: str = "", prefetch: int = PREFETCH) -> None:
+    def consume(
+        self,
+        service: str,
+        name: str,
+        *,
+        identifier: str = "",
+        prefetch: int = PREFETCH,
+        selector: str = "",
+        selector_type: str = "",
+        unreliable: bool = False,
+    ) -> None:
         """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
 
-        `identifier` makes the subscription of a topic durable.
+        `identifier` makes the subscription of a topic durable. With `unreliable` a message counts as
+        acknowledged when it is sent. Raises LocalProtocolError for a selector over the server's frame-max.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)
         number = self._machine.open_handle(opening, confirm=False)
         self._services[number] = service
-        self._machine.send(m.HandleConsume(number, 0, prefetch, False, False, end, identifier, b"", ""))
+        command = m.HandleConsume(number, 0, prefetch, unreliable=unreliable, dest_name=end)
+        command.identifier, command.selector, command.mime_type = identifier, selector.encode(), selector_type
+        self._machine.send(command)
         self._wire.flush()
 
     def arrivals(self, seconds: float) -> list[Arrival]:
@@ -162,10 +175,10 @@ class FastClient:
         found: list[Arrival] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Notifies):
-                found += map(self._arrival, event.rows)
+                found += [self._arrival(row) for row in event.rows if row[2] & DELIVERED]
             elif isinstance(event, Fragment):
                 joined = self._assembly.take(event)
-                if joined is not None and joined.body is not None:
+                if joined is not None and joined.body is not None and joined.bits & DELIVERED:
                     row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
                     found.append(self._arrival(row))
             elif isinstance(event, HandleClosed | ChannelClosed | Closed):

@@ -285,3 +285,18 @@ def test_whoever_is_refused_is_told_by_whom(gateway: Running) -> None:
         with pytest.raises(LinkError, match=r"(?i)refused|not authorized|password") as failed:
             maker(Access(target, PATIENCE_SECS))
         assert "speak" not in str(failed.value)
+
+
+def test_amqpfast_selectors_and_unreliable_deliveries() -> None:
+    """What is unreliable is gone when it was sent, though nothing acknowledges it."""
+    with running() as gateway:
+        access = Access(parse_url(f"amqpfast://guest:guest@{LOOPBACK}:{gateway.port('amqpfast')}/"))
+        client = FastClient(access)
+        message = Message(fast_address("queue", "q"), b"1", durable=True)
+        assert client.publish_many([message, message]) == {}
+        client.consume("queue", "q", selector="PRIORITY = 0", unreliable=True)
+        found: list[Arrival] = []
+        while len(found) < 2:
+            found += client.arrivals(10.0)
+        client.close()
+        assert gateway.ask(lambda: len(gateway.gateway.fast_hosts["/"].queues["q"])) == 0

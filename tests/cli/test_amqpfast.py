@@ -225,3 +225,48 @@ routes:
     ran = run("check", "--config", str(config))
     assert ran.code == 0, ran.err
     assert ": error: " not in ran.out
+
+
+def test_selectors(run: Run, gateway: Running) -> None:
+    for size in range(4):
+        run("publish", url(gateway), *at("s"), "-m", f"{size}", "--header", f"size={size}")
+    chosen = ("--selector", "size = '2' OR size = '3'")
+    assert subscribed(run, gateway, "s", "--browse", *chosen) == ["queue s 2", "queue s 3"]
+    cel = ("--selector", "headers.size == '3'", "--selector-type", "application/cel")
+    assert subscribed(run, gateway, "s", "--browse", *cel) == ["queue s 3"]
+    assert subscribed(run, gateway, "s", "--count", "2", *chosen) == ["queue s 2", "queue s 3"]
+    assert subscribed(run, gateway, "s", "--browse") == ["queue s 0", "queue s 1"]
+    one = ("--transaction", "1", "--count", "1", "--selector", "size = '1'")
+    assert subscribed(run, gateway, "s", *one) == ["queue s 1"]
+    refused = run("subscribe", url(gateway), *at("s"), "--selector", "size = ")
+    assert refused.code != 0
+    assert "selector" in refused.err
+
+
+def test_unreliable(run: Run, gateway: Running) -> None:
+    """What was sent is gone, shown or not."""
+    lines = "".join(f"{number}\n" for number in range(20))
+    assert run("publish", url(gateway), *at("u"), "--transaction", "20", "-m", lines).code == 0
+    found = subscribed(run, gateway, "u", "--unreliable", "--count", "3")
+    assert found == [f"queue u {number}" for number in range(3)]
+    assert subscribed(run, gateway, "u", "--browse") == []
+
+
+@pytest.mark.parametrize(
+    "service, more",
+    [
+        ("peer", ("--selector", "a = 1")),
+        ("peer", ("--unreliable",)),
+        ("queue", ("--unreliable", "--browse")),
+        ("queue", ("--unreliable", "--transaction", "2")),
+    ],
+)
+def test_options_that_do_not_go_together(
+    run: Run, gateway: Running, service: str, more: tuple[str, ...]
+) -> None:
+    assert run("subscribe", url(gateway), *at("echo", service), *more).code == 2
+
+
+def test_selectors_are_for_amqpfast_alone(run: Run, gateway: Running) -> None:
+    other = f"mqtt://{LOOPBACK}:{gateway.port('mqtt')}"
+    assert run("subscribe", other, "--topic", "t", "--selector", "a = 1").code == 2

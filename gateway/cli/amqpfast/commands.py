@@ -20,10 +20,10 @@ from typing import Final
 
 import trio
 
-from gateway.cli.sending import Show
+from gateway.cli.sending import Show, Wanted
 from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Lost, Refused, Unreached, connect
-from gateway.egress.amqpfast.handles import Delivery, PeerStream
+from gateway.egress.amqpfast.handles import Consumer, Delivery, PeerStream
 from gateway.errors import LinkError
 from gateway.model.address import Address
 from gateway.model.message import Message
@@ -38,6 +38,7 @@ PREFETCH: Final = 100
 STDIN: Final = 0
 READ_OCTETS: Final = 65_536
 MEGABYTE: Final = 1_000_000
+EVERYTHING: Final = Wanted()
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,14 @@ class FastCommands:
         browse: bool = False,
         transaction: int | None = None,
         save: Path | None = None,
+        wanted: Wanted = EVERYTHING,
     ) -> bool:
         """Show messages until `show` has enough, `seconds` are over, or the user interrupts; `browse` only
         looks at what waits. Each is acknowledged when it has been shown, and with `transaction` committed
         after so many. `save`: a folder for the bodies. With a peer service octets are exchanged instead, from
         standard input and to standard output, until it ends. Returns whether it was the user. Raises
         LinkError."""
-        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save)
+        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, wanted)
 
     async def _subscribe(
         self,
@@ -143,6 +145,7 @@ class FastCommands:
         browse: bool,
         transaction: int | None,
         save: Path | None,
+        wanted: Wanted,
     ) -> bool:
         failure: LinkError | None = None
         async with trio.open_nursery() as nursery:
@@ -152,7 +155,7 @@ class FastCommands:
             if seconds is not None:
                 scope.deadline = trio.current_time() + seconds
             try:
-                await self._receive(address, show, browse, transaction, save)
+                await self._receive(address, show, browse, transaction, save, wanted)
             except LinkError as error:
                 failure = error  # raised again outside of the nursery, which would wrap it
             scope.cancel()
@@ -161,7 +164,13 @@ class FastCommands:
         return interrupted.is_set()
 
     async def _receive(
-        self, address: Address, show: Show, browse: bool, transaction: int | None, save: Path | None
+        self,
+        address: Address,
+        show: Show,
+        browse: bool,
+        transaction: int | None,
+        save: Path | None,
+        wanted: Wanted,
     ) -> None:
         async with connect(
             self.target,
@@ -174,12 +183,18 @@ class FastCommands:
                 return
             channel = await client.channel(transacted=transaction is not None)
             if browse:
-                async with aclosing(channel.browse(address.scope, address.name)) as waiting:
+                shown = channel.browse(
+                    address.scope,
+                    address.name,
+                    selector=wanted.selector,
+                    selector_type=wanted.selector_type,
+                )
+                async with aclosing(shown) as waiting:
                     async for delivery in waiting:
                         if not show(delivery.message, await _saved(delivery, save)):
                             break
             else:
-                await _consume(channel, address, show, transaction, save)
+                await _consume(channel, address, show, transaction, save, wanted)
 
 
 async def _exchange(stream: PeerStream) -> None:
@@ -204,13 +219,29 @@ async def _exchange(stream: PeerStream) -> None:
         raise failure
 
 
+async def _begin(channel: ClientChannel, address: Address, prefetch: int, wanted: Wanted) -> Consumer:
+    return await channel.consume(
+        address.scope,
+        address.name,
+        prefetch=prefetch,
+        selector=wanted.selector,
+        selector_type=wanted.selector_type,
+        unreliable=wanted.unreliable,
+    )
+
+
 async def _consume(
-    channel: ClientChannel, address: Address, show: Show, transaction: int | None, save: Path | None
+    channel: ClientChannel,
+    address: Address,
+    show: Show,
+    transaction: int | None,
+    save: Path | None,
+    wanted: Wanted,
 ) -> None:
     if transaction is not None:
-        await _consume_in_transactions(channel, address, show, transaction, save)
+        await _consume_in_transactions(channel, address, show, transaction, save, wanted)
         return
-    async for delivery in await channel.consume(address.scope, address.name, prefetch=PREFETCH):
+    async for delivery in await _begin(channel, address, PREFETCH, wanted):
         wants = show(delivery.message, await _saved(delivery, save))
         await channel.ack(delivery)
         if not wants:
@@ -218,13 +249,13 @@ async def _consume(
 
 
 async def _consume_in_transactions(
-    channel: ClientChannel, address: Address, show: Show, count: int, save: Path | None
+    channel: ClientChannel, address: Address, show: Show, count: int, save: Path | None, wanted: Wanted
 ) -> None:
     """COMMIT may confirm whatever has been delivered, seen or not (3.3.4). So a transaction is so many whole
     windows; before the last one is acknowledged the handle is paused, and what nobody wants is given back.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
-    consumer = await channel.consume(address.scope, address.name, prefetch=window)
+    consumer = await _begin(channel, address, window, wanted)
     taken, wants = 0, True
     while wants:
         shown: list[Delivery] = []
