@@ -1,4 +1,5 @@
-"""Sockets without protocols: streams over TCP, TLS and WebSocket, and the poller that feeds them.
+"""Sockets without protocols: streams over TCP, TLS and WebSocket, and the poller that reads them.
 
-Listeners and links share it; it knows bytes and readiness, never what they mean.
+Listeners and links share this package. It handles bytes and readiness, and interprets no application
+protocol.
 """

@@ -1,8 +1,8 @@
-"""What a socket has not taken yet, as the pieces in which it came.
+"""Bytes that a socket has not accepted yet, stored as the pieces in which they were queued.
 
-Only small pieces are joined: many are handed over in one call, and what was taken of one is stepped over, so
-that the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go
-from its cache to the socket without passing through this process.
+Only small pieces are joined. Many pieces are handed to the kernel in one call, and the written part of a
+piece is skipped, so that only the kernel copies the bytes of a large body. Pieces that are on disk
+(SpooledPiece) go from the disk cache to the socket without passing through this process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 
 from gateway.model.spooled import Piece, SpooledPiece
 
-SMALL_OCTETS: Final = 4_096  # pieces below this are joined, for a client that reads nothing may cause many
-JOINED_OCTETS: Final = 65_536  # about, in one
-GATHERED_MAX: Final = 64  # pieces handed over in one call; systems allow 1 024
-TURN_OCTETS_MAX: Final = 4_194_304  # a few milliseconds: a peer may read as fast as we write
-MORE: Final = getattr(socket, "MSG_MORE", 0)  # octets of a file follow: they may share a segment
+SMALL_OCTETS: Final = 4_096  # bytes; smaller pieces are joined: a client that does not read can cause many
+JOINED_OCTETS: Final = 65_536  # bytes, the approximate size limit of a joined piece
+GATHERED_MAX: Final = 64  # pieces per call; operating systems allow 1 024
+TURN_OCTETS_MAX: Final = 4_194_304  # bytes, a few milliseconds: a peer may read as fast as we write
+MORE: Final = getattr(socket, "MSG_MORE", 0)  # send flag: bytes of a file follow and may share a TCP segment
 
 
 class Backlog:
-    """Pieces in their order; `octets` of them are left, `held` of them in memory."""
+    """Queue of pieces that wait for a socket: `octets` bytes are unwritten, `held` of these are in memory."""
 
     __slots__ = ("_pieces", "_skip", "held", "octets")
 
@@ -29,10 +29,10 @@ class Backlog:
         self.octets = 0
         self.held = 0
         self._pieces: deque[Piece | bytearray] = deque()
-        self._skip = 0  # octets of the first piece that are written
+        self._skip = 0  # bytes of the first piece that are written
 
     def add(self, pieces: list[Piece]) -> None:
-        """More, behind what there is."""
+        """Append `pieces` to the queue, joining small ones."""
         waiting = self._pieces
         for piece in pieces:
             self.octets += len(piece)
@@ -46,8 +46,8 @@ class Backlog:
                 waiting.append(bytearray(piece))
 
     def write(self, sock: socket.socket) -> int:
-        """Write until the socket takes no more, or for one turn; returns how many octets it took. Raises
-        OSError.
+        """Write until the socket accepts no more or TURN_OCTETS_MAX bytes are written. Return the number of
+        bytes that the socket accepted. Raises OSError.
         """
         before = self.octets
         while self._pieces and before - self.octets < TURN_OCTETS_MAX:
@@ -98,7 +98,7 @@ class Backlog:
         self._skip = skip
 
     def take(self, octets: int) -> list[Piece]:
-        """Take about so many octets out, of pieces of which nothing is written yet; at least a piece."""
+        """Remove and return about `octets` bytes, at least one piece. No piece may be partly written."""
         taken: list[Piece] = []
         while self._pieces and octets > 0:
             piece = self._pieces.popleft()

@@ -1,4 +1,6 @@
-"""TLS contexts for listeners, read again when their files change: certificates are renewed while we run."""
+"""TLS contexts for listeners, reloaded when their files change, so that certificates can be renewed while the
+gateway runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ log = structlog.get_logger(limited=True)
 
 
 def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
-    """Load a certificate and its key. Raises OSError, in plain words where the files do not fit together."""
+    """Load a certificate and its key into `context`. Raises OSError, which explains the mismatch where the
+    two files do not fit together.
+    """
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
     except _EncryptedError:
@@ -33,7 +37,7 @@ def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
 
 
 class _EncryptedError(Exception):
-    """A key needs a password, and nobody is there to say it."""
+    """Signal that a private key is encrypted: the gateway has no password for it."""
 
 
 def _no_password() -> str:
@@ -41,7 +45,7 @@ def _no_password() -> str:
 
 
 def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
-    """What is wrong with a pair of files; None: the error says it best."""
+    """Return why a certificate and key cannot be loaded, or None if `error` itself explains it best."""
     certificate, key = cert_file.read_bytes(), key_file.read_bytes()
     if KEY in certificate and CERTIFICATE not in certificate and CERTIFICATE in key and KEY not in key:
         return f"cert_file and key_file are swapped: {cert_file} holds a key, {key_file} a certificate"
@@ -55,8 +59,8 @@ def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
 
 
 def load_revocations(context: ssl.SSLContext, crl_file: Path) -> None:
-    """Have the certificates that peers show looked up in certificate revocation lists. Raises OSError for a
-    file with anything else in it: OpenSSL would take a certificate there for an authority.
+    """Check the certificates that peers present against the certificate revocation lists in `crl_file`.
+    Raises OSError if the file holds anything else: OpenSSL would trust a certificate in it as an authority.
     """
     octets = crl_file.read_bytes()
     if REVOCATIONS not in octets:
@@ -76,15 +80,16 @@ def server_context(
     crl_file: Path | None = None,
     optional: bool = False,
 ) -> Callable[[], ssl.SSLContext]:
-    """A function that returns the context for the next connection of listener `name`. `optional`: clients
-    need not show a certificate. `crl_file`: lists of revoked certificates of clients.
+    """Return a function that returns the TLS context for the next connection of listener `name`. With
+    `optional` clients need not present a certificate. `crl_file` holds lists of revoked client certificates.
 
-    Raises ConfigurationError when the files cannot be used at the start; later, the last good context stays.
+    Raises ConfigurationError if the files cannot be used at the start; later, the last good context stays in
+    use.
     """
 
     def build() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.options |= ssl.OP_NO_RENEGOTIATION  # it would cost us far more than the client
+        context.options |= ssl.OP_NO_RENEGOTIATION  # renegotiation costs a server far more than a client
         load_pair(context, cert_file, key_file)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
@@ -96,7 +101,7 @@ def server_context(
     def report_taken(_: ssl.SSLContext) -> None:
         log.info("certificate was read again", listener=name)
 
-    def report_refused(error: Exception) -> None:  # half of the files may have been replaced
+    def report_refused(error: Exception) -> None:  # perhaps only some of the files are replaced yet
         log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
 
     files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]

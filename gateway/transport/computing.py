@@ -1,8 +1,8 @@
-"""Work of seconds that is Python's own: in a thread, beside a loop that goes on serving.
+"""Python computations that take seconds, run in a thread while the event loop goes on serving.
 
-Whenever the loop has waited for the kernel, as with each `recv` and `send`, it has to get the interpreter's
-lock again. A thread that computes keeps that for the whole switch interval, 5 ms, so twenty connections that
-are ready wait for 0.1 s. While somebody computes the interval is short.
+After each system call, such as `recv` or `send`, the event loop has to acquire the interpreter's lock again.
+A computing thread holds that lock for the whole switch interval, 5 ms, so that twenty ready connections wait
+0.1 s. While a computation runs the switch interval is therefore SWITCH_SECS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ SWITCH_SECS: Final = 0.000_2
 
 
 class _Interval:
-    """The interpreter's switch interval, which is one for all threads."""
+    """Context manager that shortens the interpreter's switch interval, which all threads share, while any use
+    of it is active.
+    """
 
     def __init__(self) -> None:
         self._computing = 0
@@ -40,6 +42,6 @@ _short_interval: Final = _Interval()
 
 
 async def computed(work: Callable[[], T]) -> T:
-    """What `work` returns, or raises; it is done in a thread."""
+    """Run `work` in a thread and return its result. Raises whatever `work` raises."""
     with _short_interval:
         return await trio.to_thread.run_sync(work)

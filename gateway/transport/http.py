@@ -1,6 +1,7 @@
-"""As much of HTTP/1.1 as a port of another protocol needs: read the head of one request, answer, and close.
+"""The part of HTTP/1.1 that a port of another protocol needs: read the head of one request, respond and
+close.
 
-h11 reads the head, once it is whole. Nothing is ever read of a body.
+h11 parses the head once it is complete. Request bodies are never read.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Final, NamedTuple
 
 import h11
 
-HEAD_OCTETS_MAX: Final = 8_192  # of a request that nobody has authenticated; browsers send a tenth of it
+HEAD_OCTETS_MAX: Final = 8_192  # bytes of an unauthenticated request; browsers send some 800
 
 
 class Request(NamedTuple):
-    """The head of a request, and the octets behind it.
+    """Head of an HTTP request, and the bytes after it in `rest`.
 
-    `path` is the target without its query. Header names are in lower case, repeated ones joined by commas.
+    `path` is the target without its query. Header names are in lower case; repeated headers are joined by
+    commas.
     """
 
     method: str
@@ -27,12 +29,14 @@ class Request(NamedTuple):
     rest: bytes
 
     def tokens(self, name: str) -> list[str]:
-        """The elements of a comma-separated header, in their order."""
+        """Return the elements of a comma-separated header in their order; an empty list if the header is
+        missing.
+        """
         return [piece.strip() for piece in self.headers.get(name, "").split(",") if piece.strip()]
 
 
 class Refusal(Exception):
-    """The request is answered with `status`, an error; the text says why."""
+    """Error that refuses a request with the HTTP status `status`; its text is the reason."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -41,12 +45,14 @@ class Refusal(Exception):
 
     @property
     def response(self) -> bytes:
-        """What the client is told."""
+        """Complete HTTP response for the client, in bytes."""
         return response(self.status, f"{self}\n", self.headers)
 
 
 def parse_request(data: bytes) -> Request | None:
-    """The request at the beginning of `data`; None: its head is not whole yet. Raises Refusal."""
+    """Return the request at the beginning of `data`, or None if its head is incomplete. Raises Refusal if the
+    head is malformed or larger than HEAD_OCTETS_MAX bytes.
+    """
     if not b"A" <= data[:1] <= b"Z":
         raise Refusal(400, "this is not HTTP")
     if b"\n\r\n" not in data[: HEAD_OCTETS_MAX + 1]:
@@ -78,7 +84,9 @@ def response(
     with_body: bool = True,
     kind: str = "text/plain; charset=utf-8",
 ) -> bytes:
-    """A whole response, after which the connection closes; `with_body` False is for HEAD."""
+    """Return a complete response, after which the connection closes. `with_body` False omits the body, for
+    HEAD.
+    """
     body = text.encode()
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",

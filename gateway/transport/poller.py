@@ -1,17 +1,18 @@
-"""One task reads every socket that is ready.
+"""Reads every ready socket in one task.
 
-A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
-epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
-wake-up reads once from every ready stream, feeding its owner synchronously. After some streams, or 256 KiB,
-`turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
+A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller has its
+own epoll object (elsewhere kqueue) and registers it with Trio as one readable descriptor. At each wake-up it
+reads once from every ready stream and feeds the stream's owner synchronously. After TURN_STREAMS_MAX streams
+or TURN_OCTETS_MAX bytes it calls `turn_done`, in which the owner routes the collected batch, and writes all
+output.
 
-The order is fair by time. A turn that took long counts against its stream, unless it was this process that
-did not run, and short ones make up for it; two in a row make it slow. New streams are slow until they are
-known. Slow ones, and those that have not come to the end of what they read, wait in a queue behind all the
-others. Of this queue a wake-up serves only so much that the quick ones are soon asked again. So whoever
-causes much work gets what the others leave over, and a quick one waits for a few turns of others, never for
-the whole flood. No wake-up takes much longer than TURN_SECS: what is left of it goes on when the other tasks
-have had their turns.
+Streams are served fairly by time. A long turn counts against its stream, except for time in which this thread
+did not run, and short turns compensate for it; two long turns in a row make a stream slow. New streams are
+slow until they have had enough short turns. Slow streams, and those with unprocessed data from their last
+read, wait in a queue behind all others. Each wake-up serves only so much of this queue that the fast streams
+are soon polled again. So a client that causes much work gets the time that the others leave, and a fast one
+waits for a few turns of others, never for the whole flood. No wake-up takes much longer than TURN_SECS: the
+rest of it continues after the other tasks have run.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ import trio
 from gateway.containment import contained
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 
-# After this many octets the batch is routed and written, so that one turn stays short and bounded. Fewer fit
-# a core's caches better; more make longer runs for each of a thousand subscribers, and larger groups on disk.
+# Bytes after which the batch is routed and written, so that one turn stays short and bounded. A smaller value
+# fits a core's caches better; a larger one gives each of a thousand subscribers more messages per write, and
+# larger groups on disk.
 TURN_OCTETS_MAX: Final = 262_144
-# When a thousand connections are ready at once, the first are answered before the last are read.
+# When a thousand connections are ready at once, the first get their responses before the last are read.
 TURN_STREAMS_MAX: Final = 32
-LONG_SECS: Final = 0.001  # a turn of some hundred messages
-STRIKES_LONG: Final = 4  # that one long turn counts; a short one takes back one
-STRIKES_SLOW: Final = 5  # with so many a stream is slow
-TURN_SECS: Final = 0.02  # then other tasks, and those of them that are quick, have their turn
-PACE_SECS: Final = 0.02  # how exactly a stream that was too fast is read again
-PAUSE_SECS_MAX: Final = 10.0  # then it is looked at again: it may have closed
+LONG_SECS: Final = 0.001  # a turn of some hundred messages takes this long
+STRIKES_LONG: Final = 4  # strikes for one long turn; a short turn removes one strike
+STRIKES_SLOW: Final = 5  # a stream with this many strikes or more is slow
+TURN_SECS: Final = 0.02  # time limit of a wake-up: then other tasks and fast streams have their turn
+PACE_SECS: Final = 0.02  # shortest pause of a stream that exceeded its rate
+PAUSE_SECS_MAX: Final = 10.0  # longest pause before the stream is checked again: it may have closed
 READ: Final = 1  # EPOLLIN
 WRITE: Final = 4  # EPOLLOUT
 SWEEP_SECS: Final = 2.0
-LINGER_SWEEPS: Final = 2  # an ended stream waits for its peer's own end
-LEAVE_SWEEPS: Final = 16  # a peer that does not read what is left for it keeps a descriptor and all of that
+LINGER_SWEEPS: Final = 2  # sweeps for which an ended stream waits for its peer to close
+LEAVE_SWEEPS: Final = 16  # sweeps for a peer that does not read: it occupies a descriptor and the output
 
 
 class OtherReadiness:
-    """The interface of an epoll object where there is none (kqueue)."""
+    """Replacement with the interface of an epoll object, for systems without epoll (kqueue)."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -61,11 +63,11 @@ class OtherReadiness:
         self._selector.register(descriptor, _of_selectors(events))
 
     def modify(self, descriptor: int, events: int) -> None:
-        """Watch it for something else."""
+        """Watch `descriptor`, which is registered, for `events` instead."""
         self._selector.modify(descriptor, _of_selectors(events))
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
-        """What is ready now."""
+        """Return the ready descriptors with their events, after waiting for at most `timeout` seconds."""
         return [
             (key.fd, (events & selectors.EVENT_READ and READ) | (events & selectors.EVENT_WRITE and WRITE))
             for key, events in self._selector.select(timeout)
@@ -80,9 +82,10 @@ STOPPED: Final = "the gateway has stopped"
 
 
 class Poller:
-    """Reads the streams of one listener or link. `turn_done` runs whenever a batch should move on.
+    """Reader of all streams of one listener or link. `turn_done` is called whenever a batch should be routed.
 
-    `stopwatch` gives seconds, and measures turns; `worked` gives those in which this thread did run.
+    `stopwatch` returns seconds and measures turns; `worked` returns the seconds for which this thread has
+    run.
     """
 
     def __init__(
@@ -92,31 +95,33 @@ class Poller:
         stopwatch: Callable[[], float] = time.perf_counter,
         worked: Callable[[], float] = time.thread_time,
     ) -> None:
-        # The selectors module would do, but its rows for every ready descriptor cost as much as a read.
+        # Not the selectors module: the objects that it builds per ready descriptor cost as much as a read.
         self._ready = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
-        self._streams: list[Stream | None] = []  # by descriptor: those are small, for the lowest is taken
+        self._streams: list[Stream | None] = []  # by descriptor: the system assigns the lowest free one
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
-        self._ended: dict[Stream, int] = {}  # and after how many sweeps it is cut off
-        self._slow: dict[Stream, None] = {}  # those whose turn is due, in their order
-        self._left: list[tuple[int, int]] = []  # of what was ready, not served yet
-        self._paused: list[tuple[float, int, Stream]] = []  # a heap: until when, and who
+        self._ended: dict[Stream, int] = {}  # number of sweeps until it is aborted
+        self._slow: dict[Stream, None] = {}  # slow streams whose turn is due, in their order
+        self._left: list[tuple[int, int]] = []  # ready descriptors that are not served yet
+        self._paused: list[tuple[float, int, Stream]] = []  # a heap, by the time at which each pause ends
         self._numbers = count()
         self._pausing = trio.Event()
         self._stopwatch = stopwatch
         self._worked = worked
-        self._work_began = 0.0  # what had been worked when that was looked at
-        self._work_at = 0.0  # and when that was
+        self._work_began = 0.0  # value of `worked` when it was last read
+        self._work_at = 0.0  # value of `stopwatch` at that moment
         self._closed = False
 
     def watch(self, stream: Stream) -> None:
-        """Register `stream`, or follow its `reading` and `writing`. After the end it is closed."""
-        if self._closed:  # its last words waited for the disk, and that for the end
+        """Register `stream`, or follow changes of its `reading` and `writing`. Abort it if this poller is
+        closed.
+        """
+        if self._closed:  # its last output waited for the disk until the gateway stopped
             stream.abort(STOPPED)
             return
         events = WRITE if stream.writing else 0
-        if stream.reading:  # the rest of what was read goes on when what came of it can be written
+        if stream.reading:  # unprocessed data continues when the output that it causes can be written
             events |= READ if not stream.unread else WRITE if stream.stalls else READ | WRITE
         before = self._watched.get(stream, 0)
         if events == before:
@@ -145,22 +150,26 @@ class Poller:
         self._slow.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
-        """`stream` has last words to write: cut it off when they are not taken for long."""
+        """Abort `stream`, which has ended, if its peer does not read the remaining output within LEAVE_SWEEPS
+        sweeps.
+        """
         self._ended[stream] = LEAVE_SWEEPS
 
     def linger(self, stream: Stream) -> None:
-        """`stream` has said its last words: close it when its peer has closed, or soon."""
+        """Abort `stream`, which has written all its output, if its peer does not close within LINGER_SWEEPS
+        sweeps.
+        """
         self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Read nothing of `stream` for so long."""
+        """Read nothing from `stream` for `seconds`, limited to the range from PACE_SECS to PAUSE_SECS_MAX."""
         stream.hold()
         self._push(stream, trio.current_time(), seconds)
         self._pausing.set()
 
     def _push(self, stream: Stream, now: float, seconds: float) -> None:
-        """`seconds` may be too few to move the clock at all."""
+        """Schedule the end of a pause of `seconds`, which may be too short to advance the clock."""
         seconds = min(max(seconds, PACE_SECS), PAUSE_SECS_MAX)
         heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
@@ -173,7 +182,7 @@ class Poller:
                 nursery.start_soon(self._pace)
                 while True:
                     if self._slow or self._left:
-                        await trio.lowlevel.checkpoint()  # to other tasks; this one has something to do
+                        await trio.lowlevel.checkpoint()  # let other tasks run; this one has work to do
                     else:
                         await trio.lowlevel.wait_readable(descriptor)
                     self.turn(clock())
@@ -181,14 +190,14 @@ class Poller:
             self.close()
 
     def close(self) -> None:
-        """End every stream that is left, and the polling."""
+        """Abort every watched stream and stop polling."""
         for stream in list(self._watched):
             stream.abort(STOPPED)
         self._closed = True
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Close the streams that have ended and whose time is over."""
+        """Abort the ended streams whose sweeps are used up; check every SWEEP_SECS."""
         while True:
             await trio.sleep(SWEEP_SECS)
             for stream, sweeps in list(self._ended.items()):
@@ -197,7 +206,7 @@ class Poller:
                     stream.abort("its peer neither reads nor closes")
 
     async def _pace(self) -> None:
-        """Let the paused streams go on in time."""
+        """Resume each paused stream when its pause is over, or extend the pause if its rate requires that."""
         paused = self._paused
         while True:
             await self._pausing.wait()
@@ -214,25 +223,27 @@ class Poller:
                         stream.release()
 
     def turn(self, now: float) -> None:
-        """Serve the streams that are ready, once; of the slow ones only some."""
+        """Serve each ready stream once, of the slow ones only some, for about TURN_SECS. `now` is in
+        loop-clock seconds.
+        """
         octets = served = 0
         last: Stream | None = None
         streams = self._streams
         stopwatch = self._stopwatch
         ready = self._left or self._ready.poll(0)
         self._left = []
-        began = stopwatch()  # to ask for thousands takes a while, and is nobody's
+        began = stopwatch()  # polling thousands takes a while and counts against no stream
         until = began + TURN_SECS
         self._work_began, self._work_at = self._worked(), began
         for number, (descriptor, events) in enumerate(ready, 1):
             stream = streams[descriptor]
             if stream is None:
-                continue  # it was closed by what another one said in this turn
+                continue  # closed because of what another stream received in this turn
             try:
                 if events != READ and events & WRITE and stream.writing:
                     stream.writable()
                 if stream.closed:
-                    pass  # writing has ended it
+                    pass  # writing has closed it
                 elif stream.unread or (stream.strikes >= STRIKES_SLOW and events != WRITE):
                     self._slow[stream] = None
                 elif events != WRITE and stream.reading:
@@ -263,16 +274,16 @@ class Poller:
             self._end_turn(began, last if served == 1 else None)
 
     def _serve_slow(self, now: float, began: float, until: float) -> None:
-        """Those that have waited longest; at least one, however late it is."""
+        """Serve the slow streams that have waited longest, until the time `until`, but at least one."""
         octets = served = 0
         last: Stream | None = None
         for stream in list(self._slow):
             if stream not in self._slow:
-                continue  # another one has ended it
+                continue  # another stream has closed it
             del self._slow[stream]
             rest = stream.unread
             if not stream.reading or (stream.unread and stream.clogged):
-                continue  # `watch` knows when it can go on
+                continue  # `watch` has registered for the event that lets it continue
             try:
                 last = stream
                 octets += stream.read(now)
@@ -282,7 +293,7 @@ class Poller:
             ended = self._stopwatch()
             if ended - began > LONG_SECS:
                 self._took_long(stream, began, ended)
-            elif stream.strikes and not rest:  # the end of much is no turn to judge it by
+            elif stream.strikes and not rest:  # finishing earlier data says nothing about its speed
                 stream.strikes -= 1
             began = ended
             if stream.unread:
@@ -296,9 +307,11 @@ class Poller:
         self._end_turn(began, last if served == 1 else None)
 
     def _took_long(self, stream: Stream, began: float, ended: float) -> None:
-        """A turn did, if that was work. Of work all is counted since it was last looked at, and who had turns
-        in between is taken to have worked all the time: to look before each turn would cost too much, and
-        what others have done may not count against a stream in whose turn this thread did not run.
+        """Add strikes to `stream` for a long turn, and report it, if this thread was running during the turn.
+
+        CPU time is counted since it was last read, and the streams in between count as having worked all the
+        time: reading it before each turn would cost too much, and time that others used must not count
+        against a stream in whose turn this thread did not run.
         """
         worked = self._worked()
         seconds = min(ended - began, worked - self._work_began - (began - self._work_at))
@@ -310,7 +323,9 @@ class Poller:
             self._writes.took_long(stream, seconds)
 
     def _end_turn(self, began: float, only: Stream | None) -> None:
-        """Route what has gathered, and write what came of it; what is `only` one stream's counts as its."""
+        """Route the collected batch and write the output. The time counts for stream `only` if just one was
+        read.
+        """
         try:
             self._turn_done()
         except Exception as error:

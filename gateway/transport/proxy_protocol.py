@@ -1,8 +1,8 @@
-"""The PROXY protocol, versions 1 and 2: a balancer says on whose behalf it connects, before anything else.
+"""Parser of PROXY protocol headers, versions 1 and 2, by which a load balancer names the client first of all.
 
 https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt; section numbers below are its own. Version 1 is a
-line of text, version 2 is binary and may carry TLVs. Of these the one about TLS is read (2.2.5): whether the
-client has shown a certificate that the balancer has verified, and what that says; others are passed over.
+line of text, version 2 is binary and may carry TLVs. Only the TLV about TLS is read (2.2.5): whether the
+client has presented a certificate that the balancer has verified, and what that contains. Others are ignored.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
 
-LINE_OCTETS_MAX: Final = 107  # 2.1: the longest line with its end
+LINE_OCTETS_MAX: Final = 107  # bytes; 2.1: the longest line with its CRLF
 LINE_BEGINS: Final = b"PROXY "
 LINE: Final = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) (\d{1,5}) (\d{1,5})")
 UNKNOWN: Final = re.compile(rb"PROXY UNKNOWN(?: [^\r\n]*)?")
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 PREFIX: Final = struct.Struct("!12sBBH")  # 2.2: signature, version and command, family and transport, length
-TAIL_OCTETS_MAX: Final = 4_096  # addresses and TLVs; a certificate may be among these
+TAIL_OCTETS_MAX: Final = 4_096  # bytes of addresses and TLVs, which may include a certificate
 LOCAL: Final = 0x20
 PROXY: Final = 0x21
 TCP_OVER_IP: Final = {0x11: struct.Struct("!4s4sHH"), 0x21: struct.Struct("!16s16sHH")}
-WITHOUT_ADDRESS: Final = (0x00, 0x31)  # unspecified, and a stream of the Unix domain
+WITHOUT_ADDRESS: Final = (0x00, 0x31)  # unspecified, and a Unix domain stream
 
 
-SSL: Final = 0x20  # the TLV about TLS, and those within it
+SSL: Final = 0x20  # type of the TLV about TLS; the next two are nested in it
 COMMON_NAME: Final = 0x22
 CERTIFICATE: Final = 0x28
 TLV: Final = struct.Struct("!BH")  # type, length
-SSL_HEAD: Final = struct.Struct("!BI")  # what the client did, and 0 where its certificate was verified
-SHOWN: Final = 0x02 | 0x04  # a certificate, on this connection or earlier in its TLS session
+SSL_HEAD: Final = struct.Struct("!BI")  # client flags, and 0 if the client's certificate was verified
+SHOWN: Final = 0x02 | 0x04  # client presented a certificate, now or earlier in its TLS session
 
 
 class Secured(NamedTuple):
-    """What the balancer says of the client's TLS: its certificate, if one was shown and verified. `octets`
-    is the certificate itself (DER), which few balancers send; "" and b"": there is none.
+    """Client certificate that the balancer reports as presented and verified. `octets` is the certificate
+    itself (DER), which few balancers send; "" and b"" mean that there is none.
     """
 
     common_name: str = ""
@@ -45,8 +45,8 @@ class Secured(NamedTuple):
 
 
 class ProxyHeader(NamedTuple):
-    """What a header says: the client's `address` and `port` ("" and 0: it does not tell); its own size; and
-    of the client's TLS, None: nothing.
+    """Content of a header: the client's `address` and `port` ("" and 0 if not given), the size `octets` of
+    the header in bytes, and the client's TLS data (None if not given).
     """
 
     address: str
@@ -56,7 +56,9 @@ class ProxyHeader(NamedTuple):
 
 
 def parse_header(data: bytes) -> ProxyHeader | None:
-    """The header at the beginning of `data`; None: more is needed. RemoteProtocolError when it is none."""
+    """Return the header at the beginning of `data`, or None if more bytes are needed. Raises
+    RemoteProtocolError if `data` does not begin with a valid header.
+    """
     if data[:1] == b"P":
         return _line(data)
     if data[: len(SIGNATURE)] != SIGNATURE[: len(data)]:
@@ -84,7 +86,7 @@ def parse_header(data: bytes) -> ProxyHeader | None:
 
 
 def _secured(tail: bytes) -> Secured | None:
-    """What the TLVs say of TLS."""
+    """Return the TLS data in the TLVs `tail`, or None if there are none. Raises RemoteProtocolError."""
     found = _values(tail).get(SSL)
     if found is None:
         return None
@@ -99,8 +101,8 @@ def _secured(tail: bytes) -> Secured | None:
 
 
 def _values(tail: bytes) -> dict[int, bytes]:
-    """TLVs by their type, up to what is none: there may be filling behind them. Of those that are believed
-    one that stands there twice is refused: which of two names would it be?
+    """Return the TLVs by type, up to the first incomplete one: padding may follow. Raises RemoteProtocolError
+    if a TLV that the gateway relies on occurs twice, because it would be ambiguous.
     """
     found: dict[int, bytes] = {}
     at = 0
@@ -117,7 +119,9 @@ def _values(tail: bytes) -> dict[int, bytes]:
 
 
 def _line(data: bytes) -> ProxyHeader | None:
-    """Version 1."""
+    """Return the header of version 1 at the beginning of `data`, or None if it is incomplete. Raises
+    RemoteProtocolError.
+    """
     line, found, _ = data[:LINE_OCTETS_MAX].partition(b"\r\n")
     if line[: len(LINE_BEGINS)] != LINE_BEGINS[: len(line)]:
         raise _malformed("it begins otherwise")
@@ -144,7 +148,7 @@ def _line(data: bytes) -> ProxyHeader | None:
 
 
 def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """The address; IPv4 in the form of IPv6 as IPv4."""
+    """Return the address as text; an IPv4 address mapped into IPv6 is written as IPv4."""
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 

@@ -1,8 +1,8 @@
-"""How much one connection may send in a second: a token bucket, asked once per read and never per message.
+"""Receive limit of one connection: a token bucket, charged once per read and never per message.
 
-What has been read is taken, even if it is more than was allowed: the debt is paid by not being read for as
-long as it takes. So the sender is slowed down by TCP, and nothing is dropped or refused. What was not used is
-kept for one second, no longer.
+All bytes that were read are processed, even if they exceed the limit; the connection is then not read until
+the excess is paid off. So TCP slows the sender down, and nothing is dropped or refused. Unused allowance
+lasts for one second (KEPT_SECS).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ KEPT_SECS: Final = 1.0
 
 
 class Rate:
-    """Of one connection. 0 means: no limit. `messages` is added to by the owner as it counts them."""
+    """Token bucket of one connection, in bytes and messages per second; 0 means no limit. The owner of the
+    stream adds the messages that it counts to `messages`.
+    """
 
     __slots__ = ("_at", "_messages_left", "_octets_left", "messages", "messages_per_sec", "octets_per_sec")
 
@@ -26,7 +28,9 @@ class Rate:
         self._at = now
 
     def charge(self, octets: int, now: float) -> float:
-        """So many octets, and `messages`, have come; returns for how many seconds nothing more may."""
+        """Charge `octets` bytes and the counted `messages`; set `messages` to 0. Return for how many seconds
+        nothing more may be read. `now` is in loop-clock seconds.
+        """
         passed = now - self._at
         self._at = now
         wait = 0.0

@@ -1,4 +1,4 @@
-"""Two filters as one: WebSocket within TLS."""
+"""Combination of two filters into one: WebSocket within TLS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway.transport.stream import Ending, Filter
 
 
 class Stacked:
-    """`outer` stands next to the socket, `inner` next to the owner."""
+    """Filter of two layers: `outer` is next to the socket, `inner` next to the owner."""
 
     def __init__(self, outer: Filter, inner: Filter) -> None:
         self._outer = outer
@@ -14,37 +14,39 @@ class Stacked:
 
     @property
     def ended(self) -> Ending | None:
-        """What ended either."""
+        """Reason why either layer ended, the outer one's first; None while both are open."""
         return self._outer.ended or self.inner.ended
 
     @property
     def unread(self) -> bool:
-        """Either has kept something for another turn."""
+        """True if either layer holds data for another turn."""
         return self._outer.unread or self.inner.unread
 
     @property
     def certificate(self) -> bytes:
-        """That of the layer which knows one."""
+        """Peer's verified certificate (DER) from the layer that has one; b"" if neither has."""
         return self._outer.certificate or self.inner.certificate
 
     def receive(self, data: bytes) -> bytes:
-        """From the socket to the peer; what the inner one has kept first."""
+        """Pass bytes from the socket through both layers; with b"", data that the inner one holds comes
+        first. Return the bytes for the owner.
+        """
         if not data and self.inner.unread:
             return self.inner.receive(b"")
         data = self._outer.receive(data)
         return self.inner.receive(data) if data else b""
 
     def send(self, data: bytes) -> bytes:
-        """From the peer to the socket."""
+        """Pass bytes from the owner through both layers. Return the bytes for the socket."""
         return self._outer.send(self.inner.send(data))
 
     def finish(self) -> bytes:
-        """Both farewells, the inner one first."""
+        """Return the closing bytes of both layers, those of the inner one first."""
         return self._outer.send(self.inner.finish()) + self._outer.finish()
 
 
 def within(outer: Filter | None, inner: Filter | None) -> Filter | None:
-    """`inner` behind `outer`, of which either may be missing."""
+    """Return a filter with `inner` inside `outer`; if one of them is None, return the other."""
     if outer is None or inner is None:
         return outer or inner
     return Stacked(outer, inner)

@@ -1,13 +1,13 @@
-"""One connected socket: octets in from a poller, octets out once per wake-up.
+"""Reads and writes one connected socket: a poller reads it, and output is written once per wake-up.
 
-A stream never awaits. What its owner wants to say is collected when the wake-up ends, written with one
-`send`, and the rest, if the socket would not take it, is kept until the poller says that it is writable.
-What is large comes in pieces instead, which are not copied (backlog.py).
-A filter (TLS, WebSocket) may stand between the socket and the owner; it is pure bytes too.
+A stream never awaits. When the wake-up ends, the output of its owner is collected and written with one
+`send`. Bytes that the socket does not accept are buffered until the poller reports that it is writable. Large
+output comes in pieces, which are not copied (backlog.py). A filter (TLS, WebSocket) may sit between the
+socket and the owner; it works on bytes only.
 
-One read may hold more work than one turn should take (thousands of tiny packets). So an owner stops when
-it has done its share, keeps the rest, and says `again`: the rest has its turns before anything more is read,
-and has none while the socket does not take what came of it so far (a megabyte of it; links go on).
+One read may hold more work than one turn should do (thousands of tiny packets). An owner then stops after its
+share, stores the rest and calls `again`: the rest gets its turns before anything more is read. It gets none
+while the socket has not accepted its output so far (a megabyte of it; links continue regardless).
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
-LARGE_READ_OCTETS: Final = 262_144  # of large messages: more of small ones would not fit a core's cache
+LARGE_READ_OCTETS: Final = 262_144  # for large messages; this much of small ones would not fit a core's cache
 LARGE_OCTETS_MIN: Final = 2_048
-QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # Linux has it
-# A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
+QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # exists on Linux
+# Bytes. A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
-DEAR_SECS: Final = 0.01  # of one turn, for what is not the common case: a new address takes 0.1 ms
-LAYERED_OCTETS: Final = 262_144  # of what is large pass a layer at a time
-LAYERED_MAX: Final = 8  # times in a turn: TLS takes a millisecond for each
+DEAR_SECS: Final = 0.01  # time limit per turn for uncommon, slow work: a new address takes 0.1 ms
+LAYERED_OCTETS: Final = 262_144  # bytes of large output that pass a layer at a time
+LAYERED_MAX: Final = 8  # such portions per turn: TLS takes a millisecond for each
 BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
 class StreamOwner(Protocol):
-    """What a stream feeds: one protocol connection."""
+    """Protocol connection that a stream feeds."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived; or none, after `Stream.again`. Whatever goes wrong in there ends this connection
-        only.
+        """Process the bytes `data`, or b"" after `Stream.again`. An exception ends only this connection.
+        `now` is in loop-clock seconds.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Everything to be written now; called when a wake-up ends. In pieces when they are large."""
+        """Return everything to be written now, as pieces if it is large. Called when a wake-up ends."""
 
     def drained(self) -> None:
-        """A congested stream has written what it held: deliveries may go on."""
+        """Resume deliveries: a congested stream has written its backlog."""
 
     def lost(self, reason: str) -> None:
-        """The socket is gone; called once."""
+        """Clean up after the end of the connection for `reason`. Called once."""
 
 
 class Ending(NamedTuple):
-    """Why no more octets come through a layer. `broke` and `refused` are short words to count it by: a rule
-    of the layer was broken, or the client was turned away; neither: the other side said goodbye.
+    """Reason why no more bytes pass a layer. `broke` and `refused` are short labels for counters: the peer
+    broke a rule of the layer, or the client was refused; both are empty if the peer closed normally.
     """
 
     text: str
@@ -66,52 +66,57 @@ class Ending(NamedTuple):
 
 
 class Filter(Protocol):
-    """Turns the socket's octets into the peer's and back (TLS, WebSocket)."""
+    """Layer that converts between the socket's bytes and the peer's (TLS, WebSocket)."""
 
     @property
     def ended(self) -> Ending | None:
-        """Set once nothing more will be received; what `send` still gives is to be written."""
+        """Reason why nothing more will be received, or None. Output that `send` still returns must be
+        written.
+        """
 
     @property
     def unread(self) -> bool:
-        """True: `receive` with b"" would give more, which is for another turn."""
+        """True if `receive` with b"" would return more data, which is left for another turn."""
 
     @property
     def certificate(self) -> bytes:
-        """The peer's certificate (DER), which has been verified; b"": none has been shown."""
+        """Peer's verified certificate (DER); b"" if it has presented none."""
 
     def receive(self, data: bytes) -> bytes:
-        """Octets for the peer, up to whatever sets `ended`."""
+        """Convert bytes from the socket and return those for the owner, up to whatever sets `ended`."""
 
     def send(self, data: bytes) -> bytes:
-        """Octets for the socket, including what the layer itself has to say (pass b"" to collect that)."""
+        """Return the bytes for the socket: `data` converted, and the layer's own output (pass b"" to get only
+        that).
+        """
 
     def finish(self) -> bytes:
-        """The layer's farewell."""
+        """Return the bytes that close the layer."""
 
 
 class Watcher(Protocol):
-    """The poller, as a stream sees it."""
+    """Interface of the poller that a stream uses."""
 
     def watch(self, stream: Stream) -> None:
-        """`stream.reading` or `stream.writing` changed."""
+        """Follow a change of `stream.reading`, `stream.writing` or `stream.unread`."""
 
     def forget(self, stream: Stream) -> None:
-        """The stream is about to close its socket."""
+        """Stop watching the stream, which is about to close its socket."""
 
     def leave(self, stream: Stream) -> None:
-        """The stream has ended: `abort` it when its peer does not read what is left for long."""
+        """Abort the stream, which has ended, if its peer does not read the remaining output for long."""
 
     def linger(self, stream: Stream) -> None:
-        """The stream has written all and said so; `abort` it when its peer does not close in time."""
+        """Abort the stream, which has written all its output, if its peer does not close in time."""
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """`hold` the stream for so long."""
+        """Hold the stream for `seconds`."""
 
 
 class OctetCounts(Protocol):
-    """Who counts the octets of streams, one for all of an endpoint: to count them on each would cost every
-    read and write the integers of its own connection, out of memory that a thousand others have used since.
+    """Counters of bytes read and written, one object for all streams of an endpoint. Counters per stream
+    would make each read and write load the integers of its own connection, from memory that is no longer in
+    the cache.
     """
 
     octets_in: int
@@ -119,7 +124,7 @@ class OctetCounts(Protocol):
 
 
 class Octets:
-    """Counts the octets of a stream that is nobody's yet: read, and taken by the socket."""
+    """Counters of the bytes read from, and accepted by, the socket of a stream that has no endpoint yet."""
 
     __slots__ = ("octets_in", "octets_out")
 
@@ -129,8 +134,8 @@ class Octets:
 
 
 class Watched:
-    """Counts the octets of one stream by themselves, and as those of whoever counted them before: it stands
-    in between while somebody asks, for nobody else is to pay for it.
+    """Byte counters of one stream, which also update the endpoint's counters `counts`. A stream uses them
+    only while something watches it, so that other streams pay nothing for it.
     """
 
     __slots__ = ("counts", "read", "watchers", "written")
@@ -143,12 +148,12 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """The endpoint's."""
+        """Name of the endpoint, or "" if it is not known."""
         return getattr(self.counts, "name", "")
 
     @property
     def octets_in(self) -> int:
-        """Of all, as the next."""
+        """Bytes read from all streams of the endpoint."""
         return self.counts.octets_in
 
     @octets_in.setter
@@ -158,7 +163,7 @@ class Watched:
 
     @property
     def octets_out(self) -> int:
-        """Written."""
+        """Bytes written to all streams of the endpoint."""
         return self.counts.octets_out
 
     @octets_out.setter
@@ -168,7 +173,7 @@ class Watched:
 
 
 class WriteSet:
-    """The streams that have something to write when this wake-up ends. One for the whole process."""
+    """Streams with output to write when this wake-up ends; one object for the whole process."""
 
     __slots__ = ("_marked", "_wake_up_ends", "took_long")
 
@@ -177,8 +182,9 @@ class WriteSet:
         wake_up_ends: Callable[[], None] | None = None,
         took_long: Callable[[Stream, float], None] | None = None,
     ) -> None:
-        """`wake_up_ends` is called first at each flush; `took_long` is told whose turn took how many
-        seconds."""
+        """Set the hooks: `wake_up_ends` is called first in each flush; `took_long` is called with each stream
+        whose turn was long, and the seconds that it took.
+        """
         self._marked: list[Stream] = []
         self._wake_up_ends = wake_up_ends
         self.took_long = took_long
@@ -190,7 +196,9 @@ class WriteSet:
             self._marked.append(stream)
 
     def flush(self) -> None:
-        """One write for each marked stream. What writing marks anew (a closing stream) is written too."""
+        """Write the output of each marked stream once, including streams that the writing marks (a closing
+        one).
+        """
         if self._wake_up_ends is not None:
             try:
                 self._wake_up_ends()
@@ -210,7 +218,7 @@ LayerEnded = Callable[["Stream", Ending], None]
 
 
 class Stream:
-    """A non-blocking socket, what it could not write yet, and the owner that it feeds."""
+    """Non-blocking socket with its unwritten output, its filter and the owner that it feeds."""
 
     __slots__ = (
         "_backlog",
@@ -261,92 +269,96 @@ class Stream:
         backlog_max: int = BACKLOG_OCTETS_MAX,
         stalls: bool = True,
     ) -> None:
-        """`layer_ended` is told when a layer ends the stream. `rate`: how much is read; None: all that comes.
-        `backlog_max`: a peer that lets more than these octets wait in memory is cut off; beyond half of it
-        nothing more of what it says is read. `stalls`: of a rest nothing is done while the socket does not
-        take what came of it; of two gateways that are joined by a link one must go on.
+        """Create a stream that is not polled before `begin`.
+
+        `layer_ended` is called when a layer ends the stream. `rate` limits reading; None means no limit. A
+        peer that leaves more than `backlog_max` bytes of output waiting in memory is disconnected; beyond
+        half of that, it is not read. With `stalls`, unprocessed data waits while the socket does not accept
+        the output so far; of two gateways joined by a link, one must continue regardless.
         """
         self.sock = sock
         self.layer = layer
         self.backlog_max = backlog_max
         self.stalls = stalls
         self.remote = remote
-        self.secured: Secured | None = None  # what a balancer says of the client's TLS
+        self.secured: Secured | None = None  # the client's TLS data as a load balancer reports it
         self.owner: StreamOwner | None = None
         self.reading = True
-        self.read_octets = READ_OCTETS  # at a time; `expect` says how many
-        self.unread = False  # what was read last has not been dealt with to its end
-        self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. The poller's business
+        self.read_octets = READ_OCTETS  # bytes per read; set by `expect`
+        self.unread = False  # data of the last read is not fully processed
+        self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. Set by the poller
         self.rate = rate
         self.writing = False
         self.marked = False
-        self.starved = False  # deliveries were withheld because the stream was congested
+        self.starved = False  # deliveries are withheld because the stream was congested
         self.closed = False
-        self.doomed: Exception | None = None  # why it fails when this wake-up ends
+        self.doomed: Exception | None = None  # error with which it fails when this wake-up ends
         self.ending = False
         self._postponed: list[Any] | None = None
         self._suspensions = 0
-        self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
-        self.queued = 0  # octets that the owner has encoded since the last flush, and the backlog
+        self.dear_until = 0.0  # `perf_counter` time limit for slow work in this turn; 0: none done yet
+        self.queued = 0  # bytes that the owner has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
         self._layer_ended = layer_ended
         self._watcher = watcher
         self._writes = writes
         self._backlog: Backlog | None = None
-        self._before_layer: Backlog | None = None  # what is large and waits for its turn to pass the layer
-        self._full = False  # more than half of `backlog_max` waits, so this is held
+        self._before_layer: Backlog | None = None  # large output that has not passed the layer yet
+        self._full = False  # more than half of `backlog_max` waits, so reading is held
         self._holds = 0
         self._output_holds = 0
         self._lingering = False
-        self._peer_closes = False  # the peer is the first to close the socket, if it does so in time
+        self._peer_closes = False  # let the peer close the socket first, if it does so in time
 
     @property
     def congested(self) -> bool:
-        """True: deliver nothing more until `drained`. Asking starves the stream, so that it will be told."""
+        """True if nothing more may be delivered until `drained` is called. Reading it then calls `starve`."""
         if self.queued < BACKLOG_OCTETS_HIGH:
             return False
         self.starve()
         return True
 
     def starve(self) -> None:
-        """Deliveries are withheld: have `drained` called when the socket takes octets."""
+        """Call the owner's `drained` once the socket accepts bytes: deliveries are withheld."""
         if not self.starved:
             self.starved = True
             self.mark()
 
     @property
     def backlogged(self) -> bool:
-        """True: the socket has not taken all that was written last."""
+        """True if the socket has not accepted all the output so far."""
         return self._backlog is not None or self._before_layer is not None
 
     @property
     def listening(self) -> bool:
-        """False: what the peer has said may wait here or in its socket, so its silence means nothing."""
+        """True if all that the peer has sent is read and processed promptly. If False, its bytes may wait
+        here or in the socket, so its silence means nothing.
+        """
         return self.reading and not self.unread
 
     @property
     def endpoint(self) -> str:
-        """The name of the listener or link whose octets these are; "" before that is known."""
+        """Name of the listener or link that counts this stream's bytes; "" before that is known."""
         return getattr(self._counts, "name", "")
 
     @property
     def client(self) -> str:
-        """The client's name for itself, as far as the protocol knows one."""
+        """Client identifier, as far as the protocol has one; "" otherwise."""
         return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
     def clogged(self) -> bool:
-        """True: so much is written and not taken that of a rest which is `unread` nothing more is done."""
+        """True if so much output waits for the socket that unprocessed data has to wait too."""
         return self.stalls and self._backlog is not None and self._backlog.octets >= BACKLOG_OCTETS_HIGH
 
     def count_with(self, counts: OctetCounts) -> None:
-        """Its octets, those of before included, count as `counts`'."""
+        """Count this stream's bytes, including those so far, in `counts`."""
         before, self._counts = self._counts, counts
         counts.octets_in += before.octets_in
         counts.octets_out += before.octets_out
 
     def watch(self) -> Watched:
-        """Its octets by themselves, until `unwatch`."""
+        """Count this stream's bytes separately until `unwatch`, and return the counters."""
         counts = self._counts
         if not isinstance(counts, Watched):
             counts = self._counts = Watched(counts)
@@ -354,35 +366,40 @@ class Stream:
         return counts
 
     def unwatch(self, watched: Watched) -> None:
-        """One of those that asked has had enough."""
+        """Remove one watcher; after the last one, stop counting this stream's bytes separately."""
         watched.watchers -= 1
         if not watched.watchers and self._counts is watched:
             self._counts = watched.counts
 
     def mark(self) -> None:
-        """Collect and write the peer's octets when this wake-up ends."""
+        """Collect and write the owner's output when this wake-up ends."""
         if not self.marked:
             self._writes.mark(self)
 
     def again(self) -> None:
-        """The owner (or the layer) has not done all that was read: give it another turn with b""."""
+        """Give the owner another turn with b"": it (or the layer) has not processed all that was read."""
         if not self.unread and not self.closed and not self.ending:
             self.unread = True
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """What the owner has decoded and leaves for another turn, in which it asks for it."""
+        """Store decoded `events` for another turn, in which the owner gets them from `postponed`."""
         self._postponed = events
         self.again()
 
     def postponed(self) -> list[Any] | None:
-        """That, once; None if there is none. Nothing is read before it is done, so no octets have come."""
+        """Remove and return the postponed events, or None. With events, the turn has no new bytes: nothing is
+        read before they are processed.
+        """
         events, self._postponed = self._postponed, None
         return events
 
     def spent(self) -> bool:
-        """Asked before anything that is dear, as what happens for the first time: True if this turn has done
-        enough of that, but never of the first. Then what is left is to be postponed.
+        """Return True if this turn has used its time for slow work (DEAR_SECS), so that the rest must be
+        postponed.
+
+        Call it before each piece of uncommon, slow work, such as the first use of an address. The first call
+        of a turn returns False and starts the time.
         """
         now = perf_counter()
         if not self.dear_until:
@@ -391,11 +408,13 @@ class Stream:
         return now >= self.dear_until
 
     def expect(self, octets: int) -> None:
-        """So many octets has the message that is coming, some of which has been read; 0: nobody knows."""
+        """Set the read size for a message of `octets` bytes, some of which have been read; 0 means an unknown
+        size.
+        """
         self.read_octets = LARGE_READ_OCTETS if octets >= LARGE_OCTETS_MIN else READ_OCTETS
 
     def hold(self) -> None:
-        """Stop reading until as many `release` calls have come: back-pressure is TCP's."""
+        """Stop reading until `release` has been called as often as `hold`: TCP then slows the peer down."""
         self._holds += 1
         if self._holds == 1 and not self.closed:
             self.reading = False
@@ -409,14 +428,14 @@ class Stream:
             self._watcher.watch(self)
 
     def suspend(self) -> None:
-        """Hold the stream, and have its owner postpone what it has decoded, until as many `resume` calls have
-        come: a command of the peer is not done yet, and those behind it keep their order.
+        """Hold the stream, and have its owner postpone decoded events, until `resume` has been called as
+        often: a command of the peer is pending, and later ones must stay behind it.
         """
         self._suspensions += 1
         self.hold()
 
     def resume(self) -> None:
-        """Undo one `suspend`. The owner gets another turn for what it has postponed."""
+        """Undo one `suspend`. The owner gets another turn for the postponed events."""
         self._suspensions -= 1
         self.release()
 
@@ -426,8 +445,8 @@ class Stream:
         return self._suspensions > 0
 
     def hold_output(self) -> None:
-        """Write nothing until as many `release_output` calls have come: what the owner says next
-        depends on something that is not done yet.
+        """Write nothing until `release_output` has been called as often as `hold_output`: the owner's next
+        output depends on a pending result.
         """
         self._output_holds += 1
 
@@ -438,8 +457,8 @@ class Stream:
             self.mark()
 
     def read(self, now: float) -> int:
-        """Its turn: go on with what is left of the last read, otherwise read once, and feed the peer. Returns
-        the octets read.
+        """Take one turn: process what is left of the last read, otherwise read once, and feed the owner.
+        Return the number of bytes read. `now` is in loop-clock seconds.
         """
         self.dear_until = 0.0
         if self.unread:
@@ -468,13 +487,16 @@ class Stream:
         return size
 
     def hear_out(self, now: float) -> None:
-        """Two turns at once, for somebody else is about to end it, and its peer may have said goodbye. Most
-        of a goodbye in small packets waits at the peer (Nagle) until the first of them is acknowledged,
-        which takes the kernel some 40 ms unless it is told to: that is done between the two.
+        """Read twice, because this stream is about to be ended by another part and its peer may have sent a
+        DISCONNECT.
+
+        The rest of a DISCONNECT that is sent in small packets waits at the peer (Nagle) until the first
+        packet is acknowledged. The kernel delays that by some 40 ms unless it is forced, which happens
+        between the two reads.
         """
         self._hear(now)
         if QUICK_ACK and not self.closed:
-            with suppress(OSError):  # it need not be TCP
+            with suppress(OSError):  # the socket may be other than TCP
                 self.sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
             self._hear(now)
 
@@ -483,7 +505,7 @@ class Stream:
             self.read(now)
 
     def _go_on(self, now: float) -> None:
-        """The owner first, for what the layer keeps came later."""
+        """Process data left from the last read: first the owner's, because the layer's came later."""
         self.unread = False
         if self.owner is not None:
             self.owner.receive(b"", now)
@@ -495,10 +517,10 @@ class Stream:
             self._watcher.watch(self)
 
     def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
-        """Give the owner octets that have been read; `layer` is what they still have to pass."""
+        """Pass bytes that have been read to the owner, through `layer` unless that is None."""
         if layer is not None:
             data = layer.receive(data)
-            self.mark()  # the layer may have to answer
+            self.mark()  # the layer may have to respond
         if data and self.owner is not None:
             self.owner.receive(data, now)
         if layer is not None and layer.ended is not None and not (self.ending or self.closed):
@@ -511,17 +533,18 @@ class Stream:
     def beside(
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
     ) -> Stream:
-        """Another stream, which the same poller reads: what comes here goes on there in the same wake-up. It
-        does not `begin` before it has its owner."""
+        """Return another stream, read by the same poller, so that data from one leaves through the other in
+        the same wake-up. Call its `begin` once it has its owner.
+        """
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
     def begin(self) -> None:
-        """It has its owner: read it, and write what that has to say."""
+        """Start reading, and write the owner's output. Called once the stream has its owner."""
         self._watcher.watch(self)
         self.mark()
 
     def move(self, watcher: Watcher, *, layer_ended: LayerEnded, rate: Rate | None, backlog_max: int) -> None:
-        """Another poller reads it from now on, as another listener has it."""
+        """Move this stream to the poller of another listener, with that listener's settings."""
         self._watcher.forget(self)
         self._watcher = watcher
         self._layer_ended = layer_ended
@@ -530,7 +553,7 @@ class Stream:
         watcher.watch(self)
 
     def flush(self) -> None:
-        """Write what the owner has to say."""
+        """Write the owner's output, or as much of it as the socket accepts."""
         if self.doomed is not None and not self.closed:
             self.fail(self.doomed)
         if self.closed or self._lingering or self._output_holds:
@@ -564,12 +587,13 @@ class Stream:
         return sum(one.octets for one in (self._backlog, self._before_layer) if one is not None)
 
     def _held(self) -> int:
-        """Octets of that in memory."""
+        """Return the unwritten bytes that are in memory."""
         return sum(one.held for one in (self._backlog, self._before_layer) if one is not None)
 
     def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
-        """What the layer makes of it. What is large waits: to read and encrypt all of it would take long, and
-        memory. It follows as the socket takes what came before.
+        """Pass `data` through the layer and return the bytes for the socket. Large output waits and follows
+        as the socket accepts what is before it: to read and encrypt all of it at once would take long, and
+        memory.
         """
         if self._before_layer is None and not isinstance(data, bytes):
             self._before_layer = Backlog()
@@ -582,8 +606,8 @@ class Stream:
         return layer.send(b"")
 
     def _write_layered(self) -> bool:
-        """Pass on what waits, for one turn, as far as the socket takes it. False: that was the end of the
-        stream.
+        """Pass waiting large output through the layer, for one turn, as far as the socket accepts it. Return
+        False if the stream has been aborted.
         """
         waiting, layer = self._before_layer, self.layer
         assert waiting is not None
@@ -593,7 +617,7 @@ class Stream:
                 break
             try:
                 octets = joined(waiting.take(LAYERED_OCTETS))
-            except OSError as error:  # what should be on disk is not
+            except OSError as error:  # the file is missing or too short
                 self.abort(f"write failed: {error.strerror or error}")
                 return False
             if not self._write(layer.send(octets)):
@@ -603,7 +627,7 @@ class Stream:
         return True
 
     def writable(self) -> None:
-        """The poller says that the socket takes octets again."""
+        """Write waiting output: the poller reports that the socket accepts bytes again."""
         if self.backlogged:
             if self._backlog is not None and not self._write_on(self._backlog):
                 return
@@ -625,9 +649,9 @@ class Stream:
             self.owner.drained()
 
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
-        """Read no more, write what is left, then close. With `peer_closes` the peer closes the socket first,
-        or some seconds pass: to clients that read the end of the stream together with the last words the
-        connection may be lost.
+        """Stop reading, write the remaining output, then close. With `peer_closes` the peer closes the socket
+        first, or some seconds pass: clients that read the end of the stream together with the last packet may
+        treat the connection as lost.
         """
         if self.ending or self.closed:
             return
@@ -640,19 +664,20 @@ class Stream:
         self._lose(reason, keep=True)
 
     def abort(self, reason: str) -> None:
-        """Close now."""
+        """Close the socket at once, discarding unwritten output, and report `reason` to the owner."""
         if not self.closed:
             self._close()
             self._lose(reason, keep=False)
 
     def fail(self, error: Exception) -> None:
-        """An error that nobody foresaw was met on its behalf: that costs this connection, and no other."""
+        """Report an unexpected error and abort this connection; no other one is affected."""
         contained("connection", error, remote=self.remote)
         self.abort("internal error")
 
     def doom(self, error: Exception) -> None:
-        """`fail` when this wake-up ends, for whoever met the error in the midst of the business of others.
-        Until then it is congested: nothing more is delivered to it."""
+        """Call `fail` when this wake-up ends, for a caller that meets the error while it serves other
+        connections. Until then the stream is congested: nothing more is delivered to it.
+        """
         if self.doomed is None:
             self.doomed = error
         self.queued = max(self.backlog_max, BACKLOG_OCTETS_HIGH)
@@ -665,12 +690,14 @@ class Stream:
         try:
             self.owner = Farewell(owner.data_to_send()) if keep else None
             owner.lost(reason)
-        except Exception as error:  # whoever ends it may be somebody else, and has other things to do
+        except Exception as error:  # the caller may be serving another connection and has to continue
             self.owner = self.owner if isinstance(self.owner, Farewell) else None
             contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
-        """False: that was the end of the stream."""
+        """Write `data` and buffer what the socket does not accept. Return False if the stream has been
+        aborted.
+        """
         try:
             sent = self.sock.send(data)
         except BlockingIOError:
@@ -699,8 +726,8 @@ class Stream:
         return True
 
     def _shut(self) -> None:
-        """All is written. Closing while octets of the peer wait unread would reset the connection, and could
-        take our last words from it: so it is told that we are done, and what it still sends is thrown away.
+        """Shut down the sending side, then read and discard until the peer closes. To close while bytes of
+        the peer are unread would reset the connection, and the peer could lose the last output.
         """
         if not self._peer_closes:
             if self.layer is not None and not self._write(self.layer.finish()):
@@ -718,13 +745,13 @@ class Stream:
 
     def _close(self) -> None:
         self.closed = True
-        self._backlog = self._before_layer = None  # they may keep files
+        self._backlog = self._before_layer = None  # backlogs may hold files open
         self._watcher.forget(self)
         self.sock.close()
 
 
 class Farewell:
-    """Stands in for an owner that has ended, while its last octets are written."""
+    """Replacement for an owner that has ended, while its last bytes are written."""
 
     __slots__ = ("_data",)
 
@@ -732,15 +759,15 @@ class Farewell:
         self._data = data
 
     def receive(self, data: bytes, now: float) -> None:
-        """Nobody listens any more."""
+        """Discard `data`."""
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """The last words, once."""
+        """Return the last output once, then b""."""
         data, self._data = self._data, b""
         return data
 
     def drained(self) -> None:
-        """Nothing is waiting."""
+        """Do nothing: no deliveries are waiting."""
 
     def lost(self, reason: str) -> None:
-        """Its predecessor has been told."""
+        """Do nothing: the real owner has been notified."""

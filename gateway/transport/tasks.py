@@ -1,8 +1,8 @@
-"""Tasks that serve others, none of which can end the rest.
+"""Tasks of one connection or service, isolated so that the failure of one cannot end the others.
 
-An exception that leaves a task cancels its nursery, and with it everything that the process does. So what
-serves one connection is started through `Tasks`, where its end costs that connection at most, and what has to
-run as long as the gateway does runs `forever`: begun anew, after a while, whenever it fails.
+An exception that leaves a task cancels its nursery, and with it the whole process. So a task that serves one
+connection is started through `Tasks`, where its failure costs at most that connection. A task that has to run
+as long as the gateway is run by `forever`, which restarts it after AGAIN_SECS whenever it fails.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import trio
 
 from gateway.containment import Where, contained
 
-AGAIN_SECS: Final = 1.0  # so that what fails at once does not keep the loop busy
+AGAIN_SECS: Final = 1.0  # so that a task that fails at once does not keep the loop busy
 
 
 class Tasks:
-    """Starts tasks beside the loop, in a nursery of which they are no danger to."""
+    """Starter of background tasks in a nursery, which their exceptions cannot cancel."""
 
     __slots__ = ("_nursery",)
 
@@ -26,7 +26,7 @@ class Tasks:
         self._nursery = nursery
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Run `task(*args)`."""
+        """Start `task(*args)` in the background and contain its exceptions."""
         self._nursery.start_soon(self._run, task, args)
 
     @staticmethod
@@ -38,7 +38,9 @@ class Tasks:
 
 
 async def forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
-    """Run `task` until it returns."""
+    """Run `task` until it returns; if it raises, report the error under `where` and restart it after
+    AGAIN_SECS.
+    """
     while True:
         try:
             await task()

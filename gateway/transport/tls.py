@@ -8,11 +8,13 @@ from typing import Final
 
 from gateway.transport.stream import Ending
 
-RECORDS_MAX: Final = 512  # of one turn: they may be as small as one octet
+RECORDS_MAX: Final = 512  # TLS records per turn: each may hold as little as one byte
 
 
 class TlsFilter:
-    """One TLS connection. The handshake happens as octets pass; what is sent before it ends is kept."""
+    """TLS layer of one connection. The handshake runs as bytes pass; data sent earlier is buffered until it
+    ends.
+    """
 
     def __init__(
         self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
@@ -28,7 +30,9 @@ class TlsFilter:
         self.ended: Ending | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt. A bad handshake or record ends it; what is left to send then is the alert that says so."""
+        """Decrypt bytes from the socket and return the plain data. A failed handshake or bad record sets
+        `ended`; `send` then returns the alert for the peer.
+        """
         self._incoming.write(data)
         self.unread = False
         pieces = []
@@ -42,13 +46,15 @@ class TlsFilter:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
-            pass  # the peer said that it will send no more; the socket's end follows
+            pass  # the peer sent close-notify; the end of the socket follows
         except ssl.SSLError as error:
             self.ended = Ending(error.strerror or str(error), broke="tls")
         return b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:
-        """Encrypt what can be, and collect what the handshake has to say."""
+        """Encrypt `data` once the handshake is done. Return the bytes for the socket, including those of the
+        handshake.
+        """
         if self.ended is not None:
             return self._outgoing.read()
         if data:
@@ -62,11 +68,11 @@ class TlsFilter:
 
     @property
     def certificate(self) -> bytes:
-        """The peer's certificate (DER), which has been verified; b"": none has been shown."""
+        """Peer's verified certificate (DER); b"" if it has presented none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def finish(self) -> bytes:
-        """The close-notify alert."""
+        """Return the close-notify alert, and whatever else is left to send."""
         if self.established and self.ended is None:
             with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
                 self._tls.unwrap()

@@ -1,8 +1,8 @@
 """MQTT over WebSocket as a filter (RFC 6455; MQTT 5.0 and 3.1.1, section 6), for listeners and for links.
 
-First the upgrade: one HTTP request, which must offer the subprotocol `mqtt` or `mqttv3.1`. Then frames: the
-octets of binary ones are a stream, whose packets begin and end where they like; what is to be sent is one
-binary frame per flush. Extensions (compression) are not offered.
+The upgrade is one HTTP request, which must offer one of the listener's subprotocols (`mqtt`, `mqttv3.1`).
+Frames follow it: the bytes of binary frames form one stream, in which packets may begin and end anywhere.
+Output is one binary frame per flush. Extensions (compression) are not offered.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from gateway.transport.stream import Ending
 
 VERSION: Final = "13"  # RFC 6455, 4.1
 KEY_OCTETS: Final = 16
-FRAMES_MAX: Final = 128  # of one turn: each costs more than a message, and may be empty
+FRAMES_MAX: Final = 128  # frames per turn: each costs more than a message, and may be empty
 UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
 class _Frames:
-    """What both sides do once the upgrade is over. What breaks the rules ends it with the close code that
-    says so. A message of more than `message_octets_max` is refused (1009); None: of any size.
+    """Common part of the server and client sides after the upgrade. A violation of the rules ends the
+    connection with the matching close code. A message of more than `message_octets_max` bytes is refused
+    (1009); None means no limit.
     """
 
     def __init__(self, message_octets_max: int | None) -> None:
@@ -53,8 +54,8 @@ class _Frames:
         self._out = bytearray()
 
     def send(self, data: bytes) -> bytes:
-        """One binary frame, behind what the layer has to say. Before the upgrade nothing can be said: MQTT's
-        server speaks second.
+        """Return pending control frames, then `data` as one binary frame. Before the upgrade (an MQTT server
+        sends nothing before its client does) and after the end `data` is discarded.
         """
         out = self._out
         if data and self._frames is not None and self.ended is None:
@@ -63,7 +64,9 @@ class _Frames:
         return bytes(out)
 
     def finish(self) -> bytes:
-        """The close frame, unless one was sent; the other side's own is not awaited."""
+        """Return the close frame, or b"" if the connection has ended already; the peer's close frame is not
+        awaited.
+        """
         if self._frames is None or self.ended is not None:
             return b""
         return bytes(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
@@ -74,7 +77,7 @@ class _Frames:
         pieces = []
         for number, event in enumerate(frames.events(), 1):
             if number == FRAMES_MAX:
-                self.unread = True  # perhaps: nothing is lost by asking
+                self.unread = True  # there may be more: one more call costs little
             if isinstance(event, BytesMessage):
                 self._message_octets += len(event.data)
                 if self._message_octets_max is not None and self._message_octets > self._message_octets_max:
@@ -105,10 +108,11 @@ class _Frames:
 
 
 class WebSocketFilter(_Frames):
-    """The server's side of one WebSocket.
+    """Server side of one WebSocket.
 
-    `path` is where it is found (404 elsewhere). `subprotocols` are spoken, the best first. `origins` may
-    connect, None: any; a request without an origin does not come from a browser, and may.
+    `path` is its only path (404 elsewhere). `subprotocols` are supported, the preferred one first. Only
+    `origins` may connect, None means any; a request without an Origin header does not come from a browser and
+    is accepted.
     """
 
     def __init__(
@@ -124,12 +128,13 @@ class WebSocketFilter(_Frames):
         self._subprotocols = subprotocols
         self._origins = None if origins is None else {origin.lower() for origin in origins}
         self._head = b""
-        self.from_foreign_page = (
-            False  # that the configuration does not name, and that is not of this machine
-        )
+        # True if opened by a web page that is neither named in the configuration nor of this machine.
+        self.from_foreign_page = False
 
     def receive(self, data: bytes) -> bytes:
-        """The octets of binary frames."""
+        """Process bytes from the socket and return the content of binary frames. Sets `ended` if the request
+        is refused.
+        """
         if self.ended is not None:
             return b""
         if self._frames is None:
@@ -149,7 +154,7 @@ class WebSocketFilter(_Frames):
         return self._content(self._frames, data) if data or self.unread else b""
 
     def _upgrade(self, request: Request) -> bytes:
-        """The response that accepts it (RFC 6455, 4.2). Raises Refusal."""
+        """Return the response that accepts the request (RFC 6455, 4.2). Raises Refusal."""
         if request.path != self._path:
             raise Refusal(404, "there is nothing here")
         if request.method != "GET":
@@ -184,14 +189,15 @@ class WebSocketFilter(_Frames):
 
 
 def opened_by_foreign_page(layer: object) -> bool:
-    """Return True if a web page has opened the WebSocket in this layer which the configuration does not name,
-    and which is not of this machine."""
+    """Return True if the WebSocket in this layer was opened by a web page that the configuration does not
+    name and that is not of this machine.
+    """
     inner = layer.inner if isinstance(layer, Stacked) else layer
     return isinstance(inner, WebSocketFilter) and inner.from_foreign_page
 
 
 def _is_here(origin: str) -> bool:
-    """Return True if an origin (`http://localhost:3000`) is of this machine."""
+    """Return True if an origin (`http://localhost:3000`) is on this machine."""
     try:
         host = urlsplit(origin).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
@@ -200,31 +206,33 @@ def _is_here(origin: str) -> bool:
 
 
 class WebSocketClient(_Frames):
-    """The client's side, of a link to a server at `host` (as the Host header says it) and `path`.
+    """Client side of a WebSocket, for a link to a server at `host` (as in the Host header) and `path`.
 
-    What is to be sent before the upgrade is over waits for it: MQTT's client speaks first.
+    Data sent before the upgrade is done is buffered until then: an MQTT client sends first.
     """
 
     def __init__(self, host: str, path: str, subprotocol: str) -> None:
-        super().__init__(None)  # what comes is passed on and not kept: MQTT's own limits hold
+        super().__init__(None)  # no limit: data is passed on, not buffered, and MQTT's own limits apply
         self._handshake = H11Handshake(ConnectionType.CLIENT)
         self._out += self._handshake.send(UpgradeRequest(host, path, subprotocols=[subprotocol]))
         self._subprotocol = subprotocol
         self._early = b""
 
     def receive(self, data: bytes) -> bytes:
-        """The octets of binary frames."""
+        """Process bytes from the socket and return the content of binary frames."""
         if self.ended is not None:
             return b""
         if self._frames is None:
             self._upgrade(data)
-            data = b""  # what came behind the upgrade stands in the frames already
+            data = b""  # bytes after the response are in the frame parser already
         if self._frames is None or self.ended is not None:
             return b""
         return self._content(self._frames, data)
 
     def send(self, data: bytes) -> bytes:
-        """One binary frame; before the upgrade, the request for it."""
+        """Return `data` as one binary frame. Before the upgrade, buffer `data` and return the upgrade
+        request.
+        """
         if self._frames is None:
             self._early += data
             return super().send(b"")
@@ -232,7 +240,7 @@ class WebSocketClient(_Frames):
         return super().send(early + data)
 
     def _upgrade(self, data: bytes) -> None:
-        """Read the answer to the request (RFC 6455, 4.1)."""
+        """Process the response to the upgrade request (RFC 6455, 4.1). Sets `ended` if it is no upgrade."""
         try:
             self._handshake.receive_data(data)
             for event in self._handshake.events():
