@@ -1,7 +1,7 @@
-"""Where a message goes, in its protocol's own words.
+"""Addresses of messages in the terms of their own protocol.
 
-An address is made once, by its protocol's dialect, and shared by all its messages. `wire` holds the octets by
-which its own protocol writes it; caches along the way of a message are keyed by them, for bytes remember
+The dialect of a protocol creates each address once, and all messages to it share the object. `wire` holds the
+bytes that its own protocol uses for it; caches on the message path use these as keys, because bytes store
 their hash.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 
 class Address:
-    """`name` within `scope`: a topic (MQTT, which has no scopes); a routing key and its exchange, or a queue
-    and "" (AMQP 0-9-1); a destination and its service type (AMQP/Fast)."""
+    """Destination `name` within `scope`: a topic (MQTT, which has no scopes); a routing key and its exchange,
+    or a queue and "" (AMQP 0-9-1); a destination and its service type (AMQP/Fast).
+    """
 
     __slots__ = ("name", "protocol", "scope", "wire")
 

@@ -1,10 +1,10 @@
-"""The messages of one wake-up, moving together with their settlement.
+"""Messages of one wake-up, which are routed together, and their settlement.
 
-A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to answer the message) and
-the recipients that must take it (a recipient is a sink, and the route that leads there). `send` hands every
-recipient's sink its SubBatch. A sink settles each message of its part once, at once or later, alone or in
-ranges; when the last recipient of a message has settled, the source gets the receipt back with the worst
-outcome. Slots are positions in the batch; a part's `messages` and `slots` are parallel.
+A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to acknowledge the message)
+and its recipients (a recipient is a sink and the route that leads to it). `send` hands each recipient's sink
+its SubBatch. A sink settles each message of its part once, immediately or later, singly or in ranges. When
+the last recipient of a message has settled it, the source gets the receipt back with the worst outcome. Slots
+are positions in the batch; the `messages` and `slots` of a part are parallel.
 """
 
 from __future__ import annotations
@@ -19,50 +19,57 @@ from gateway.model.times import Monotonic
 
 Receipt = Any
 Untold = Callable[[Receipt, bool, Outcome], bool]
-"""Return True if a source cannot be told that a route rejects the message of a receipt, so that the route has
-to keep a dead letter. The second argument: the route asks for another attempt (`on_reject: retry`)."""
-_EVERY: set[int] = set()  # by identity: the part was settled whole
+"""Function that returns True if a source cannot be notified that a route rejects the message of a receipt, so
+that the route has to store a dead letter. The second argument is True if the route requests another attempt
+(`on_reject: retry`).
+"""
+_EVERY: set[int] = set()  # marker, compared by identity: the whole part is settled
 
 
 class Source(Protocol):
-    """Who published a batch and waits to hear what became of it."""
+    """Publisher of a batch, which is notified of the outcome of its messages."""
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Answer `receipts`. `refused` maps a position in `receipts` to an outcome that is not ACCEPTED;
-        None: all were accepted. `received` is the batch's time of arrival by the event loop's clock."""
+        """Acknowledge or refuse `receipts`. `refused` maps a position in `receipts` to an outcome that is not
+        ACCEPTED; None means that all were accepted. `received` is the batch's time of arrival in loop-clock
+        seconds.
+        """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A sink is full: stop reading from these senders. Returns what lets them go on."""
+        """Stop reading from these senders, because a sink is full. Return the functions that
+        resume reading.
+        """
 
 
 class Sink(Protocol):
-    """What a message can end in: a queue, a subscription, a link."""
+    """Destination of messages: a queue, a subscription, a link."""
 
     def publish(self, part: SubBatch) -> None:
-        """Take the messages. Never blocks, never awaits, never raises for what a message holds."""
+        """Accept the messages. Never blocks, never awaits, never raises because of a message's content."""
 
 
 class Recorder(Protocol):
-    """Who notes what became of messages."""
+    """Observer that records the outcomes of messages."""
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """`messages` of `part`, which stand in `slots` of its batch, were settled. Never raises."""
+        """Record that `messages` of `part`, in `slots` of its batch, were settled with `outcome`. Never
+        raises.
+        """
 
 
 class Watcher(Protocol):
-    """Who wants to hear when the source of a message has been told what became of it."""
+    """Observer of one message, notified after the message's source."""
 
     def told(self, outcome: Outcome) -> None:
-        """It has. Never raises."""
+        """Handle `outcome`, which the message's source has just received. Never raises."""
 
 
 class Recipient:
-    """One way out: a sink, and whoever counts what becomes of the messages that take it.
+    """Route end: a sink, and an optional `recorder` of the outcomes of its messages.
 
-    A recipient is made once for its sink and route; batches group by it. `recorder`, if there is one, hears
-    of every settlement. `stored_first`: what must survive a crash is delivered only when it is on disk.
+    A recipient is created once for its sink and route; batches group messages by it.
     """
 
     __slots__ = ("_recorder", "sink")
@@ -73,15 +80,18 @@ class Recipient:
 
     @property
     def stored_first(self) -> bool:
-        """Otherwise it may be delivered while it is written; then it comes again when the process dies, from
-        its sender."""
+        """True if a message that must survive a crash is delivered only once it is on disk. If False, it may
+        be delivered while it is being written; if the process then dies, its sender sends it again.
+        """
         return False
 
     def sent(self, count: int) -> None:
-        """`count` messages have been handed to the sink."""
+        """Note that `count` messages have been handed to the sink."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
+        """Record the outcome of `messages` of `part`, which are in `slots`, and settle them in the batch, at
+        once or later. Called when the sink has settled them.
+        """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
         if outcome.verdict is Verdict.RELEASED:
@@ -90,7 +100,7 @@ class Recipient:
 
 
 class Batch:
-    """One wake-up's messages, joined over all their recipients."""
+    """Messages of one wake-up, whose outcomes are combined over all their recipients."""
 
     __slots__ = (
         "_open",
@@ -111,8 +121,8 @@ class Batch:
         self.received = received
         self.undone: Callable[[Receipt, frozenset[str]], None] | None = None
         self._released_by: dict[int, frozenset[str]] = {}  # names of routes, by slot
-        self.untold: Untold | None = None  # None: the source is told of every rejection
-        self.keeps_letters = False  # what is rejected is a dead letter already, and stays the one that it is
+        self.untold: Untold | None = None  # None: the source is notified of every rejection
+        self.keeps_letters = False  # a rejected message is a dead letter already: store no second one
         self.receipts: list[Receipt] = []
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}
@@ -123,15 +133,15 @@ class Batch:
         return len(self.receipts)
 
     def open(self, receipt: Receipt, recipients: int) -> int:
-        """Register a message that as many must settle; returns its slot."""
+        """Register a message that `recipients` recipients must settle. Return its slot."""
         slot = len(self.receipts)
         self.receipts.append(receipt)
         self._open.append(recipients)
         return slot
 
     def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
-        """Put a message on its recipients, for each as it is to be there; returns its slot. As many as
-        `refused` would not take it, and are to be settled by the caller.
+        """Add a message for its recipients, to each in the form that `placed` has for it. Return its slot.
+        The caller settles it for `refused` more recipients, which did not accept it.
         """
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
@@ -144,7 +154,7 @@ class Batch:
         return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
-        """`add` of a message that has a single recipient."""
+        """Add a message that has a single recipient."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -154,15 +164,19 @@ class Batch:
         self._open.append(1)
 
     def onward(self, source: Source) -> Batch:
-        """A batch for what the sink of a part of this one passes on; `source` hears what becomes of it."""
+        """Return a batch for messages that the sink of a part of this one forwards; `source` receives their
+        outcomes.
+        """
         return Batch(source, self.received)
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """`add` of a message that stands in slot `origin` of the batch that this one goes onward from."""
+        """Add a message that is in slot `origin` of the batch from which this one was derived. Return its
+        slot.
+        """
         return self.add(receipt, placed)
 
     def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
-        """`add_only` of several messages."""
+        """Add several messages that all have the same single recipient."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -173,13 +187,13 @@ class Batch:
         self._open += [1] * len(messages)
 
     def send(self) -> None:
-        """Hand every sink its part, in the order in which the recipients were first named."""
+        """Hand every sink its part, in the order in which the recipients were first added."""
         parts, self._parts = self._parts, {}
         for recipient, part in parts.items():
             recipient.sent(len(part.messages))
             try:
                 recipient.sink.publish(part)
-            except Exception as error:  # it costs what is still open of this part, and no other
+            except Exception as error:  # only the unsettled messages of this part fail
                 contained("batch", error)
                 try:
                     part.settle(INTERNAL)
@@ -187,7 +201,9 @@ class Batch:
                     contained("batch", another)
 
     def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
-        """One recipient says what became of the messages in `slots`."""
+        """Settle the messages in `slots` for one recipient, and notify the source of those that all have
+        settled. Raises AssertionError if a message is settled more often than it has recipients.
+        """
         left = self._open
         if outcome is not ACCEPTED:
             worst = self._worst
@@ -204,9 +220,10 @@ class Batch:
             self._tell(done)
 
     def released_by(self, slots: list[int], route: str) -> None:
-        """Note that a route has released the messages in `slots`, for a source that tries them again: before
-        it is told the outcome, `undone` is called with the receipt and the names of all such routes. "": it
-        was no route, and all of them are tried again."""
+        """Note that `route` has released the messages in `slots`, for a source that retries them. Before the
+        source gets the outcome, `undone` is called with the receipt and the names of all such routes. With ""
+        as the route, no single route is responsible: all of them are retried and `undone` is not called.
+        """
         if self.undone is not None:
             for slot in slots:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
@@ -228,19 +245,19 @@ class Batch:
                     watcher.told(worst.get(slot, ACCEPTED))
 
     def watch(self, slot: int, watcher: Watcher) -> None:
-        """Have the watcher told of the message that will have this slot."""
+        """Notify `watcher` of the outcome of the message that will be in `slot`."""
         if self._watchers is None:
             self._watchers = {}
         self._watchers[slot] = watcher
 
     def unwatch(self, slot: int) -> None:
-        """There is no such message."""
+        """Remove the watcher of `slot`: no message will be in it."""
         if self._watchers is not None:
             self._watchers.pop(slot, None)
 
 
 class SubBatch:
-    """The messages of a batch that take one recipient; its sink settles each of them exactly once."""
+    """Messages of a batch for one recipient, whose sink settles each of them exactly once."""
 
     __slots__ = ("_settled", "batch", "messages", "number", "recipient", "slots")
 
@@ -249,17 +266,16 @@ class SubBatch:
         self.recipient = recipient
         self.messages: list[Message] = []
         self.slots: list[int] = []
-        self.number = (
-            0  # of its first message, if its sink numbers what it may have to send again; 0: none yet
-        )
-        self._settled: set[int] | None = None  # None: none yet. Positions, once settled one by one
+        # Number of the first message, if the sink numbers messages that it may have to resend; 0: none yet.
+        self.number = 0
+        self._settled: set[int] | None = None  # None: none yet; positions if settled one by one
 
     def accept(self) -> None:
-        """All messages of this part are accepted."""
+        """Settle all messages of this part as accepted."""
         self.settle(ACCEPTED)
 
     def settle(self, outcome: Outcome) -> None:
-        """All messages of this part that are still open have the same outcome."""
+        """Settle all messages of this part that are still open with `outcome`."""
         if self._settled is not None:
             self.settle_at(range(len(self.slots)), outcome)
             return
@@ -267,7 +283,9 @@ class SubBatch:
         self.recipient.settle(self, self.messages, self.slots, outcome)
 
     def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
-        """The messages at `positions` of this part have this outcome; one settled before is passed over."""
+        """Settle the messages at `positions` of this part with `outcome`; those settled before
+        are skipped.
+        """
         settled = self._settled
         if settled is _EVERY:
             return

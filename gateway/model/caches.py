@@ -1,13 +1,11 @@
-"""Memory of what has been worked out: room in a dictionary, and what is worth a place in one.
+"""Caches of computed results: eviction from a full dictionary, and a cache that admits only recurring keys.
 
-Emptied whole, a full dictionary would be as if everything came for the first time, again and again where
-there is more than it may hold. So those that were put in first go, some at a time: that costs nothing that
-could be measured.
+Clearing a full dictionary would mean computing everything again, repeatedly where there are more keys than it
+may hold. So `make_room` evicts the oldest entries, a sixteenth at a time, at no measurable cost.
 
-Where each message says something new, nothing that is kept comes again: what goes to make room for it, and
-the memory that all of it takes, which has left the processor's caches when it is given back, cost several
-times what working it out does. So of what is not known only every eighth is kept, and the others go
-when a few more have come.
+Where each message brings a new key, no cached entry is ever used again. Evicting entries, and freeing their
+memory, which has left the processor's caches by then, cost several times what computing a result does. So
+`Recurring` stores only every eighth new result, and drops the others after a few more have arrived.
 """
 
 from __future__ import annotations
@@ -17,24 +15,25 @@ from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-PART: Final = 16  # of what is remembered; a sixteenth goes at once
-NEW_MAX: Final = 128  # octets that are not kept: as many as one turn brings
+PART: Final = 16  # one entry in this many is evicted at once
+NEW_MAX: Final = 128  # entries in one generation of new results: about as many as one turn brings
 KEPT_OF: Final = 8
 
 
 def make_room(cache: dict[K, V], most: int) -> None:
-    """Before something is put in: it will then remember `most` at the most."""
+    """Evict the oldest entries of a full cache so that one more can be added: at most `most` entries remain
+    then.
+    """
     if len(cache) >= most:
         for key in list(islice(cache, max(len(cache) - most + 1, most // PART))):
             del cache[key]
 
 
 class Recurring(Generic[V]):
-    """What has been worked out of octets: of `most` that are kept, and of the last ones besides, of which
-    there are 2 NEW_MAX at the most.
+    """Cache of results computed from bytes: at most `most` stored ones, and the newest, at most 2 NEW_MAX.
 
-    What comes again and again is soon among the ones that are kept, for it is put in each time. These are
-    `known`, which is asked first where each message asks.
+    A key that recurs is soon among the stored ones, since each computation may store it. These are `known`;
+    callers on the message path read that dictionary directly.
     """
 
     __slots__ = ("_before", "_count", "_most", "_new", "known")
@@ -43,14 +42,14 @@ class Recurring(Generic[V]):
         self._most = most
         self.known: dict[bytes, V] = {}
         self._new: dict[bytes, V] = {}
-        self._before: dict[bytes, V] = {}  # those that were new, until as many had come behind them
+        self._before: dict[bytes, V] = {}  # previous generation of new results
         self._count = 0
 
     def __len__(self) -> int:
         return len(self.known) + len(self._new) + len(self._before)
 
     def get(self, octets: bytes) -> V | None:
-        """What was worked out of these octets; None: it has to be, perhaps again."""
+        """Return the result for these bytes, or None if it has to be computed."""
         found = self.known.get(octets)
         if found is None:
             found = self._new.get(octets)
@@ -59,7 +58,7 @@ class Recurring(Generic[V]):
         return found
 
     def put(self, octets: bytes, found: V) -> None:
-        """This was worked out. It stays for at least as long as NEW_MAX others are not."""
+        """Add a computed result. It remains for at least NEW_MAX further results that are not stored."""
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
             if len(self.known) >= self._most:
@@ -72,7 +71,7 @@ class Recurring(Generic[V]):
         self._new[octets] = found
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Remove all results."""
         self.known.clear()
         self._new.clear()
         self._before.clear()

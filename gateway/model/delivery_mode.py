@@ -1,8 +1,8 @@
-"""MQTT's QoS and AMQP's delivery mode: which one follows from the other.
+"""Conversion between MQTT's QoS and AMQP's delivery mode.
 
-A message of the model has both, `assurance` (the QoS) and `durable` (delivery mode 2, persistent). Who reads
-one from a protocol that has only one of them takes the other from these tables. A route may change both for
-what crosses it (`delivery` and `to.qos`: `guarantee_of` in gateway/mapping/routes.py).
+A message of the model has both `assurance` (the QoS) and `durable` (delivery mode 2, persistent). A protocol
+that has only one of them derives the other from these tables. A route may change both for messages that cross
+it (`delivery` and `to.qos`: `guarantee_of` in gateway/mapping/routes.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 DURABLE_AT_QOS: Final = (False, True, True)
-"""By QoS: whether the message is durable. QoS 1 and 2 survive a restart, as QoS 0 need not."""
+"""Durability of a message, by QoS: messages of QoS 1 and 2 survive a restart, those of QoS 0 need not."""
 
 QOS_OF_DURABLE: Final = (0, 1)
-"""By whether a message is durable, or its sender wants a confirm: its QoS. AMQP has no second delivery that
-is told apart, so it is never 2."""
+"""QoS of a message, indexed by True if it is durable or its sender requests a confirm. Never 2, because AMQP
+has no way to mark a second delivery as the same message.
+"""

@@ -1,8 +1,8 @@
-"""Octets that come in parts of any size, until all are there.
+"""Buffer for bytes that arrive in parts of any size, until all of them are there.
 
-A large body passes here. Each copy of one costs more than the copying: what it is copied to is memory that
-the system has to hand out first. So parts are kept as they come, and joined once. Small ones are written one
-behind the other, for an object of its own for each octet would be forty times what was sent.
+Large bodies pass through here. A copy of one costs more than the copying itself, since the system has to
+provide the memory first. So large parts are stored as they arrive and joined once. Small parts are appended
+to one buffer: an object for each byte would take forty times the memory of the data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PART_OCTETS_MIN: Final = 4_096
 
 
 class Gathered:
-    """`octets` of them are there."""
+    """Buffer that holds `octets` bytes so far."""
 
     __slots__ = ("_parts", "octets")
 
@@ -22,7 +22,7 @@ class Gathered:
         self.octets = len(first)
 
     def add(self, data: bytes | memoryview) -> None:
-        """The next of them."""
+        """Append `data`."""
         parts = self._parts
         self.octets += len(data)
         if len(data) >= PART_OCTETS_MIN:
@@ -35,7 +35,7 @@ class Gathered:
             parts.append(bytearray(data))
 
     def joined(self) -> bytes:
-        """All of them; nothing is left here."""
+        """Return all bytes and empty the buffer."""
         data = b"".join(self._parts)
         self._parts.clear()
         self.octets = 0

@@ -1,4 +1,4 @@
-"""What a protocol cannot say of a message of another one: named, so that it can be counted."""
+"""Named losses of translation: what one protocol cannot express of another one's message, for counting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 
 
 class Loss(NamedTuple):
-    """What cannot be said, under which condition, and what is done instead: it is said in another place
-    (encode), with less meaning (downgrade), or not at all (drop)."""
+    """Part of a message that cannot be expressed: `subject` under `condition`, and what is done instead
+    (`policy`): it is written elsewhere (encode), with less meaning (downgrade), or omitted (drop).
+    """
 
     name: str
     subject: str
@@ -17,5 +18,5 @@ class Loss(NamedTuple):
 
 
 def losing(losses: Iterable[Loss]) -> frozenset[str]:
-    """The names of those that cost something."""
+    """Return the names of the losses whose policy is not `encode`."""
     return frozenset(loss.name for loss in losses if loss.policy != "encode")

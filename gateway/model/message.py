@@ -1,9 +1,9 @@
-"""The message: content on its way from one address to another, in no protocol's form.
+"""Message model: content on its way from one address to another, independent of any protocol.
 
-What a message weighs is its `octets`: those of its body and its properties, and MESSAGE_OCTETS for what an
-empty one costs. Every limit and figure in octets of what is held counts these. Messages that share a property
-set each count it whole, for any of them may be the last that keeps it. A body on disk counts with its size:
-it takes that much of somewhere.
+The weight of a message, `octets`, is the size in bytes of its body and properties, plus MESSAGE_OCTETS for
+the objects of an empty one. Every limit and metric in bytes of stored messages counts weights. Messages that
+share a property set each count all of it, because any of them may be the last that holds it. A body on disk
+counts with its size, since it occupies that much space somewhere.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
 from gateway.model.spooled import Body
 
 NEVER = 0.0
-# An object takes 160 octets, its own property set another 170, its place in a queue or in flight 10 to 200.
+# Bytes. An object takes 160, its own property set another 170, its place in a queue or in flight 10 to 200.
 MESSAGE_OCTETS: Final = 256
 
 
 class Sender(NamedTuple):
-    """Who brought a message in; one object per connection, shared by its messages."""
+    """Connection that brought a message in; one object per connection, shared by its messages."""
 
     endpoint: str
     client: str = ""
@@ -33,10 +33,11 @@ NOBODY = Sender("")
 
 
 class Message:
-    """Application content with its properties. Not changed once it has been made.
+    """Application content with its properties. Never changed once created.
 
-    `assurance` is 0, 1 or 2: at most once, at least once, once (the QoS of MQTT). `durable` says that it must
-    survive a restart. `expires` is UTC in seconds, or NEVER. `hops` counts the routes that it has crossed.
+    `assurance` is 0, 1 or 2: at most once, at least once, exactly once (the QoS of MQTT). `durable` means
+    that it must survive a restart. `expires` is UTC in seconds, or NEVER. `hops` counts the routes that it
+    has crossed. `octets` is its weight in bytes.
     """
 
     __slots__ = (
@@ -77,11 +78,11 @@ class Message:
 
     @property
     def properties(self) -> Properties:
-        """The decoded properties; raises RemoteProtocolError when the sender's octets are malformed."""
+        """Decoded properties. Raises RemoteProtocolError if the sender's bytes are malformed."""
         return self.property_set.properties
 
     def crossed(self, address: Address) -> Message:
-        """The same at another address, one hop further."""
+        """Return a copy with another address and one more hop."""
         return Message(
             address,
             self.body,
@@ -95,7 +96,7 @@ class Message:
         )
 
     def holding(self, body: Body) -> Message:
-        """The same with another body, as one that was on disk."""
+        """Return a copy with another body, such as one read from disk."""
         return Message(
             self.address,
             body,
@@ -109,7 +110,7 @@ class Message:
         )
 
     def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
-        """`crossed` of others, which differ from this one in nothing but their bodies."""
+        """Return `crossed` copies of `others`, which differ from this message only in their bodies."""
         found, sender = self.property_set, self.sender
         assurance, durable, retain = self.assurance, self.durable, self.retain
         expires, hops = self.expires, self.hops + 1
@@ -123,15 +124,15 @@ class Message:
 
 
 def weight_of(messages: Iterable[Message]) -> int:
-    """What they weigh together."""
-    octets = 0  # compiled, a sum of a list would make the list and an object for each number
+    """Return the total weight of the messages in bytes."""
+    octets = 0  # compiled, sum() over a list would create the list and an object for each number
     for message in messages:
         octets += message.octets
     return octets
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
-    """Octets of their bodies alone, for those limits that say so."""
+    """Return the total size of the bodies alone in bytes, for limits defined that way."""
     octets = 0
     for message in messages:
         octets += len(message.body)

@@ -1,5 +1,5 @@
-"""What became of a message, as its source is told. The order is the order of badness: the worst wins a
-fan-out.
+"""Outcomes of messages, as reported to their sources. Verdicts are ordered by severity: the worst one wins
+when a message has several recipients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 
 class Verdict(IntEnum):
-    """ACCEPTED: the target has it. RELEASED: not now, try again. REJECTED: never."""
+    """Result of a message. ACCEPTED: the target has it. RELEASED: not now, try again. REJECTED: never."""
 
     ACCEPTED = 0
     RELEASED = 1
@@ -17,8 +17,8 @@ class Verdict(IntEnum):
 
 
 class Reason(Enum):
-    """Why a message was not accepted; each protocol translates these to its own codes. Also a metric
-    label.
+    """Reason why a message was not accepted; each protocol maps these to its own codes.
+    Also a metric label.
     """
 
     NONE = "none"
@@ -33,12 +33,12 @@ class Reason(Enum):
     HOPS = "hops"
     MALFORMED = "malformed"
     LOST_PROPERTY = "lost_property"
-    STORE = "store"  # our own disk is full or fails
-    INTERNAL = "internal"  # an error of ours that nobody foresaw
+    STORE = "store"  # the gateway's own disk is full or fails
+    INTERNAL = "internal"  # an unexpected error in the gateway
 
 
 class Outcome(NamedTuple):
-    """A verdict, its reason, and a text for people."""
+    """Verdict with its reason, and a text for people."""
 
     verdict: Verdict
     reason: Reason = Reason.NONE
@@ -51,12 +51,12 @@ FINAL: Final = frozenset(
         *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY, Reason.INTERNAL),
     )
 )
-"""Refusals that another attempt cannot change."""
+"""Reasons of refusals that another attempt cannot change."""
 
 ACCEPTED: Final = Outcome(Verdict.ACCEPTED)
 INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 
 def worse(one: Outcome, other: Outcome) -> Outcome:
-    """The outcome that a source is told when two targets differ."""
+    """Return the more severe outcome, `one` if both are equal: the source gets it when two targets differ."""
     return one if one.verdict >= other.verdict else other

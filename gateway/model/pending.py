@@ -1,8 +1,9 @@
-"""Commands that cannot be done yet, because something that they need is not known.
+"""Commands that cannot be completed yet, because a result that they need is pending.
 
 A check or a lookup raises Pending when its result has to come from elsewhere: an authorizer, the cluster, the
-disk. Whoever runs commands suspends them, waits, and runs the same command again, which then finds the
-result. A listener does so with `ListenerSource.suspend`, and keeps the order of its client's commands.
+disk. The caller that runs commands suspends them, waits, and runs the same command again, which then finds
+the result. A listener does so with `ListenerSource.suspend`, and preserves the order of its client's
+commands.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Protocol
 
 
 class Awaited(Protocol):
-    """A result that will be known, as `trio.Event` is one."""
+    """Result that will become available; a `trio.Event` is one."""
 
     async def wait(self) -> None:
-        """Return when it is known."""
+        """Return once the result is available."""
 
 
 class Pending(Exception):
-    """A command needs a result that is not known: wait for `awaited`, and run the command again."""
+    """Signal that a command needs a pending result: wait for `awaited`, then run the command again."""
 
     def __init__(self, awaited: Awaited) -> None:
         super().__init__(awaited)

@@ -1,13 +1,13 @@
-"""What a message says about itself besides its body and address.
+"""Properties of a message: its metadata besides body and address.
 
-`Properties` is the meaning; a `PropertySet` is the same as some protocol wrote it, decoded when asked for.
-Its `octets` are what it weighs: those that the protocol wrote or, of a set made here, those of its texts.
-Device traffic repeats a few property sets endlessly, so a set is shared by all messages that carry the same
-octets, and remembers in `forms` how other protocols write it: translating costs one dictionary look-up.
+`Properties` is the decoded form. A `PropertySet` is the form in which some protocol wrote it, decoded on
+demand. Its `octets` are its weight in bytes: the size of the encoded form or, for a set built here, of its
+texts. Device traffic repeats a few property sets endlessly. So all messages with the same encoded properties
+share one set, which caches in `forms` how other protocols write it: translation costs one dictionary lookup.
 
-A Value says what type it has, and a note in a header of another protocol may say so of anything: `fits` tells
-whether the content is of that type. Whoever makes values of what a peer wrote asks it, and takes none that
-does not; so whoever encodes a value need not ask again.
+A Value states its type, and a header from another protocol may claim any type for its content: `fits` checks
+that the content has that type. Code that builds values from a peer's data calls it and rejects those that do
+not fit, so that encoders need no second check.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from gateway.errors import ProtocolError, RemoteProtocolError
 
 
 class ValueType(Enum):
-    """The type of a header value, so that it survives a round trip. The members are AMQP's field types."""
+    """Type of a header value, preserved so that it survives a round trip. The members are
+    AMQP's field types.
+    """
 
     VOID = "void"
     BOOL = "bool"
@@ -38,7 +40,7 @@ class ValueType(Enum):
     FLOAT = "float"
     DOUBLE = "double"
     DECIMAL = "decimal"  # decimal.Decimal
-    STRING = "string"  # str, or bytes when the octets are not UTF-8
+    STRING = "string"  # str, or bytes if not UTF-8
     BYTES = "bytes"
     TIMESTAMP = "timestamp"  # int, POSIX seconds
     ARRAY = "array"  # tuple[Value, ...]
@@ -46,28 +48,28 @@ class ValueType(Enum):
 
 
 class Value(NamedTuple):
-    """A header value with its type."""
+    """Header value with its type."""
 
     type: ValueType
     value: Any
 
 
-HEADER_OCTETS: Final = 8  # of a header's type and number, or of the lengths before its texts
+HEADER_OCTETS: Final = 8  # bytes for a header's type and number, or for the lengths before its texts
 
 Headers = tuple[tuple[str, Value], ...]
-"""Ordered; a name may repeat."""
+"""Names and values in order; a name may occur more than once."""
 
 
 def string(text: str) -> Value:
-    """A header value of type string."""
+    """Return a header value of type string."""
     return Value(ValueType.STRING, text)
 
 
 def as_table(headers: Headers) -> Headers:
-    """Return the headers in the order of their names, in nested tables too.
+    """Return the headers sorted by name, in nested tables too.
 
-    A table has no order: two that differ in it alone are equal (AMQP 0-9-1: 4.2.5.5). Of a repeated name
-    the entries keep their order.
+    A table has no order: two that differ only in order are equal (AMQP 0-9-1: 4.2.5.5). Entries with the same
+    name stay in their order.
     """
     if not headers:
         return headers
@@ -96,14 +98,14 @@ RANGES: Final = {
     ValueType.INT64: (-(2**63), 2**63 - 1),
     ValueType.TIMESTAMP: (0, 2**64 - 1),
 }
-"""The least and the greatest number of each type that holds whole ones."""
+"""Smallest and largest value of each integer type."""
 
-NESTING_MAX: Final = 64  # of arrays and tables: deeper than any protocol writes them, and short of any stack
-FLOAT_MAX: Final = 3.4028235677973366e38  # what rounds to a greater one is no 32-bit number
+NESTING_MAX: Final = 64  # arrays and tables: more than any protocol writes, less than any stack
+FLOAT_MAX: Final = 3.4028235677973366e38  # absolute values from here on round to infinity in 32 bits
 
 
 def is_unicode(text: Any) -> bool:
-    """Whether it is a str of Unicode scalar values: a lone surrogate has no octets in any protocol."""
+    """Return True if `text` is a str of Unicode scalar values: no protocol can encode a lone surrogate."""
     if not isinstance(text, str):
         return False
     try:
@@ -114,7 +116,9 @@ def is_unicode(text: Any) -> bool:
 
 
 def fits(value: Value, depth: int = 0) -> bool:
-    """Whether the content of a value is what its type says; not when it is nested beyond NESTING_MAX."""
+    """Return True if the content of a value has its type; False also if it is nested deeper
+    than NESTING_MAX.
+    """
     kind, content = value
     limits = RANGES.get(kind)
     if limits is not None:
@@ -147,40 +151,42 @@ _SIMPLE: Final[dict[ValueType, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Properties:
-    """A message's properties in no protocol's form. None: not said."""
+    """Decoded properties of a message, independent of any protocol. None means not present."""
 
     content_type: str | None = None
     content_encoding: str | None = None
-    utf8: bool | None = None  # MQTT 5 payload format indicator: True says that the body is UTF-8
+    utf8: bool | None = None  # MQTT 5 payload format indicator: True means that the body is UTF-8
     correlation: bytes | None = None
-    reply_to: str | None = None  # in the words of the protocol that the message came from
+    reply_to: str | None = None  # in the form of the protocol that the message came from
     priority: int | None = None
     timestamp: int | None = None  # POSIX seconds
     message_id: str | None = None
     type: str | None = None
     app_id: str | None = None
-    user_id: str | None = None  # authenticated: a translator of AMQP 0-9-1 alone reads it
+    user_id: str | None = None  # authenticated: only the translator of AMQP 0-9-1 reads it
     headers: Headers = field(default=())
 
 
 ReadTexts = Callable[[bytes, bytes, bytes, bool], list[bytes]]
-"""Called with octets, and what is to stand before a name and before its value: returns for each header that
-(if it is not empty), the name behind its length in one octet, that, and the value behind its length in two;
-at last is said whether they are wanted bare, without lengths. So much two protocols have in common that write
-headers so that one's are made of the other's by cutting and joining. Nothing is returned where a length has
-no room, or for no headers.
+"""Function that splits encoded headers into a flat list: the name and value of each header, as bytes.
+
+Its arguments are the encoded headers, bytes to insert before each name, bytes to insert before each value
+(nothing is inserted for b""), and a flag. If the flag is False, each name follows its length in one byte and
+each value its length in two; if True, names and values come without lengths. The two protocols that encode
+headers share this format, so that the headers of one are built from those of the other by cutting and
+joining. The list is empty if there are no headers or a length does not fit.
 """
 
 
 class PropertySet:
-    """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
+    """Properties as `protocol` encoded them (`raw`), decoded once, on demand.
 
-    `forms` is for translators: what they made of this set, under a key of their own; `form` has what the last
-    of them made, with its key in front, for most sets that come once go one way. `known` is for the
-    protocol that wrote it: what it has found out when the octets came, None: nothing yet. `asks` is False
-    when it is known that there is no reply address in here, so that nobody has to decode it for that.
-    `read_texts` cuts all that there is out of `raw`, if that is headers with texts of ASCII for values; see
-    ReadTexts. None: there may be more.
+    `forms` is for translators: the forms that they derived from this set, each under a key of its own; `form`
+    is the last of them with its key in front, because most sets that occur once are translated in one way
+    only. `known` is for the protocol that encoded the set: its findings when the bytes arrived, None if it
+    has none. `asks` is False if the set is known to have no reply address, so that it need not be decoded to
+    find out. `read_texts` extracts everything in `raw`, if that consists of headers with ASCII texts as
+    values; see ReadTexts. None means that there may be more.
     """
 
     __slots__ = (
@@ -210,18 +216,18 @@ class PropertySet:
         self.known: Any = None
         self.form: Any = None
         self.read_texts: ReadTexts | None = None
-        self._forms: dict[object, Any] | None = None  # of most sets that come only once nothing is made
+        self._forms: dict[object, Any] | None = None  # created on demand: most sets that occur once need none
         self._decode = decode
         self._properties = properties
 
     def made(self, key: object) -> Any:
-        """What a translator has made of it under this key; None: nothing."""
+        """Return the form that a translator has stored under `key`, or None."""
         found = self._forms
         return None if found is None else found.get(key)
 
     @property
     def forms(self) -> dict[object, Any]:
-        """What translators made of it."""
+        """Forms that translators derived from this set, by key."""
         found = self._forms
         if found is None:
             found = self._forms = {}
@@ -229,7 +235,7 @@ class PropertySet:
 
     @property
     def properties(self) -> Properties:
-        """The meaning. Raises RemoteProtocolError when the octets are malformed."""
+        """Decoded properties. Raises RemoteProtocolError if the bytes are malformed."""
         found = self._properties
         if found is None:
             assert self._decode is not None
@@ -237,28 +243,28 @@ class PropertySet:
                 found = self._properties = self._decode(self.raw)
             except ProtocolError:
                 raise
-            except Exception as error:  # whoever asks is prepared for malformed octets
+            except Exception as error:  # callers are prepared for malformed bytes only
                 contained("message", error, protocol=self.protocol)
                 raise RemoteProtocolError("the properties cannot be read", reason=0) from error
         return found
 
 
 def property_set(properties: Properties) -> PropertySet:
-    """A set that no protocol has written yet."""
+    """Return a set of properties that no protocol has encoded yet."""
     made = PropertySet("model", b"", properties=properties)
     made.octets = _weight(properties)
     return made
 
 
 def _weight(properties: Properties) -> int:
-    """Octets of the texts in there, and a few for each header, about."""
+    """Return the approximate weight in bytes: the texts, and HEADER_OCTETS for each header."""
     texts = (
         *(properties.content_type, properties.content_encoding, properties.correlation, properties.reply_to),
         *(properties.message_id, properties.type, properties.app_id, properties.user_id),
     )
     octets = sum([len(text) for text in texts if text])
     waiting: list[Any] = [properties.headers] if properties.headers else []
-    while waiting:  # a peer chose how deep they are
+    while waiting:  # not recursive: a peer chose the nesting depth
         for one in waiting.pop():
             name, value = one if type(one) is tuple else ("", one)
             octets += len(name) + HEADER_OCTETS

@@ -1,8 +1,8 @@
-"""Shares of users in what all of them use: how many of something each user has, and with how many bytes.
+"""Limits on a resource that all users share: how many items each user has, and how many bytes these occupy.
 
-`UserShares` counts, and says whether one more would be too much: for everything together, or for that user.
-`UserEntries` are entries that give way to newer ones, as dead letters do: when there are too many, the oldest
-of a user who has more than an equal part goes, so that no user pushes out what another has.
+`UserShares` counts items and tells if one more would exceed a limit: the total or that of its user.
+`UserEntries` are entries that newer ones replace, such as dead letters: when there are too many, the oldest
+entry of a user who has more than an equal part is removed, so that no user displaces the entries of others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from gateway.model.message import Message
 
 NO_LIMIT: Final = 1 << 62
-OPERATOR: Final = "\0"  # whose share definitions of the configuration are counted in; no user is called so
+OPERATOR: Final = "\0"  # key for definitions from the configuration; not a valid user name
 
 K = TypeVar("K")
 
@@ -24,10 +24,11 @@ def always() -> bool:
 
 
 class UserShares:
-    """Number and bytes of one thing, in total and by user.
+    """Number and bytes of the items of one resource, in total and by user.
 
-    `refused` counts what did not fit, `pushed_out` the entries that gave way to others; `last_user` and
-    `last_limit` say whose it was last, and which option forbade it, for the log.
+    `refused` counts the items that did not fit, `pushed_out` the entries that were removed for others. For
+    the log, `last_user` and `last_limit` hold the user of the latest such item and the option that forbade
+    it.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class UserShares:
         share_option: str = "limits.user_share",
         applies: Callable[[], bool] = always,
     ) -> None:
-        """`user_share` is the fraction of both limits that one user may have while `applies` returns True."""
+        """Set the limits. `user_share` is the fraction of both limits that one user may have while `applies`
+        returns True.
+        """
         self.what = what
         self.count_max = count_max
         self.octets_max = octets_max
@@ -62,16 +65,17 @@ class UserShares:
         self._octets: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the bytes of a user; None: the configuration's."""
+        """Return the bytes of a user; None means the items of the configuration."""
         return self._octets.get(OPERATOR if user is None else user, 0)
 
     def count_of(self, user: str | None) -> int:
-        """Return how many a user has; None: the configuration's."""
+        """Return the number of items of a user; None means those of the configuration."""
         return self._counts.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return the option that forbids so much more, with its value, or "" if there is room for it. What
-        is forbidden is counted."""
+        """Return the option that forbids `count` more items of `octets` bytes in total, with its value, or ""
+        if they fit. Count a refusal.
+        """
         limit = self.limit_of(user, octets, count)
         if limit:
             self.refused += 1
@@ -80,7 +84,9 @@ class UserShares:
         return limit
 
     def limit_of(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return what `full_with` does, and count nothing."""
+        """Return the option that forbids `count` more items of `octets` bytes in total, with its value, or
+        "". Count no refusal.
+        """
         if limit := self.limit_of_all(octets, count):
             return limit
         if not self._applies():
@@ -92,14 +98,15 @@ class UserShares:
         return ""
 
     def limit_of_all(self, octets: int, count: int = 1) -> str:
-        """Return the option that forbids so much more whoever has it, or ""."""
+        """Return the option that forbids so many more items for any user, with its value, or ""."""
         if self.total + octets > self.octets_max:
             return f"{self._octets_option} ({self.octets_max})"
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
     def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
-        """Return True if these messages fit, for all and for the users who sent them, beside `count` others
-        with `octets` bytes that are on their way."""
+        """Return True if these messages fit, in total and for their senders' users, in addition to `count`
+        others of `octets` bytes in total that are not counted yet.
+        """
         weights: dict[str, tuple[int, int]] = {}
         for message in messages:
             mine, mine_octets = weights.get(message.sender.user, (0, 0))
@@ -112,7 +119,7 @@ class UserShares:
         return all_count <= self.count_max and all_octets <= self.octets_max
 
     def add(self, user: str | None, octets: int, count: int = 1) -> None:
-        """Count something that there is."""
+        """Count `count` new items of `octets` bytes in total."""
         name = OPERATOR if user is None else user
         self.count += count
         self.total += octets
@@ -120,7 +127,7 @@ class UserShares:
         self._octets[name] = self._octets.get(name, 0) + octets
 
     def remove(self, user: str | None, octets: int, count: int = 1) -> None:
-        """Forget something that was counted with this size."""
+        """Subtract `count` items that were added with `octets` bytes in total."""
         name = OPERATOR if user is None else user
         self.count -= count
         self.total -= octets
@@ -130,8 +137,9 @@ class UserShares:
             del self._counts[name], self._octets[name]
 
     def crowder(self, user: str) -> str:
-        """Return who has to give something up when there is too much: `user`, who adds to it, if that one has
-        more than an equal part, and otherwise whoever has most."""
+        """Return the user who has to give up an entry when there are too many: `user`, who adds one, if that
+        user has more than an equal part, otherwise the user who has the most.
+        """
         by_octets = self.total > self.octets_max
         held = self._octets if by_octets else self._counts
         most = self.octets_max if by_octets else self.count_max
@@ -141,7 +149,7 @@ class UserShares:
 
 
 class UserEntries(Generic[K]):
-    """Entries by identifier, the oldest first, that are counted in `shares`."""
+    """Entries by identifier, the oldest first, counted in `shares`."""
 
     def __init__(self, shares: UserShares) -> None:
         self.shares = shares
@@ -167,7 +175,7 @@ class UserEntries(Generic[K]):
         self.shares.add(user, octets)
 
     def discard(self, key: K) -> bool:
-        """Forget an entry. Return False if there was none."""
+        """Remove an entry. Return False if there was none."""
         found = self._entries.pop(key, None)
         if found is None:
             return False
@@ -180,13 +188,14 @@ class UserEntries(Generic[K]):
         return True
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         for key in list(self._entries):
             self.discard(key)
 
     def crowded_out(self, user: str) -> K | None:
-        """Return the entry that has to go since `user` has added one, or None if there is room for all. An
-        entry that has to go is counted; the caller discards it."""
+        """Return the entry to remove because `user` has added one, or None if all fit. The entry is counted
+        in `shares.pushed_out`; the caller removes it.
+        """
         shares = self.shares
         if not self._entries or (shares.count <= shares.count_max and shares.total <= shares.octets_max):
             return None
@@ -197,5 +206,7 @@ class UserEntries(Generic[K]):
 
 
 def _part(total: int, share: float) -> int:
-    """Return the part of a small number that leaves at least one to others, if there are two."""
+    """Return `share` of `total` as an integer: at least 1, but less than `total` if `share` is below 1 and
+    `total` above 1. Return 0 for a total of 0.
+    """
     return max(min(int(total * share), total - (share < 1.0)), min(total, 1))

@@ -1,57 +1,59 @@
-"""A body that stays on disk, for it is too large to be held.
+"""Bodies of messages that stay on disk, because they are too large for memory.
 
-To whoever counts, it has its size; to whoever wants its octets as `bytes`, it is empty. What is as large as
-that is left alone by everything that looks at bodies (conditions, the journal): they have limits of their
-own. Whoever passes bodies on asks for the type first.
+`len()` of such a body is its size; code that uses its content as `bytes` finds it empty. Code that inspects
+bodies (conditions, the journal) ignores bodies of this size, since it has size limits of its own. Code that
+forwards bodies checks the type first.
 """
 
 from __future__ import annotations
 
 from typing import Final, Protocol
 
-APART_OCTETS_MIN: Final = 32_768  # a body of fewer is copied to what stands around it: that costs less
+APART_OCTETS_MIN: Final = 32_768  # bytes; copying a smaller body into its frame costs less
 
 
 class OpenBody(Protocol):
-    """Open for reading, as long as this object is there."""
+    """Body that is open for reading as long as this object exists."""
 
     def send(self, descriptor: int, at: int, count: int) -> int:
-        """Hand `count` octets from `at` on to a socket; returns how many it took. Raises OSError."""
+        """Send `count` bytes from offset `at` to the socket `descriptor`. Return the number of bytes that the
+        socket accepted. Raises OSError.
+        """
 
 
 class BodyFile(Protocol):
-    """The octets of a body, somewhere; they are there as long as this object is."""
+    """Stored bytes of a body, which exist as long as this object does."""
 
     @property
     def name(self) -> str:
-        """What the store knows it by."""
+        """Identifier of the body in its store."""
 
     def read(self, at: int, count: int) -> bytes:
-        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+        """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
 
     def opened(self) -> OpenBody:
-        """To be read by a socket. Raises OSError."""
+        """Open the body for sending to a socket. Raises OSError."""
 
     def keep(self) -> None:
-        """They stay when this object is gone."""
+        """Preserve the bytes when this object is deleted."""
 
     @property
     def checked(self) -> bytes:
-        """Their SHA-1, if their sender said it and it was found right; else b""."""
+        """SHA-1 of the bytes, if the sender gave one and it matched; otherwise b""."""
 
 
 class BodySink(Protocol):
-    """Takes a large body as it comes."""
+    """Receiver of a large body as it arrives."""
 
     def write(self, octets: bytes) -> None:
-        """The next of it. Raises RemoteProtocolError when there is no room for it."""
+        """Append the next bytes. Raises RemoteProtocolError if there is no space for them."""
 
     def finish(self) -> bytes:
-        """It is whole: here it is, maybe Spooled. Raises RemoteProtocolError when it cannot be read."""
+        """Return the complete body, possibly Spooled. Raises RemoteProtocolError if it cannot be read."""
 
 
 class Spooled(bytes):
-    """The body of a message, `size` octets in `file`."""
+    """Message body of `size` bytes in `file`."""
 
     file: BodyFile
     size: int
@@ -75,28 +77,30 @@ class Spooled(bytes):
         return f"Spooled({self.file.name!r}, {self.size})"
 
     def read(self, at: int, count: int) -> bytes:
-        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+        """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
         return self.file.read(at, count)
 
     def octets(self) -> bytes:
-        """All of it, in memory. Raises OSError, also when the file is shorter than it was."""
+        """Read the whole body into memory and return it. Raises OSError, also if the file is shorter than it
+        was.
+        """
         found = self.read(0, self.size)
         if len(found) != self.size:
             raise OSError(f"{self.file.name} has {len(found)} octets, not {self.size}")
         return found
 
     def check(self) -> None:
-        """Raises OSError when the file is gone, or shorter than it was."""
+        """Raise OSError if the file is missing, or shorter than it was."""
         if self.size and not self.read(self.size - 1, 1):
             raise OSError(f"{self.file.name} is shorter than it was")
 
     def piece(self, at: int, count: int) -> SpooledPiece:
-        """`count` octets from `at` on, still on disk. Raises OSError."""
+        """Return `count` bytes from offset `at`, still on disk. Raises OSError."""
         return SpooledPiece(self.file, at, count)
 
 
 class PassedOver(bytes):
-    """The body of a message, which had `size` octets: too many to be taken, so they were thrown away."""
+    """Placeholder for a message body of `size` bytes that was too large and has been discarded."""
 
     size: int
 
@@ -107,7 +111,7 @@ class PassedOver(bytes):
 
 
 class Withheld(Spooled):
-    """The body of a message of which nothing is told but its size."""
+    """Placeholder for a message body of which only the size is disclosed."""
 
     def __new__(cls, size: int) -> Withheld:
         made = bytes.__new__(cls)
@@ -122,7 +126,7 @@ class Withheld(Spooled):
 
 
 class Nowhere:
-    """Where the body goes that is passed over."""
+    """Body sink that discards a body of `size` bytes."""
 
     __slots__ = ("_size",)
 
@@ -130,20 +134,20 @@ class Nowhere:
         self._size = size
 
     def write(self, octets: bytes) -> None:
-        """They are gone."""
+        """Discard the bytes."""
 
     def finish(self) -> bytes:
-        """What is left of it."""
+        """Return a placeholder for the discarded body."""
         return PassedOver(self._size)
 
 
 class SpooledPiece:
-    """A part of a body that stays on disk until a socket takes it, and may never come to memory."""
+    """Part of a body that stays on disk until a socket accepts it, and may never be loaded into memory."""
 
     __slots__ = ("_at", "_count", "_file", "_opened")
 
     def __init__(self, file: BodyFile, at: int, count: int) -> None:
-        """Raises OSError."""
+        """Open `count` bytes of `file` from offset `at`. Raises OSError."""
         self._file = file
         self._opened = file.opened()
         self._at = at
@@ -153,9 +157,10 @@ class SpooledPiece:
         return self._count
 
     def send(self, descriptor: int, skip: int) -> int:
-        """Hand what is behind the first `skip` octets to a socket; returns how many it took.
+        """Send the bytes after the first `skip` ones to the socket `descriptor`. Return the number of bytes
+        that it accepted.
 
-        Raises OSError, also when the file is shorter than it was.
+        Raises OSError, also if the file is shorter than it was.
         """
         taken = self._opened.send(descriptor, self._at + skip, self._count - skip)
         if not taken:
@@ -163,7 +168,9 @@ class SpooledPiece:
         return taken
 
     def octets(self) -> bytes:
-        """All of it, in memory. Raises OSError, also when the file is shorter than it was."""
+        """Read the piece into memory and return it. Raises OSError, also if the file is shorter
+        than it was.
+        """
         found = self._file.read(self._at, self._count)
         if len(found) != self._count:
             raise OSError(f"{self._file.name} is shorter than it was")
@@ -171,25 +178,28 @@ class SpooledPiece:
 
 
 Body = bytes | Spooled
-"""The body of a message. Who says `bytes` for it has a compiler count the octets in memory, which are none of
-those on disk."""
+"""Body of a message. Annotating one as `bytes` lets a compiler use the size in memory, which is 0 for a body
+on disk.
+"""
 
 Piece = bytes | memoryview | SpooledPiece
-"""Octets on their way to a socket, which nobody wants to copy."""
+"""Bytes for a socket, which should not be copied on the way."""
 
 
 def is_large(body: Body) -> bool:
-    """Whether it goes to the socket in a piece of its own."""
+    """Return True if the body is sent to the socket as a piece of its own."""
     return len(body) >= APART_OCTETS_MIN or isinstance(body, Spooled)
 
 
 def part_of(body: Body, at: int, count: int) -> Piece:
-    """`count` octets of a body from `at` on, still on disk if it is; fewer at the end. Raises OSError."""
+    """Return `count` bytes of a body from offset `at`, still on disk if the body is; fewer at the end. Raises
+    OSError.
+    """
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))
     return body[at : at + count] if count >= len(body) else memoryview(body)[at : at + count]
 
 
 def joined(pieces: list[Piece]) -> bytes:
-    """All of them in memory. Raises OSError."""
+    """Return all pieces joined in memory. Raises OSError."""
     return b"".join([piece.octets() if isinstance(piece, SpooledPiece) else piece for piece in pieces])

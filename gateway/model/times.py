@@ -1,10 +1,9 @@
-"""Two kinds of time, told apart by their types: that of the event loop's clock, and that of the wall clock.
+"""Types of the two kinds of time: that of the event loop's clock and that of the wall clock.
 
-The loop's clock begins anywhere, goes on evenly and means nothing outside of this process; the wall clock is
-UTC and may be set. To subtract or compare one with the other is always wrong, and was once not seen: so each
-is a type of its own, which `mypy` does not let near the other, nor near a number of whatever seconds. At run
-time both are plain floats. `gateway/clock.py` reads both clocks, and nothing else does for times that are
-kept or compared.
+The loop's clock has an arbitrary start, advances evenly and means nothing outside this process; the wall
+clock is UTC and may be set. To subtract or compare one with the other is always wrong. So each has a type of
+its own, which `mypy` does not mix with the other or with a plain number of seconds. At run time both are
+plain floats. Only `gateway/clock.py` reads the two clocks for times that are stored or compared.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ __all__ = ["Monotonic", "WallTime"]
 if TYPE_CHECKING:
     from typing import Never
 
-    # What is inherited from float serves whoever is only given `now`: a protocol's machine keeps one clock.
+    # Inherits from float for code that only gets `now`: a protocol machine uses a single clock.
     class Monotonic(float):
-        """A time of the event loop's clock, in seconds."""
+        """Time of the event loop's clock, in seconds."""
 
         def __add__(self, seconds: float) -> Monotonic: ...
         def __sub__(self, since: Monotonic) -> float: ...  # type: ignore[override]
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
         def __ge__(self, other: Monotonic) -> bool: ...  # type: ignore[override]
 
     class WallTime(float):
-        """UTC, in seconds since 1970."""
+        """Time of the wall clock, in seconds since 1970, UTC."""
 
         def __add__(self, seconds: float) -> WallTime: ...
         def __sub__(self, since: WallTime) -> float: ...  # type: ignore[override]
