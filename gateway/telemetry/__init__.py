@@ -1,4 +1,4 @@
-"""What is seen from outside while the gateway runs: plain counters, every metric in one file, and logs.
+"""Observation of the running gateway: plain counters, every metric in one file, and logs.
 
-The message path only adds to integers; everything else happens when somebody looks.
+The message path only adds to integers; everything else happens when a user or Prometheus reads them.
 """

@@ -1,16 +1,18 @@
-"""The audit log: who came, who was refused, who went, and who did what. One line for each event.
+"""Audit log: which clients connected, were refused or disconnected, and which user did what. One line per
+event.
 
-Every event stands in `EVENTS` with the facts that it may have; another event or fact is a mistake of ours and
-raises. No fact is a password, a token or a body, and what a peer chose is cut, made printable, and masked
-where it looks like a token: people put them where user names belong.
+Every event is in `EVENTS` with the facts that it may have; another event or fact is a programming error and
+raises. No fact is a password, a token or a body. Text that a peer chose is cut, made printable, and masked
+where it looks like a token, because people enter tokens as user names.
 
-Peers can provoke events at will, so there are at most `per_second_max` lines of one kind in a second. What is
-beyond is counted, and told by one line of that kind in the next second that has one, or by the tick.
+Peers can cause events at will, so at most `per_second_max` lines of one kind are written per second. Further
+ones are counted, and one line of that kind reports their number: in the next second that has such an event,
+or at the tick.
 
-Where there are several users, one of them has a share of these lines, and of the bytes of a file: whoever has
-filled its share of the file that is written now gets one line of each kind in a second, until the next file.
-So nobody keeps the lines of others out, or pushes them out of the last file. A client that was refused is
-counted by its address, for the name that it gave is not proved.
+Where there are several users, each has a share of these lines, and of the bytes of a file. A user whose share
+of the current file is full gets one line of each kind per second until the next file. So no user suppresses
+the lines of others, or pushes them out of the last file. A refused client is counted by its address, because
+the user name that it gave is not verified.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from gateway.telemetry.logs import write_json
 
 LOGGER: Final = "gateway.audit"
 FACT_MAX: Final = 200  # characters
-TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")  # a JWT, whole or cut
-TOKEN_MIN: Final = 18  # characters that one has at least
-HOLDERS_MAX: Final = 10_000  # whose bytes in the present file are known
+TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")  # a JWT, complete or cut
+TOKEN_MIN: Final = 18  # minimum length of a token in characters
+HOLDERS_MAX: Final = 10_000  # users and addresses whose bytes in the current file are counted
 MASK: Final = "***"
 Fact = str | int | float | bool | None | list[str]
 
@@ -44,7 +46,7 @@ log = structlog.get_logger()
 
 
 class Event(NamedTuple):
-    """What an event means, and the facts that it may have."""
+    """Meaning of an event, and the facts that it may have."""
 
     meaning: str
     facts: tuple[str, ...]
@@ -78,7 +80,7 @@ KNOWN: Final = {name: frozenset(event.facts) for name, event in EVENTS.items()}
 
 
 class Trail:
-    """Where events are written. `write` gets an event and its facts."""
+    """Writer of events with limits per second. `write` is called with an event and its facts."""
 
     def __init__(
         self,
@@ -90,22 +92,26 @@ class Trail:
         several: Callable[[], bool] = bool,
         file: AuditFile | None = None,
     ) -> None:
-        """`user_share` is the part of the lines in a second, and of the bytes of `file`, that one user may
-        have while `several` returns True."""
+        """Set the limits. `user_share` is the fraction of the lines per second, and of the bytes of `file`,
+        that one user may have while `several` returns True. `per_second_max` 0 means no limit; `clock`
+        returns seconds.
+        """
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self._write = write
         self._per_second_max = per_second_max
         self._clock = clock
-        self._seconds: dict[str, tuple[int, int]] = {}  # the second, and lines in it
-        self._lines: dict[str, dict[str, int]] = {}  # lines in that second by event and holder
+        self._seconds: dict[str, tuple[int, int]] = {}  # by event: the current second, and the lines in it
+        self._lines: dict[str, dict[str, int]] = {}  # lines in that second, by event and holder
         self._user_share = user_share
         self._several = several
         self._file = file
         self._untold: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
-        """Another event. Raises ValueError for one that is not in the table, or with a fact not in it."""
+        """Write an event, or only count it beyond a limit. Raises ValueError for an event that is not in
+        `EVENTS`, or for a fact that the event does not have there.
+        """
         known = KNOWN.get(event)
         if known is None or not facts.keys() <= known:
             raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
@@ -131,13 +137,13 @@ class Trail:
         self._write(event, {name: legible(fact) for name, fact in facts.items()})
 
     def _lines_max(self, holder: str) -> int:
-        """Return how many lines of one kind in a second the holder may have."""
+        """Return how many lines of one kind per second the holder may have."""
         if self._file is not None and self._file.share_of(holder) >= self._user_share:
             return 1
         return max(int(self._per_second_max * self._user_share), 1)
 
     def tell(self) -> None:
-        """Say how much was left out in seconds that are over; called every second, and at the end."""
+        """Write how many lines were omitted in past seconds. Called every second, and at the end."""
         for event in list(self._untold):
             self._tell(event)
 
@@ -147,7 +153,9 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return whose share a line counts in: a user's, or that of the address of a client without one."""
+    """Return the holder whose share a line counts in: a user, or the address of a client that has no verified
+    user.
+    """
     user, remote = facts.get("user"), facts.get("remote")
     if user and event != "refused":
         return f"user {user}"
@@ -155,21 +163,23 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
 
 
 def legible(value: Fact) -> Fact:
-    """A fact as it may be written: no longer than a line, printable, and no token."""
+    """Return a fact as it may be written: text cut to FACT_MAX characters (a list to 32 items), printable,
+    and with tokens masked.
+    """
     if isinstance(value, list):
         return [str(legible(one)) for one in value[:32]]
     if not isinstance(value, str):
         return value
     text = value
     if len(value) >= TOKEN_MIN:
-        text = TOKEN.sub(MASK, value[: 4 * FACT_MAX])  # a token is found before it is cut
+        text = TOKEN.sub(MASK, value[: 4 * FACT_MAX])  # mask tokens before the text is cut
     if not text.isprintable():
         text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
     return text if len(text) <= FACT_MAX else f"{text[:FACT_MAX]}..."
 
 
 def _to_log(event: str, facts: dict[str, Any]) -> None:
-    """A line of the log. There are two for each client that comes and goes, so JSON is written at once."""
+    """Write an event to the log. JSON is written directly, because each client causes two lines."""
     line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "timestamp": _now()}
     if not write_json(line):
         structlog.get_logger(LOGGER).info("audit", audit=event, **facts)
@@ -180,12 +190,13 @@ def _now() -> str:
 
 
 def _nowhere(event: str, facts: dict[str, Any]) -> None:
-    """It is counted only."""
+    """Do nothing: the event is only counted."""
 
 
 class _OwnFile(RotatingFileHandler):
-    """A rotating file that its owner alone may read, unless the operator has made it with other rights: then
-    the files after it have these as well."""
+    """Rotating file that only its owner may read. If the operator has given the file other permissions, later
+    files get these too.
+    """
 
     mode_bits = 0o600
 
@@ -200,33 +211,33 @@ class _OwnFile(RotatingFileHandler):
 
 
 class AuditFile:
-    """JSON lines in a file of this name, which begins anew at `bytes_max`; the `files` before it stay as
-    `path.1` and so on.
+    """File of JSON lines, rotated at `bytes_max` bytes; the `files` earlier ones remain as `path.1` and so
+    on.
     """
 
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
-        """Raises OSError."""
+        """Open the file. Raises OSError."""
         self._file = _OwnFile(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
         self._octets = path.stat().st_size
         self._bytes_max = bytes_max
         self._told = False
-        self.holder = ""  # whose the next line is
-        self._of_holders: dict[str, int] = {}  # bytes of the present file
+        self.holder = ""  # user or address of the next line
+        self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
     def share_of(self, holder: str) -> float:
-        """Return the part of a whole file that this holder has filled of the present one."""
+        """Return the bytes that `holder` has written to the current file, as a fraction of `bytes_max`."""
         return self._of_holders.get(holder, 0) / self._bytes_max
 
     def _count(self, octets: int) -> None:
         holder, self.holder = self.holder, ""
         of_holders = self._of_holders
         of_holders[holder] = of_holders.get(holder, 0) + octets
-        if len(of_holders) > HOLDERS_MAX:  # those are forgotten who have little of it
+        if len(of_holders) > HOLDERS_MAX:  # forget holders with few bytes
             least = self._bytes_max // HOLDERS_MAX
             self._of_holders = {name: has for name, has in of_holders.items() if has > least}
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
-        """Another line. A disk that takes none is told in the log once, until it takes one again."""
+        """Write a line. If the disk does not accept it, log an error once until a line is accepted again."""
         line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
             if self._octets and self._octets + len(line) > self._bytes_max:
@@ -246,24 +257,24 @@ class AuditFile:
             self._told = False
 
     def close(self) -> None:
-        """Nothing else will be written."""
+        """Close the file; nothing may be written afterwards."""
         self._file.close()
 
 
 class _Current:
-    """The trail of this process, and its file."""
+    """Holder of this process's trail and its file."""
 
     trail: Trail = Trail(_to_log)
     file: AuditFile | None = None
 
 
 def audit(event: str, **facts: Fact) -> None:
-    """Write an event of `EVENTS` with its facts into the audit log."""
+    """Write an event of `EVENTS` with its facts to the audit log. Raises ValueError as `Trail.add` does."""
     _Current.trail.add(event, facts)
 
 
 def trail() -> Trail:
-    """The one of this process: what it has counted."""
+    """Return the trail of this process, which has the event counts."""
     return _Current.trail
 
 
@@ -277,7 +288,9 @@ def configure_audit(
     user_share: float = 1.0,
     several: Callable[[], bool] = bool,
 ) -> None:
-    """Where events go: into the log, or into a file of their own. Raises OSError."""
+    """Send events to the log, or to the file `path` if it is given; only count them if `enabled` is False.
+    Raises OSError if the file cannot be opened.
+    """
     file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
     if _Current.file is not None:
         _Current.file.close()

@@ -1,10 +1,10 @@
-"""The last hour, in steps of ten seconds: what the counters have counted, in rings, so that a chart has a
-past when somebody opens it.
+"""Counts of the last hour in steps of ten seconds, stored in rings, so that a chart has data as soon as it
+opens.
 
-Once a second the counters that exist are read; nothing else is counted for it. A series is one counter: of
-the process, of a listener or link, of a route. Each takes as much memory whether anything happens or not,
-and there is a most of them. A counter that has begun anew, as those of routes do when the mapping changes,
-goes on from zero; one that is gone for an hour is forgotten.
+Once a second the existing counters are read; nothing else is counted for this. A series is one counter: of
+the process, of a listener or link, or of a route. Each series takes the same memory with or without traffic,
+and their number is limited. A counter that restarts, as those of routes do when the mapping changes,
+continues from zero; one that has been absent for an hour is removed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from gateway.telemetry.stats import ListenerStats
 
 STEP_SECS: Final = 10
 STEPS: Final = 360
-SERIES_MAX: Final = 2_000  # of 1.5 KB each
-RECENT_SECS: Final = 5  # over which what happens now is measured
+SERIES_MAX: Final = 2_000  # 1.5 KB each
+RECENT_SECS: Final = 5  # period over which the current rate is measured
 TICK_SECS: Final = 1.0
-COUNT_MAX: Final = (1 << 32) - 1  # of one step
+COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 
 
 class Key(NamedTuple):
-    """Which counter: its `kind` is process, listener, link or route; `what` it counts of `name`."""
+    """Identifier of a counter: `kind` is process, listener, link or route; `what` is the quantity counted for
+    `name`.
+    """
 
     kind: str
     name: str
@@ -38,8 +40,9 @@ class Key(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The rates (per second) of one counter: over the last seconds, and over each whole step, the oldest
-    first."""
+    """Rates (per second) of one counter: `now` over the last RECENT_SECS, `values` over each whole step, the
+    oldest first.
+    """
 
     key: Key
     now: float
@@ -47,9 +50,10 @@ class Series(NamedTuple):
 
 
 class History:
-    """Reads the counters of `metrics`. `until` is the wall time (seconds) at which the last whole step ended.
+    """Recorder of the counters of `metrics`. `until` is the wall time (seconds) at which the last whole step
+    ended.
 
-    `left_out`: counters for which there was no place.
+    `left_out` is the number of counters that exceed SERIES_MAX.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -59,16 +63,16 @@ class History:
         self._rings: dict[Key, array[int]] = {}
         self._recent: deque[tuple[float, dict[Key, int]]] = deque(maxlen=RECENT_SECS + 1)
         self._step = 0
-        self._whole = 0  # steps since the start, as many as a ring has at most
+        self._whole = 0  # whole steps since the start, at most STEPS - 1
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the counters every TICK_SECS until cancelled."""
         while True:
             self.tick(clock.now(), clock.utc())
             await trio.sleep(TICK_SECS)
 
     def tick(self, now: Monotonic, utc: float) -> None:
-        """Read the counters."""
+        """Read the counters. `now` is in loop-clock seconds, `utc` in wall-clock seconds."""
         seen: dict[Key, int] = {}
         rings = self._rings
         self.left_out = 0
@@ -91,7 +95,9 @@ class History:
         self._recent.append((now, seen))
 
     def _go_to(self, step: int, began: float, seen: dict[Key, int]) -> None:
-        """The step that is being counted now, which began at that wall time."""
+        """Advance to `step`, which began at the wall time `began` (seconds), and clear the rings of the steps
+        passed.
+        """
         if not self._recent:
             self._step = step
             self.until = began
@@ -107,18 +113,18 @@ class History:
                 del self._rings[key]
 
     def counters(self) -> list[Key]:
-        """What there is, in order."""
+        """Return the keys of all series in order."""
         return sorted(self._rings)
 
     def series(self, key: Key) -> Series:
-        """One of them; nothing of one that has gone meanwhile."""
+        """Return one series; its values are empty if the counter has been removed."""
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
         return Series(key, self.now(key), values)
 
     def now(self, key: Key) -> float:
-        """Its rate over the last seconds."""
+        """Return the rate (per second) of a counter over the last RECENT_SECS, 0 if it is not known."""
         if len(self._recent) < 2:
             return 0.0
         (began, before), (ended, after) = self._recent[0], self._recent[-1]
@@ -155,5 +161,5 @@ class History:
 
 
 def _more(before: int, after: int) -> int:
-    """How much was counted; a counter that is lower than it was has begun anew."""
+    """Return the increase of a counter; one that is lower than before has restarted from zero."""
     return after - before if after >= before else after

@@ -1,8 +1,8 @@
-"""Logs: one event per line with its facts as keys; colour for people, JSON for machines.
+"""Log setup: one event per line with its facts as keys; coloured for people, JSON for programs.
 
-What peers can provoke at will (a refused login, a broken packet) is logged by a logger that is bound with
-`limited=True`. Of each kind of event, which is its text, the first ones of a minute are written whole; the
-others are counted, and the minute ends with one line that says how many there were.
+Events that peers can cause at will (a refused login, a broken packet) go to a logger bound with
+`limited=True`. Of each kind of event, which is its text, the first ones of a minute are written in full. The
+others are counted, and one line at the end of the minute reports their number.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from gateway.containment import tell_with
 
 LogFormat = Literal["auto", "console", "json"]
-KINDS_MAX: Final = 256  # of limited events, told apart by their texts, which are constants of ours
-WHOLE_MAX: Final = 10  # lines of one kind in one minute
+KINDS_MAX: Final = 256  # kinds of limited events, distinguished by text; texts are constants
+WHOLE_MAX: Final = 10  # full lines of one kind per minute
 INTERVAL_SECS: Final = 60.0
 OTHERS: Final = "other events"
-FACT_MAX: Final = 200  # characters of a fact in a limited event
+FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 
 
 class Limiter:
-    """Lets the first events of a kind pass, once a minute, and counts the others. A kind is an event; of a
-    route, which only the configuration can name, it is one for each route and reason.
+    """Structlog processor that passes the first limited events of each kind in a minute and counts the
+    others.
 
-    A structlog processor; only events with `limited` true concern it.
+    A kind is the text of an event; for events with a route, which only the configuration can name, it is the
+    text with route and reason. Only events with `limited` true are affected.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +40,7 @@ class Limiter:
         self._kinds: dict[str, _Kind] = {}
 
     def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Raises DropEvent for what is only counted."""
+        """Return the event if it passes. Raises DropEvent if it is only counted."""
         if not event.pop("limited", False):
             return event
         text = str(event.get("event"))
@@ -57,8 +58,8 @@ class Limiter:
         raise structlog.DropEvent
 
     def due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
-        """Method, text and count of what was only counted in minutes that are over, or in all; they begin
-        anew.
+        """Return log method, text and count of the events dropped in minutes that are over, or in all with
+        `everything`; reset these kinds.
         """
         now = self._clock()
         over = {
@@ -72,7 +73,9 @@ class Limiter:
 
 
 def _legible(value: Any) -> Any:
-    """A fact that a peer may have chosen: no longer than a line, and nothing that moves the cursor."""
+    """Return a fact that a peer may have chosen, cut to FACT_MAX characters and without
+    control characters.
+    """
     if not isinstance(value, str):
         return value
     text = value[:FACT_MAX]
@@ -82,7 +85,7 @@ def _legible(value: Any) -> Any:
 
 
 class _Kind:
-    """One kind of event in one minute."""
+    """Counts of one kind of event in one minute."""
 
     __slots__ = ("method", "more", "passed", "since")
 
@@ -97,7 +100,7 @@ limiter: Final = Limiter()
 
 
 def tell_what_was_limited(*, now: bool = False) -> None:
-    """Write the lines that end a minute; to be called every few seconds, and at the end with `now`."""
+    """Write the lines that end a minute. Called every few seconds, and at the end with `now`."""
     log = structlog.get_logger()
     for method, text, more in limiter.due(everything=now):
         getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
@@ -115,8 +118,8 @@ tell_with(_tell_contained)
 def configure_logs(
     level: str, form: LogFormat, stream: TextIO | None = None, *, worker: int | None = None
 ) -> None:
-    """Send all logs, also those of libraries, to `stream` (standard error). `level` is a name: `info`. Every
-    line says which `worker` of several this is.
+    """Send all logs, also those of libraries, to `stream` (by default standard error). `level` is a name such
+    as `info`. With `worker`, every line has that number of this worker process.
     """
     facts: dict[str, Any] = {} if worker is None else {"worker": worker}
     out = sys.stderr if stream is None else stream
@@ -152,15 +155,15 @@ def configure_logs(
 
 
 class _Direct:
-    """Where JSON lines are written; None: the log is none of that."""
+    """Destination of JSON lines; `stream` is None if the log is not JSON or excludes level `info`."""
 
     stream: TextIO | None = None
     facts: ClassVar[dict[str, Any]] = {}
 
 
 def write_json(line: dict[str, Any]) -> bool:
-    """Write a whole line of level `info` as it is, past processors that would add nothing, for a tenth of
-    their time. False: the log is no JSON, or somebody listens to it.
+    """Write a complete line of level `info` directly, in a tenth of the time that the processors take. Return
+    False if the log is not JSON, or if its processors have been replaced.
     """
     out = _Direct.stream
     if out is None or structlog.get_config()["processors"][0] is not limiter:
@@ -168,7 +171,7 @@ def write_json(line: dict[str, Any]) -> bool:
     try:
         out.write(orjson.dumps(line | _Direct.facts, default=str).decode() + "\n")
         out.flush()
-    except (OSError, ValueError):  # as the standard library's writers: a log that is gone stops nobody
+    except (OSError, ValueError):  # as in the standard library: a failed log must not stop the gateway
         return True
     return True
 

@@ -1,9 +1,8 @@
-"""The metrics of all workers as one page.
+"""Metrics of all worker processes merged into one page.
 
-Each worker's series keep their names and get a label with its number: sums and rates over workers are for
-Prometheus to make, which knows what it means that one has begun anew at 0. The client library's mode for
-several processes does not serve: it adds up its own values in shared files, and ours are read where they are
-when Prometheus asks.
+Each worker's series keep their names and get a label with its number. Sums and rates over workers are left to
+Prometheus, which handles counters that restart at 0. The client library's mode for several processes cannot
+be used: it adds up its own values in shared files, whereas these counters are read in place at each scrape.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from gateway.telemetry.metrics import COUNTERS, WORKER_SERIES, Rows
 
 WORKER: Final = "worker"
 SUPERVISOR: Final = "0"
-"""The number under which the process is that has started the others."""
+"""Worker number of the process that has started the others."""
 ERRORS: Final = "gateway_internal_errors"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
-"""The form in which workers tell theirs: the one that has exemplars."""
+"""Format in which workers report their metrics: the one with exemplars."""
 
 
 class MergedMetrics:
-    """What /metrics answers where workers are."""
+    """Producer of the /metrics page where there are worker processes."""
 
     def __init__(self) -> None:
         self._own = CollectorRegistry(auto_describe=False)
@@ -39,8 +38,8 @@ class MergedMetrics:
     def exposed(
         self, pages: Mapping[int, str], rows: Iterable[tuple[str, Sequence[str], float]], accept: str
     ) -> tuple[bytes, str]:
-        """The page and its content type. `pages`: by worker, in OPENMETRICS; `rows`: metrics of WORKER_SERIES
-        with their labels. Raises ValueError for a page that is none.
+        """Return the page and its content type. `pages` are by worker, in OPENMETRICS; `rows` are metrics of
+        WORKER_SERIES with their labels. Raises ValueError if a page is malformed.
         """
         text, labels = COUNTERS[ERRORS]
         errors = CounterMetricFamily(ERRORS, text, labels=labels)

@@ -1,7 +1,7 @@
-"""Every metric of the gateway, by name, with its help and labels; collected when Prometheus asks.
+"""Definitions of all metrics with their help and labels, and the collector that Prometheus scrapes.
 
-Labels come from bounded sets (endpoint, protocol, version, direction, frame, route, outcome, reason): a topic
-or a client identifier never becomes one.
+Labels have bounded sets of values (endpoint, protocol, version, direction, frame, route, outcome, reason): a
+topic or a client identifier never becomes one.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
 }
 Series = tuple[str, str]
-"""Whether it is a `gauge` or a `counter`, and its help."""
+"""Kind of a metric (`gauge` or `counter`), and its help."""
 QUEUE_LABELS: Final = ("protocol", "virtual_host", "kind", "queue")
 QUEUE_SERIES: Final[dict[str, Series]] = {
     "gateway_detailed_queue_messages": ("gauge", "Messages of a queue that are ready."),
@@ -251,7 +251,7 @@ WORKER_SERIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         ("worker", "reason"),
     ),
 }
-"""Kind, help and labels of what the process says that has started the workers."""
+"""Kind, help and labels of the metrics that the process reports which has started the workers."""
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_SECONDS: Final = "gateway_route_seconds"
 TURN_SECONDS: Final = "gateway_loop_turn_seconds"
@@ -260,14 +260,14 @@ ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What is asked at every scrape.
+    """Functions and objects that are read at every scrape.
 
-    `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
-    `share_refused` and `share_evicted` by kind, `forwarded` (copies of dead letters), `engine_records`,
-    `traces` and `spans` by outcome,
-    `engine_discarded` by log, `forgotten_ids` by route, `authentications` by back end and outcome;
-    `paused_routes` with how many messages each holds. `store`, `journal` and `redaction` have the attributes
-    that their tables name. `turns`: of the loop.
+    `gauges` are by their names in BROKER_GAUGES; `dropped` is by reason, `dead_lettered` by route and reason,
+    `share_refused` and `share_evicted` by kind; `forwarded` (copies of dead letters), `engine_records`,
+    `traces` and `spans` are by outcome; `engine_discarded` is by log, `forgotten_ids` by route,
+    `authentications` by back end and outcome; `paused_routes` has the number of messages that each holds.
+    `store`, `journal` and `redaction` have the attributes that their tables name. `turns` are those of the
+    event loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -300,17 +300,17 @@ class Sources:
 
 
 class HttpCounts(Protocol):
-    """An HTTP server, as it is counted."""
+    """HTTP server whose open connections are counted."""
 
     @property
     def connections(self) -> Sized: ...
 
 
 class Metrics(Collector):
-    """Knows what is counted where; one per process."""
+    """Collector of all metrics; one per process."""
 
     def __init__(self, version: str, sources: Sources | None = None) -> None:
-        """Raises KeyError for a gauge that is not in BROKER_GAUGES."""
+        """Set the sources. Raises KeyError for a gauge that is not in BROKER_GAUGES."""
         self.version = version
         self.sources = Sources() if sources is None else sources
         if unknown := self.sources.gauges.keys() - BROKER_GAUGES.keys():
@@ -320,7 +320,7 @@ class Metrics(Collector):
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.rule_reloads = {"taken": 0, "refused": 0}
         self.http_servers: list[HttpCounts] = []
-        self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
+        self.http_refused: Counter[str] = Counter()  # by reason; all are constants of the HTTP server
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -328,34 +328,36 @@ class Metrics(Collector):
         GCCollector(registry=self._registry)
 
     def http_connections(self) -> int:
-        """Open connections of all HTTP servers."""
+        """Return the number of open connections of all HTTP servers."""
         return sum(len(server.connections) for server in self.http_servers)
 
     def listener(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> ListenerStats:
-        """The counters of a new listener."""
+        """Create and return the counters of a new listener."""
         stats = self.listeners[name] = ListenerStats(name, protocol, frame_names)
         return stats
 
     def link(
         self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
     ) -> LinkStats:
-        """The counters of a new link to these `host:port`."""
+        """Create and return the counters of a new link to these addresses (`host:port`)."""
         stats = self.links[name] = LinkStats(name, protocol, frame_names, addresses)
         return stats
 
     def broker(self) -> dict[str, float]:
-        """The broker's gauges as they are now: numbers, also of what is true or false, for the page adds no
-        words to them."""
+        """Return the current values of the broker's gauges. Booleans become numbers, which a page can show
+        without words for them.
+        """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
     def endpoints(self) -> Iterator[EndpointStats]:
-        """Listeners, then links."""
+        """Yield the counters of all listeners, then of all links."""
         yield from self.listeners.values()
         yield from self.links.values()
 
     def exposed(self, accept: str) -> tuple[bytes, str]:
-        """What /metrics answers, and its content type: the best that the `Accept` of a request names.
-        Exemplars are in OpenMetrics alone."""
+        """Return the response to /metrics and its content type, the best that the request's `Accept` header
+        names. Only OpenMetrics has exemplars.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -473,7 +475,9 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
-        """What the store and the journal have done and how they are, by short names; only those there are."""
+        """Return the counters and gauges of the store and the journal by short names; a missing one is
+        omitted.
+        """
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
             ("store", self.sources.store, STORE_COUNTERS | STORE_GAUGES),
@@ -487,7 +491,9 @@ class Metrics(Collector):
         return found
 
     def latency_of(self, endpoint: str) -> Latency | None:
-        """How long sources at an endpoint wait for their answers."""
+        """Return the histogram of acknowledgement times (seconds) at an endpoint, or None if it does not
+        exist.
+        """
         found = self._endpoint(endpoint)
         return None if found is None else found.latency
 
@@ -513,21 +519,23 @@ class Metrics(Collector):
 
 
 class Rows(Collector):
-    """Families that have been read already."""
+    """Collector of metric families that have been read already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """They."""
+        """Return the families."""
         return self._families
 
 
 def detailed(
     rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
 ) -> tuple[bytes, str]:
-    """Series of queues and sessions as /metrics/detailed answers them, and their content type. `rows` are
-    metrics of QUEUE_SERIES and SESSION_SERIES with their labels, `left_out` are counts by kind."""
+    """Return the response to /metrics/detailed, with series of queues and sessions, and its content type.
+    `rows` are metrics of QUEUE_SERIES and SESSION_SERIES with their labels, `left_out` are counts of omitted
+    ones by kind.
+    """
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):
         for name, (kind, text) in table.items():
@@ -548,7 +556,7 @@ def detailed(
 def _attributes(
     counted: object | None, counters: Mapping[str, tuple[str, str]], gauges: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """What an object counts in its own attributes; nothing when there is none."""
+    """Yield the metrics that `counted` has in its attributes; none if it is None."""
     if counted is None:
         return
     for name, (text, attribute) in counters.items():

@@ -1,10 +1,10 @@
-"""The counters that the message path adds to: plain integers, read only when metrics are scraped.
+"""Counters of the message path: plain integers, read only when metrics are scraped.
 
-A batch, a turn or a connection adds once for all its messages. Frames are counted by the protocol machines
-themselves (`received` and `sent`: a list of integers indexed by a small number, or a dictionary by name),
-octets by the streams. Once the version of a connection is known, its machine counts into the lists that an
-endpoint has for all connections of that version: nothing has to be summed up, and a thousand connections
-touch the same few integers.
+A batch, a turn or a connection adds once for all its messages. The protocol machines count frames (`received`
+and `sent`: a list of integers indexed by a small number, or a dictionary by name), and the streams count
+bytes. Once the version of a connection is known, its machine counts in the lists that the endpoint shares
+among all connections of that version. So nothing has to be summed up, and a thousand connections use the same
+few integers.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ LATENCY_BUCKETS_SECS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-REASONS_MAX: Final = 32  # a reason is a label: whatever else a peer may provoke is counted as `other`
+REASONS_MAX: Final = 32  # a reason is a metric label: further ones are counted as `other`
 UNKNOWN_VERSION: Final = "unknown"
 
 
 class FrameCounts(Protocol):
-    """A protocol machine, as it is counted: frames by kind, `list[int]` or `dict[str, int]`."""
+    """Protocol machine that counts frames by kind, in `list[int]` or `dict[str, int]`."""
 
     received: Any
     sent: Any
 
 
 class RouteCounts(Protocol):
-    """A route, as it is counted. `source` and `target_endpoint` are names of endpoints."""
+    """Counters of a route. `source` and `target_endpoint` are names of endpoints."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,9 @@ class RouteCounts(Protocol):
 
 
 class OutboxCounts(Protocol):
-    """An outbox, as it is counted. `link` is an endpoint's name, `route` a route's; None is not known."""
+    """Counters of an outbox. `link` is the name of an endpoint, `route` that of a route;
+    None means unknown.
+    """
 
     @property
     def link(self) -> str: ...
@@ -80,14 +82,14 @@ class OutboxCounts(Protocol):
 
 
 class LastError(NamedTuple):
-    """What went wrong last, in words, and when (UTC seconds)."""
+    """Text of the latest error and its time (UTC seconds)."""
 
     text: str
     utc: float
 
 
 class Reasons:
-    """How often each of a few reasons came up, and which one did last."""
+    """Counts of a limited number of reasons, and the latest one."""
 
     __slots__ = ("counts", "last")
 
@@ -109,7 +111,7 @@ class Reasons:
 
 
 class Exemplar(NamedTuple):
-    """One that has been measured, and the span that says more of it; `utc` in seconds."""
+    """Measured message and the span with its details; `utc` is in seconds."""
 
     trace_id: str
     span_id: str
@@ -118,8 +120,9 @@ class Exemplar(NamedTuple):
 
 
 class Latency:
-    """A histogram of seconds over LATENCY_BUCKETS_SECS; `counts` has one more, for whatever is slower.
-    `exemplars`: the newest of each bucket, by its place, of messages that are traced."""
+    """Histogram of seconds over LATENCY_BUCKETS_SECS; `counts` has one more bucket for larger values.
+    `exemplars` has the latest traced message of each bucket, by bucket number.
+    """
 
     __slots__ = ("counts", "exemplars", "sum_secs")
 
@@ -129,18 +132,19 @@ class Latency:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """`count` messages took `seconds`: called once per settled batch."""
+        """Count `count` messages that took `seconds`. Called once per settled batch."""
         self.counts[bisect_left(LATENCY_BUCKETS_SECS, seconds)] += count
         self.sum_secs += seconds * count
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Show this one for its bucket."""
+        """Set the exemplar of its bucket."""
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
-        """The bound (seconds) of the bucket that holds the `share` (0 to 1) of all; None: nothing observed.
+        """Return the bound (seconds) of the bucket that holds the quantile `share` (0 to 1), or None if
+        nothing has been observed.
 
-        What is slower than the last bucket is reported as the last bound.
+        Values beyond the last bucket are reported as the last bound.
         """
         wanted = share * sum(self.counts)
         if not wanted:
@@ -154,17 +158,17 @@ class Latency:
 
 
 class _Frames:
-    """The counts of all connections of one version."""
+    """Frame counts of all connections of one version."""
 
     __slots__ = ("received", "sent")
 
     def __init__(self, frames: FrameCounts) -> None:
-        """Those of the first become everybody's."""
+        """Use the counts of the first connection as the shared ones."""
         self.received = frames.received
         self.sent = frames.sent
 
     def join(self, frames: FrameCounts) -> None:
-        """Add another connection's, which counts here from now on."""
+        """Add the counts of another connection, which counts in the shared ones from then on."""
         _add(self.received, frames.received)
         _add(self.sent, frames.sent)
         frames.received, frames.sent = self.received, self.sent
@@ -182,15 +186,15 @@ def _add(sums: list[int] | MutableMapping[str, int], counts: Sequence[int] | Map
 
 
 FrameKey = tuple[str, str, str]
-"""Version, direction (`in` or `out`), frame."""
+"""Version, direction (`in` or `out`) and frame."""
 
 
 class EndpointStats:
-    """What listeners and links have in common.
+    """Counters that listeners and links have in common.
 
-    `frame_names` names the indices of machines that count in lists; an unnamed index is passed over.
-    `opened`, `spoke` and `closed` follow a connection; the key is the protocol machine itself. `octets_in`
-    and `octets_out` are added to by the streams of all connections.
+    `frame_names` names the indices of machines that count in lists; an unnamed index is skipped. `opened`,
+    `spoke` and `closed` follow a connection; the key is the protocol machine itself. The streams of all
+    connections add to `octets_in` and `octets_out` (bytes).
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -211,23 +215,23 @@ class EndpointStats:
 
     @property
     def last_error(self) -> LastError | None:
-        """What went wrong last, be it well since or not."""
+        """Latest error, even if it has been resolved since; None if there was none."""
         return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return (self.protocol_errors.last,)
 
     def opened(self, frames: FrameCounts) -> None:
-        """A connection stands; its version is not known yet."""
+        """Add an open connection whose version is not known yet."""
         self._open[id(frames)] = frames
 
     def spoke(self, frames: FrameCounts, version: str) -> None:
-        """The connection's handshake said which version (a word of a bounded set) it speaks."""
+        """Set the version (a word of a bounded set) of a connection after its handshake."""
         self._open[id(frames)] = None
         self._join(frames, version)
 
     def closed(self, frames: FrameCounts) -> None:
-        """The connection has ended. A repeated call is ignored."""
+        """Remove a connection that has ended. A repeated call is ignored."""
         silent = self._open.pop(id(frames), None) is not None
         if silent and (frames.received or frames.sent):
             self._join(frames, UNKNOWN_VERSION)
@@ -240,17 +244,21 @@ class EndpointStats:
             known.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
-        """`count` messages from this endpoint were answered with an outcome that is not ACCEPTED."""
+        """Count `count` messages from this endpoint whose outcome is not ACCEPTED."""
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
     def nobody_wanted(self, seconds: float) -> None:
-        """A message from this endpoint was taken, `seconds` after it was read, for nobody."""
+        """Count a message from this endpoint that was accepted without a recipient, `seconds` after it was
+        read.
+        """
         self.unwanted_messages += 1
         self.latency.observe(seconds, 1)
 
     def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
-        """A batch of `count` messages from this endpoint was settled, `seconds` after its first was read."""
+        """Count a settled batch of `count` messages from this endpoint, `seconds` after its first one was
+        read.
+        """
         self.latency.observe(seconds, count)
         if refused:
             count -= len(refused)
@@ -260,11 +268,13 @@ class EndpointStats:
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """Number of open connections."""
         return len(self._open)
 
     def settled(self) -> Iterator[tuple[str, str, int]]:
-        """Outcome, reason and count of all messages that came in here and have been answered."""
+        """Yield outcome, reason and count of all messages from this endpoint that have been acknowledged or
+        refused.
+        """
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
             yield "accepted", Reason.NO_ROUTE.value, self.unwanted_messages
@@ -272,7 +282,7 @@ class EndpointStats:
             yield verdict, reason, count
 
     def frames(self) -> dict[FrameKey, int]:
-        """Frames by version, direction and kind, of all connections ever."""
+        """Return the frames of all connections so far by version, direction and kind."""
         sums: dict[FrameKey, int] = {}
         for version, known in self._frames.items():
             self._add_frames(sums, version, known)
@@ -295,9 +305,9 @@ class EndpointStats:
 
 
 class ListenerStats(EndpointStats):
-    """One listener's counters. `refused` are connections that were turned away, by reason; `logins` are by
-    what came of them; `answers_lost` are messages to return addresses that nobody takes, by reason; `denied`
-    is what clients may not do, by action.
+    """Counters of one listener. `refused` counts refused connections by reason, `logins` logins by outcome,
+    `answers_lost` messages to return addresses without a recipient by reason, and `denied` forbidden requests
+    of clients by action.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -305,33 +315,34 @@ class ListenerStats(EndpointStats):
         self.accepted = 0
         self.refused = Reasons()
         self.logins = Reasons()
-        self.held = 0  # times that a connection was not read, for what it published had no room
+        self.held = 0  # times that reading from a connection stopped for lack of capacity
         self.answers_lost = Reasons()
         self.denied = Reasons()
-        self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once
+        self.duplicates = 0  # QoS 2 messages that a client resent, accepted only once
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return self.protocol_errors.last, self.refused.last
 
 
 class LinkStats(EndpointStats):
-    """One link's counters. `in_flight`: published, not yet confirmed. `failures`: why connections ended.
+    """Counters of one link. `in_flight` counts messages published and not yet confirmed, `failures`
+    connections by the reason why they ended.
 
-    `addresses` are `host:port` of all its URLs, `address` that which is tried or in use. `blocked`: the
-    broker takes no publishes for now. `leads`: this replica was elected to consume over it; None: there are
-    no elections.
+    `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked` is True
+    while the broker accepts no publishes. `leads` is True if this replica was elected to consume over the
+    link; None means that there are no elections.
     """
 
     def __init__(
         self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
     ) -> None:
         super().__init__(name, protocol, frame_names)
-        self.failed: LastError | None = None  # why the connection before this one ended, or there was none
-        self.lacking: dict[str, str] = {}  # what routes need and the broker does not have now, and why
-        self.restored = Reasons()  # what the broker had lost, and has again, by kind
-        self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
-        self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
-        self.duplicates = 0  # QoS 2 messages that the broker sent again, and that were taken only once
+        self.failed: LastError | None = None  # why the previous connection ended or failed
+        self.lacking: dict[str, str] = {}  # objects that routes need and the broker lacks, with the reason
+        self.restored = Reasons()  # objects that the broker had lost and has again, by kind
+        self.filters_refused = 0  # topic filters that routes need and the broker refuses now
+        self.lessened = Reasons()  # messages reduced because the broker lacks a capability
+        self.duplicates = 0  # QoS 2 messages that the broker resent, accepted only once
         self.up = False
         self.connects = 0
         self.in_flight = 0

@@ -1,13 +1,14 @@
 """Traces of messages, by OpenTelemetry's SDK. Imported only when tracing is on.
 
-A message that is traced has the span `receive`, from reading it to the answer to its source, whose parent is
-the context that the message came with, if it did. Below it are, for each route that it crosses, `route` (what
-the mapping does) and `deliver` (until the route's target has settled it), and at its end `settle`, from the
-last target's word to the answer. What crosses carries the context of its `deliver` on, so that its consumer's
-spans hang below that; what stays in its own protocol's world is not changed.
+A traced message has the span `receive`, from reading it to acknowledging it to its source; the parent is the
+context in the message, if it has one. Below it are, for each route that the message crosses, `route` (the
+mapping) and `deliver` (until the route's target has settled it), and at the end `settle`, from the last
+target's settlement to the acknowledgement. A message that crosses a route carries the context of its
+`deliver` span, so that its consumer's spans are below that one; a message within its own protocol is not
+changed.
 
-Spans are made in the event loop, for as many messages a second as the settings allow, and sent by a thread of
-the SDK, whose queue is bounded.
+Spans are created in the event loop, for as many messages per second as the settings allow, and sent by a
+thread of the SDK with a bounded queue.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from gateway.telemetry.stats import Exemplar, Latency
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 NEVER_DUE: Final = 2**62
-OPEN_MAX: Final = 1_000  # traced messages that nobody has settled yet; the oldest makes room
+OPEN_MAX: Final = 1_000  # traced messages that are not settled yet; beyond it, the oldest is abandoned
 SPANS_WAITING_MAX: Final = 4_096
-ATTRIBUTE_MAX: Final = 256  # characters: a peer chooses names of 65 535 octets, and so many spans may wait
+ATTRIBUTE_MAX: Final = 256  # characters: peers may use names of 65 535 bytes, and many spans may wait
 EXPORT_SECS: Final = 5.0
 PROPAGATOR: Final = TraceContextTextMapPropagator()
 
@@ -57,8 +58,10 @@ LatencyOf = Callable[[str], Latency | None]
 
 
 class Tracing:
-    """Which messages are traced; one per process. `counts`: traced messages, by what came of that. `until`:
-    messages without a context that pass before the next of them is traced.
+    """Selection of the messages to trace, and their exporter; one per process.
+
+    `counts` counts messages by the outcome of the selection. `until` is the number of messages without a
+    context until the next one is traced.
     """
 
     def __init__(
@@ -74,18 +77,19 @@ class Tracing:
         latency_of_route: LatencyOf = lambda name: None,
         latency_of_endpoint: LatencyOf = lambda name: None,
     ) -> None:
-        """`exporter`: None for OTLP over HTTP to `url`, or None for where the SDK's variables say. `share` of
-        messages without a context, from 0 to 1. Names of `service`, `version` and `replica` are told with all
-        spans."""
+        """Start the exporter: `exporter`, or by default OTLP over HTTP to `url`, or without it to the
+        destination in the SDK's environment variables. `share` (0 to 1) is the fraction of messages without a
+        context to trace. All spans carry the names `service`, `version` and `replica`.
+        """
         self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
         self.latency_of_route = latency_of_route
         self.latency_of_endpoint = latency_of_endpoint
-        self.delivering: dict[int, MessageTrace] = {}  # by the identity of a message that has crossed
+        self.delivering: dict[int, MessageTrace] = {}  # by the id() of a message that has crossed a route
         self._exporter = _Counted(
             OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECS) if exporter is None else exporter
         )
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON,  # who is traced has been decided here
+            sampler=ALWAYS_ON,  # the selection is made in this class
             span_limits=SpanLimits(max_attribute_length=ATTRIBUTE_MAX),
             resource=Resource.create(
                 {
@@ -116,7 +120,7 @@ class Tracing:
 
     @staticmethod
     def carries(found: PropertySet) -> bool:
-        """Whether there may be a trace context in these properties."""
+        """Return True if these properties may contain a trace context."""
         if found.raw:
             return b"traceparent" in found.raw
         try:
@@ -125,8 +129,9 @@ class Tracing:
             return False
 
     def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
-        """The trace of a message that carries a context, or that it was the turn of; None: it has none after
-        all, is not sampled, or too many are."""
+        """Start and return the trace of a message that may carry a context or that is selected. Return None
+        if it has neither, if its context is not sampled, or if too many messages are traced.
+        """
         parent: Context | None = None
         if self.carries(message.property_set):
             parent = _context_of(message.property_set)
@@ -154,26 +159,26 @@ class Tracing:
         return trace
 
     def ended(self, trace: MessageTrace) -> None:
-        """Its spans are complete."""
+        """Remove a trace whose spans are complete."""
         self._open.pop(trace, None)
 
     def spans(self) -> dict[str, int]:
-        """Spans that the collector has taken, and those that are lost."""
+        """Return the numbers of spans that the collector has accepted, and that are lost."""
         return {"exported": self._exporter.exported, "failed": self._exporter.failed}
 
     def flush(self) -> None:
-        """Send what is complete, and wait until it is sent."""
+        """Send the complete spans, and wait until they are sent."""
         self._provider.force_flush()
 
     def close(self) -> None:
-        """Send what is left; blocks for as long as that takes."""
+        """Send the remaining spans; blocks as long as that takes."""
         for trace in list(self._open):
             trace.abandon()
         self._provider.shutdown()
 
 
 class MessageTrace:
-    """The spans of one message."""
+    """Spans of one message."""
 
     def __init__(
         self, tracing: Tracing, message: Message, received: Monotonic, parent: Context | None
@@ -181,10 +186,10 @@ class MessageTrace:
         self._tracing = tracing
         self._received = received
         self._endpoint = message.sender.endpoint
-        self._delivers: dict[int, _Deliver] = {}  # by the identity of its message, which it keeps
+        self._delivers: dict[int, _Deliver] = {}  # by the id() of the message, which the value references
         self._last = 0
         now = clock.now()
-        self._ahead = round(clock.utc() * 1e9 - now * 1e9)  # of the wall clock, ns
+        self._ahead = round(clock.utc() * 1e9 - now * 1e9)  # wall clock minus loop clock, ns
         self._receive = tracing.tracer.start_span(
             f"receive {self._endpoint}",
             parent,
@@ -203,13 +208,15 @@ class MessageTrace:
         return round(at * 1e9) + self._ahead
 
     def now_ns(self) -> int:
-        """Nanoseconds of the wall clock, as spans are told."""
+        """Return the time in nanoseconds of the wall clock, the unit of spans."""
         return self._ns(clock.now())
 
     def crossed(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """A route has made this of the message, which is given the context to carry on."""
+        """Record the result `crossed` of a route for this message. A resulting message gets the context to
+        carry on. Return `crossed`.
+        """
         now = self.now_ns()
         named = {"gateway.route": route}
         span = self._tracing.tracer.start_span(
@@ -237,7 +244,7 @@ class MessageTrace:
         return crossed
 
     def delivered(self, message: Message, outcome: Outcome) -> None:
-        """One of those who are at the end of a route has settled a message."""
+        """Record that one of the recipients of a route has settled `message`."""
         deliver = self._delivers[id(message)]
         now = clock.now()
         deliver.outcome = outcome if deliver.at is None else worse(deliver.outcome, outcome)
@@ -246,14 +253,14 @@ class MessageTrace:
             self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
     def told(self, outcome: Outcome) -> None:
-        """The source has been answered."""
+        """Complete the trace: the source has received `outcome`. Never raises."""
         try:
             self._told(outcome)
-        except Exception as error:  # the message is none the worse for it
+        except Exception as error:  # the message itself is not affected
             contained("message", error, endpoint=self._endpoint)
 
     def unwanted(self) -> None:
-        """Nobody takes the message."""
+        """Complete the trace of a message that has no recipient."""
         self._receive.set_attribute("gateway.unwanted", True)
         self._end(ACCEPTED, self.now_ns())
 
@@ -272,7 +279,7 @@ class MessageTrace:
         self._end(outcome, at)
 
     def abandon(self) -> None:
-        """Nobody has settled it in time to be told so in a span."""
+        """Complete the trace of a message that has not been settled in time."""
         self._end(None, self.now_ns())
 
     def _end(self, outcome: Outcome | None, at: int) -> None:
@@ -294,7 +301,9 @@ class MessageTrace:
 
 
 class _Deliver:
-    """A message that has crossed, on its way; `at`: when somebody has settled it."""
+    """Delivery of a message that has crossed a route; `at` is the time of its settlement
+    (ns), None before.
+    """
 
     def __init__(self, message: Message, route: str, span: Span) -> None:
         self.message = message
@@ -305,7 +314,9 @@ class _Deliver:
 
 
 def _context_of(found: PropertySet) -> Context | None:
-    """The context that these properties carry; None: there is none that the specification would read."""
+    """Return the trace context in these properties, or None if there is none that is valid by the
+    specification.
+    """
     try:
         headers = found.properties.headers
     except ProtocolError:
@@ -321,10 +332,10 @@ def _context_of(found: PropertySet) -> Context | None:
 
 
 def _carry(message: Message, span: Span) -> None:
-    """Write the span's context into a message that has just been made: nobody else has it yet."""
+    """Write the span's context into a new message, which is not shared yet."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
-    if not carrier:  # the SDK has been told to do nothing: what came is carried on
+    if not carrier:  # the SDK is disabled: the received context remains
         return
     stated: Properties = message.property_set.properties
     kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
@@ -343,7 +354,7 @@ def _of(message: Message) -> dict[str, str | int]:
 
 
 def _end(span: Span, outcome: Outcome | None, at: int) -> None:
-    """`outcome` None: nobody has said."""
+    """End the span with `outcome`; None means that the message was not settled."""
     if outcome is None:
         span.set_attribute("gateway.outcome", "unsettled")
         span.set_status(Status(StatusCode.ERROR, "nobody has settled the message"))
@@ -356,7 +367,7 @@ def _end(span: Span, outcome: Outcome | None, at: int) -> None:
 
 
 class _Counted(SpanExporter):
-    """Counts what another exporter has got rid of."""
+    """Exporter that counts the spans that another exporter has sent or lost."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -364,7 +375,7 @@ class _Counted(SpanExporter):
         self.failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """In the thread of the SDK."""
+        """Export and count the spans. Called in the SDK's thread."""
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
@@ -376,9 +387,9 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """The last call."""
+        """Shut down the other exporter. This is the last call."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """See SpanExporter."""
+        """Send the waiting spans of the other exporter, as in SpanExporter."""
         return self._inner.force_flush(timeout_millis)

@@ -1,9 +1,9 @@
-"""How long each turn of the loop takes, and who caused a long one.
+"""Durations of the steps of the event loop, and the causes of long ones.
 
-There is one loop: while a task does not come to its next await, nobody else is served. So every step of
-every task is measured, those of pollers, timers, HTTP and reloads alike, with two looks at the clock and
-nothing per message. A step that took long is told with the name of its task; and with the connection that it
-was for, when that is known: pollers name the one whose octets took longest.
+There is one loop: until a task reaches its next await, no other one runs. So every step of every task is
+measured, including pollers, timers, HTTP and reloads, with two clock readings and no work per message. A long
+step is logged with the name of its task, and with the connection that caused it if known: pollers name the
+one whose bytes took longest.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ TOLD: Final = "the loop stood still, nobody else was served meanwhile"
 
 
 class Cause(Protocol):
-    """A stream, as it is named."""
+    """Stream to which a long step is attributed in the log."""
 
     remote: str
 
     @property
     def endpoint(self) -> str:
-        """The listener or link that it belongs to; "" before that is known."""
+        """Name of the stream's listener or link; "" before that is known."""
 
     @property
     def client(self) -> str:
-        """The name of the client at its other end, as far as it has one."""
+        """Client identifier, as far as the protocol has one."""
 
 
 class Watchdog(trio.abc.Instrument):
-    """Measures the steps of all tasks of a Trio loop that it is added to. `turns` is what it has seen."""
+    """Instrument that measures the steps of all tasks of a Trio loop. `turns` is the histogram of their
+    durations.
+    """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] = time.perf_counter) -> None:
-        """A step of more than `slow_turn_secs` is told; 0: none is."""
+        """Set the limit: a step of more than `slow_turn_secs` is logged; 0 means that none is."""
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
         self._stopwatch = stopwatch
@@ -50,11 +52,11 @@ class Watchdog(trio.abc.Instrument):
         self._suspect: tuple[str, str, str] | None = None
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """A task goes on."""
+        """Start measuring a step."""
         self._began = self._stopwatch()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """It waits for something, or has ended."""
+        """Record the duration of a step: the task waits or has ended."""
         if not self._began:  # the step in which this was added to the loop
             return
         took = self._stopwatch() - self._began
@@ -66,7 +68,7 @@ class Watchdog(trio.abc.Instrument):
             self._suspect = None
 
     def suspect(self, cause: Cause, seconds: float) -> None:
-        """So much of the present step was for this connection."""
+        """Attribute `seconds` of the current step to this connection."""
         if seconds > self._suspected_secs:
             self._suspected_secs = seconds
             self._suspect = (cause.endpoint, cause.remote, cause.client)
