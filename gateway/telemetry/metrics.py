@@ -362,7 +362,7 @@ class Metrics(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Read all counters once."""
+        """Read all counters once and yield the metric families."""
         yield InfoMetricFamily(
             "gateway_build",
             "Version of the gateway and of Python.",

@@ -1,4 +1,4 @@
-"""Reads every ready socket in one task.
+"""Poller: one task that reads every ready socket of a listener or link.
 
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller has its
 own epoll object (elsewhere kqueue) and registers it with Trio as one readable descriptor. At each wake-up it

@@ -1,4 +1,4 @@
-"""Reads and writes one connected socket: a poller reads it, and output is written once per wake-up.
+"""Stream over one connected socket, read by a poller and written once per wake-up of that poller.
 
 A stream never awaits. When the wake-up ends, the output of its owner is collected and written with one
 `send`. Bytes that the socket does not accept are buffered until the poller reports that it is writable. Large
@@ -269,7 +269,7 @@ class Stream:
         backlog_max: int = BACKLOG_OCTETS_MAX,
         stalls: bool = True,
     ) -> None:
-        """Create a stream that is not polled before `begin`.
+        """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
 
         `layer_ended` is called when a layer ends the stream. `rate` limits reading; None means no limit. A
         peer that leaves more than `backlog_max` bytes of output waiting in memory is disconnected; beyond
