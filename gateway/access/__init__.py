@@ -1,4 +1,4 @@
-"""Who a client is, and what that lets it do: one answer for all protocols and for HTTP.
+"""Authentication and authorization of clients, the same for all protocols and for HTTP.
 
-It knows no connection and no queue; listeners and the HTTP server ask it.
+This package does not know connections or queues; listeners and the HTTP server call it.
 """

@@ -1,6 +1,6 @@
-"""Questions to others by HTTP: one client for each back end, with a limit on time and size, and no redirects.
+"""HTTP requests to back ends: one client for each, with a limit on time and size, and no redirects.
 
-What goes wrong, from a name that is not known to an answer that is too long, is one error: `Unanswered`.
+Every failure, from an unknown host name to a response that is too long, raises one error: `Unanswered`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ANSWER_OCTETS_MAX: Final = 1_048_576
 
 
 class Unanswered(Exception):
-    """There is no answer, or none that can be used; the text says why."""
+    """Error of a request without a usable response; its text says why."""
 
 
 class Asker:
-    """Asks `url`. `timeout_secs` is for all of a question and its answer."""
+    """HTTP client of one back end. `timeout_secs` limits a request together with its response."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Asker:
         connections_max: int = 4,
         kept: int = 0,
     ) -> None:
-        """`kept`: how many connections stay open between two questions.
+        """Create the client; `kept` is the number of connections that stay open between two requests.
 
-        Raises ConfigurationError when `ca_file` cannot be used.
+        Raises ConfigurationError if `ca_file` cannot be used.
         """
-        import httpx  # which takes its time, and most gateways ask nobody
+        import httpx  # imported late: the import is slow, and most gateways send no requests
 
         try:
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
@@ -49,15 +49,15 @@ class Asker:
             limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=kept),
             headers={"Accept-Encoding": "identity", "User-Agent": "gateway"},
             follow_redirects=False,
-            trust_env=False,  # a proxy of somebody's shell has no business with passwords
+            trust_env=False,  # no proxy from the environment may see passwords
         )
 
     async def get(self, url: str, query: Mapping[str, str] | None = None) -> bytes:
-        """The body of an answer with status 200. Raises Unanswered."""
+        """Send a GET request and return the response's body. Raises Unanswered unless its status is 200."""
         return await self._ask("GET", url, query=query)
 
     async def post(self, url: str, form: Mapping[str, str]) -> bytes:
-        """The same of a form that is sent."""
+        """Send a form by POST and return the response's body. Raises Unanswered unless its status is 200."""
         return await self._ask("POST", url, form=form)
 
     async def _ask(
@@ -77,8 +77,8 @@ class Asker:
         try:
             with trio.fail_after(self._timeout_secs) as scope:
                 async with self._client.stream(method, where, data=form) as answer:
-                    # As it comes: what is compressed could be any size. Leaving the loop would leave the
-                    # generators within it to the collector, so it is cancelled instead.
+                    # The body is not decompressed: it could become any size. Leaving the loop would leave the
+                    # generators within it to the garbage collector, so the scope is cancelled instead.
                     async for piece in answer.aiter_raw():
                         body += piece
                         if len(body) > ANSWER_OCTETS_MAX:
@@ -95,5 +95,5 @@ class Asker:
         return body
 
     async def close(self) -> None:
-        """Its connections end."""
+        """Close the client's connections."""
         await self._client.aclose()

@@ -1,8 +1,8 @@
-"""Who may connect, and what for.
+"""Authentication of clients: decides which user a login belongs to.
 
-Back ends say who a client is, in the order of the settings (backends.py). Names and passwords are MQTT's,
-AMQP's SASL PLAIN and AMQP/Fast's; both anonymous access and the user `guest` may be limited to clients on
-this machine, as RabbitMQ does for guest. Whoever fails is delayed and refused (failures.py).
+Back ends identify the client, in the order of the settings (backends.py). Names and passwords come from MQTT,
+AMQP's SASL PLAIN and AMQP/Fast; both anonymous access and the user `guest` may be limited to clients on
+this machine, as RabbitMQ does for guest. Clients whose logins fail are delayed, then refused (failures.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from gateway.access.users import Users
 from gateway.settings.logins import Logins
 from gateway.settings.tree import ANONYMOUS, GUEST
 
-# Of several that refuse, the first of these says most about why.
+# When several back ends deny a login, the first of these among their denials is reported.
 TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
 
 
 class Access:
-    """Decides. Without `backends` there are the users alone: `users` maps names to argon2 hashes, "" for who
-    has no password here; `scram` to the keys of SCRAM; `guest` is `loopback`, `always` or `never`.
+    """Authentication of a gateway's clients. Password users are the only back end until `ask` is called.
+
+    `users` maps names to argon2 hashes, "" for a user without a password here; `scram` maps names to SCRAM
+    keys; `guest` is `loopback`, `always` or `never`.
     """
 
     def __init__(
@@ -49,12 +51,12 @@ class Access:
         self.failures = Failures(logins)
         self.users = Users(users, self.failures, guest=guest, scram=scram, waiting_max=logins.waiting_max)
         self.backends: Sequence[Backend] = (self.users,)
-        self.counts: Counter[tuple[str, str]] = Counter()  # what back ends have said, by kind and outcome
+        self.counts: Counter[tuple[str, str]] = Counter()  # results of back ends, by kind and outcome
         self._anonymous = Principal("")
         self._key = os.urandom(32)
 
     def ask(self, backends: Sequence[Backend]) -> None:
-        """Ask these from now on, in their order; `users` is one of them, or has no part."""
+        """Replace the back ends, in query order. Password users count only if `self.users` is one of them."""
         self.backends = tuple(backends)
 
     @property
@@ -67,34 +69,40 @@ class Access:
 
     @property
     def reads_certificates(self) -> bool:
-        """Whether it matters which certificate a client has shown."""
+        """True if a back end authenticates clients by their certificates."""
         return any(isinstance(backend, Certificates) for backend in self.backends)
 
     def anonymous(self, remote: str, policy: str) -> Principal | None:
-        """The anonymous principal, if `policy` lets it connect from `remote`."""
+        """Return the anonymous principal, or None if `policy` does not let it connect from `remote`.
+
+        `policy` is `always`, `loopback` or `never`; `remote` is host:port.
+        """
         if policy == "always" or (policy == "loopback" and is_loopback(remote)):
             return self._anonymous
         return None
 
     @property
     def has_several_users(self) -> bool:
-        """Return True if more than one user may come: there are two, or a back end that knows others."""
+        """True if more than one user may log in: two are configured, or there is another back end."""
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
-        """A name means nothing: nobody can have one, for there are no users and no other back ends, but for
-        the usual guest.
+        """Return True if this user name means nothing: there are no users, no other back ends, and the name
+        is not that of the usual guest.
         """
         return self._alone and self.users.empty and user != GUEST
 
     def recognizes(self, credentials: Credentials) -> bool:
-        """Whether a login without a name may be somebody's all the same: by a certificate or a token."""
+        """Return True if a login without a user name may identify a user by a certificate or a token."""
         return any(backend.claims(credentials) for backend in self.backends)
 
     def known(self, credentials: Credentials) -> Principal | None:
-        """The principal, when that can be said without work; None: ask `verify`."""
+        """Return the principal of a login that a back end accepts without waiting; None: call `verify`.
+
+        None is also returned for a login that is refused after failures, or that no back end accepts.
+        """
         if self.failures.refuses(credentials.remote, credentials.user):
-            return None  # or guesses at a remembered password would be free
+            return None  # otherwise guesses at a remembered password would cost nothing
         for backend in self._order(credentials):
             found = backend.known(credentials)
             if found is None:
@@ -106,8 +114,10 @@ class Access:
         return None
 
     def _order(self, credentials: Credentials) -> list[Backend]:
-        """The back ends. A name that is no user's is hashed in vain only when all others have refused it:
-        that is for those who guess names, and not for every token.
+        """Return the back ends to query, in order. If the login names no password user, `users` comes last.
+
+        An unknown name costs a password hash there, so that attackers cannot find out names. Tokens, which
+        another back end accepts, do not pay for it.
         """
         if credentials.backend:
             return [
@@ -120,7 +130,10 @@ class Access:
         return [*(one for one in self.backends if one is not self.users), self.users]
 
     def external(self, credentials: Credentials) -> Principal | None:
-        """The principal of a client that names itself by its certificate (AMQP's EXTERNAL); None: nobody."""
+        """Return the principal of a client that authenticates by its certificate (AMQP's EXTERNAL), or None.
+
+        Without a back end for certificates the common name has to be the name of a user.
+        """
         if credentials.certificate is None:
             return None
         asked = [backend for backend in self.backends if isinstance(backend, Certificates)]
@@ -135,8 +148,11 @@ class Access:
         return principal_of(name, credentials.certificate)
 
     def loggable(self, user: str) -> str:
-        """Return what the log may have of a name that was not proved: the name of a user that there is, or a
-        digest by which it is known again while this process lives. People type passwords where names belong.
+        """Return the form of an unauthenticated user name that may be logged.
+
+        The name of an existing user and an empty name are returned unchanged. Any other is returned as
+        `unknown DIGEST`, the same for the same name while this process runs, because people type passwords
+        where names belong.
         """
         if not user or self.users.exists(user):
             return user
@@ -146,25 +162,27 @@ class Access:
 
     @property
     def proves(self) -> bool:
-        """Some user may authenticate by SCRAM."""
+        """True if at least one user may authenticate by SCRAM."""
         return self._with_users and self.users.proves
 
     def exchange(self) -> Exchange:
-        """Begin an authentication by SCRAM."""
+        """Return the server's side of a new authentication by SCRAM."""
         return self.users.exchange()
 
     def proved(self, name: str) -> Principal | None:
-        """The principal of a user who has proved its password; None: there is no such user any more."""
+        """Return the principal of a user who has proved its password, or None if it no longer exists."""
         return self.users.named(name) if self._with_users else None
 
     def stamp(self, principal: Principal) -> str:
-        """Return what tells whether a user is the same later, with the same password; "" for a principal of
-        another back end, which cannot be asked."""
+        """Return a digest that changes with the user's password, for `stands`; "" for a principal of another
+        back end, which cannot be queried."""
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 
     def stands(self, principal: Principal, stamp: str) -> bool:
-        """Return True if a user that had this stamp is still there, with the same password. Of a principal of
-        another back end only its end is known."""
+        """Return True if the principal has not expired and its user still has the password of `stamp`.
+
+        For a principal of another back end only the expiry is checked.
+        """
         if principal.expires is not None and principal.expires <= time.time():
             return False
         if principal.backend != self.users.kind:
@@ -175,20 +193,21 @@ class Access:
     # Tokens
 
     def takes_tokens(self, method: str) -> bool:
-        """Whether a token may be shown in AUTH packets of this method."""
+        """Return True if AUTH packets of this authentication method may carry a token."""
         return method in self.methods
 
     @property
     def methods(self) -> list[str]:
-        """The methods of tokens in AUTH packets."""
+        """Authentication methods of AUTH packets that carry a token, without duplicates."""
         return list(dict.fromkeys(one.method for one in self.backends if isinstance(one, Tokens)))
 
     # Work
 
     async def verify(self, credentials: Credentials) -> Principal | Denial:
-        """The principal, if a back end accepts the login; a password takes tens of milliseconds in a thread.
+        """Return the principal if a back end accepts the login, otherwise the reason for its denial.
 
-        Cancelled, it leaves the queue.
+        A login with failures before it is delayed or refused. Verifying a password takes tens of milliseconds
+        in a thread. Cancelling the call removes the login from the queue.
         """
         failures, remote, user = self.failures, credentials.remote, credentials.user
         if failures.refuses(remote, user):

@@ -1,7 +1,7 @@
-"""Which rights a client has: the roles of the configuration, who has which, and what is in force now.
+"""Rights of clients: the configured roles, the users that have them, and the rules now in force.
 
-Rules may change while clients are connected: `use` takes others, `generation` moves, and whatever was decided
-before is asked again.
+Rules may change while clients are connected: `use` replaces the roles and increments `generation`; callers
+then repeat the checks whose results they have stored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gateway.access.scopes import parse_scopes
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.tree import ANONYMOUS, GUEST
 
-COMPILED_MAX: Final = 1_000  # tokens may join roles as they like
-KEPT_MAX: Final = 10_000  # rights of clients, each some hundred octets and its compiled rules
+COMPILED_MAX: Final = 1_000  # combinations of roles with compiled rules; tokens may combine roles freely
+KEPT_MAX: Final = 10_000  # rights of clients, each some hundred bytes and its compiled rules
 
 
 class Roles:
-    """The roles, and who has which of them by the configuration."""
+    """Configured roles, and the role names of each user."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Roles:
         users: Mapping[str, tuple[str, ...]] | None = None,
         default: DefaultRoles | None = None,
     ) -> None:
-        """`users`: the names of roles by that of a user, of every user of the configuration."""
+        """Set the roles by name, the role names of every configured user, and the default roles."""
         self.roles = dict(roles or {})
         self.users = dict(users or {})
         self.default = default or DefaultRoles()
@@ -41,7 +41,7 @@ class Roles:
     __hash__ = None  # type: ignore[assignment]
 
     def of(self, principal: Principal) -> tuple[str, ...]:
-        """The names of a client's roles. Who has rights of its own, by a token, has no default ones."""
+        """Return the names of a client's roles. A client with own roles or scopes gets no default roles."""
         own = (*self.users.get(principal.name or ANONYMOUS, ()), *principal.roles)
         if own or parse_scopes(principal.scopes):
             return tuple(dict.fromkeys(own))
@@ -53,21 +53,21 @@ class Roles:
 
 
 class Authorization:
-    """What is in force. `generation` moves when it changes."""
+    """Roles and authorizer in force. `generation` increases by one when the roles change."""
 
     def __init__(self, roles: Roles | None = None, authorizer: Authorizer | None = None) -> None:
-        """`authorizer` knows what no role says; None: there is nobody to ask."""
+        """Put the roles in force. `authorizer` decides what no rule allows; None: that is denied."""
         self.generation = 0
         self.authorizer = authorizer
         self.roles = roles or Roles()
-        self.connections: dict[str, int] = {}  # by user, of those that have rules
+        self.connections: dict[str, int] = {}  # open connections by user, of clients whose rules limit them
         self._kept: dict[object, Rights] = {}
-        self._holders: dict[str, bool] = {}  # by user, as its last login or its configured roles have it
-        self._compiled: dict[tuple[str, ...], MqttGrant] = {}  # by roles; as many as are given together
+        self._holders: dict[str, bool] = {}  # by user, from its roles at the last login or by configuration
+        self._compiled: dict[tuple[str, ...], MqttGrant] = {}  # by combination of roles
         self._by_client = self._of_clients()
 
     def use(self, roles: Roles) -> bool:
-        """Other rules are in force from now on. False: they are the same."""
+        """Replace the roles and return True; return False if `roles` equals those in force."""
         if roles == self.roles:
             return False
         self.roles = roles
@@ -79,7 +79,7 @@ class Authorization:
         return True
 
     def _of_clients(self) -> frozenset[str]:
-        """Roles by which two clients of one user may have different rights."""
+        """Return the names of roles by which two clients of one user may have different rights."""
         return frozenset(
             name
             for name, role in self.roles.roles.items()
@@ -88,11 +88,11 @@ class Authorization:
 
     @property
     def in_force(self) -> bool:
-        """There is a role, or somebody to ask, so there are rules."""
+        """True if rules apply: a role or an authorizer is configured."""
         return bool(self.roles.roles) or self.authorizer is not None
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
-        """What a client may do; the same object for all that may do the same."""
+        """Return the rights of a client; clients with the same rights share one object."""
         names = self.roles.of(principal) if self.in_force else ()
         if not (principal.scopes or self.authorizer or self._by_client.intersection(names)):
             client_id = ""
@@ -127,17 +127,17 @@ class Authorization:
         return found
 
     def enters(self, user: str) -> None:
-        """Another connection of that user."""
+        """Count one more connection of this user."""
         self.connections[user] = self.connections.get(user, 0) + 1
 
     def leaves(self, user: str) -> None:
-        """One of them has gone."""
+        """Count one connection of this user less."""
         self.connections[user] -= 1
         if not self.connections[user]:
             del self.connections[user]
 
     def full(self, rights: Rights, user: str) -> bool:
-        """Whether a user has as many connections as its roles let it have."""
+        """Return True if a user has as many connections as its rights permit."""
         most = rights.connections_max
         return bool(most) and self.connections.get(user, 0) >= (most or 0)
 
@@ -158,17 +158,17 @@ class Authorization:
 
 
 class CurrentRights:
-    """What one client may do, found anew when the rules have changed."""
+    """Rights of one client, computed again after the rules have changed."""
 
     __slots__ = ("_authorization", "_generation", "_rights")
 
     def __init__(self, authorization: Authorization) -> None:
         self._authorization = authorization
-        self._generation = -1  # of the rules that the rights are by
+        self._generation = -1  # of the rules from which _rights was computed
         self._rights: Rights | None = None
 
     def of(self, principal: Principal | None, client_id: str = "") -> Rights:
-        """As the rules are now. A client that has not been let in is not asked about: AssertionError."""
+        """Return the client's rights by the rules now in force. Raises AssertionError without a principal."""
         rights, authorization = self._rights, self._authorization
         if rights is None or self._generation != authorization.generation:
             assert principal is not None
@@ -177,5 +177,5 @@ class CurrentRights:
         return rights
 
     def forget(self) -> None:
-        """The client has proved anew who it is, and perhaps with other rights."""
+        """Discard the stored rights: the client has reauthenticated and may have other ones."""
         self._rights = None

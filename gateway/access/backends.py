@@ -1,5 +1,7 @@
-"""Back ends: each can say of some logins who it is that comes. They are asked in the order of the settings;
-the first that accepts decides, and who is accepted by none is refused.
+"""Interface of authentication back ends, each of which identifies the users of some logins.
+
+Back ends are queried in the order of the settings. The first that accepts a login decides; a login that none
+accepts is denied.
 """
 
 from __future__ import annotations
@@ -12,37 +14,37 @@ from gateway.access.principal import Principal
 
 
 class Denial(Enum):
-    """Why a login is refused, as it is counted."""
+    """Reasons for denying a login; the values are the outcomes in counters."""
 
     WRONG = "wrong"
-    EXPIRED = "expired"  # a token was right once
-    UNAVAILABLE = "unavailable"  # nobody could say whether it is right
-    REFUSED = "refused"  # there were too many failures; it was not looked at
-    BUSY = "busy"  # too many wait for their turn
+    EXPIRED = "expired"  # a valid token that has expired
+    UNAVAILABLE = "unavailable"  # the back end could not decide
+    REFUSED = "refused"  # not checked: too many failures before
+    BUSY = "busy"  # not checked: the queue of logins is full
 
 
 class Backend(Protocol):
-    """One of them."""
+    """Source of principals: users of the configuration, certificates, tokens or an HTTP server."""
 
     @property
     def kind(self) -> str:
-        """Its word in the settings, and in metrics."""
+        """Name of the back end in the settings and in metrics."""
 
     def speaks(self, method: str) -> bool:
-        """Whether a login by this method, "" for a password, is for it."""
+        """Return True if the back end handles logins by this method; "" stands for a password."""
 
     def claims(self, credentials: Credentials) -> bool:
-        """Whether a login that says no name may be meant for it."""
+        """Return True if the back end may accept this login without a user name."""
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """What can be said without work; None: ask `look`."""
+        """Return the result if it is known without waiting; None: call `look`."""
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """The same with work; cancelled, it leaves the queue."""
+        """Return the result, waiting for it if needed. Cancelling removes the login from the queue."""
 
 
 class Remembered:
-    """Answers for a while, the oldest go first. `entries_max` of them."""
+    """Cache of login results with expiry. Beyond `entries_max` entries the oldest are dropped first."""
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -52,17 +54,17 @@ class Remembered:
         return len(self._answers)
 
     def find(self, key: bytes, now: float) -> Principal | Denial | None:
-        """What was said about it, if that still holds."""
+        """Return the result stored for `key` if it has not expired at `now`, otherwise None."""
         until, answer = self._answers.get(key, (0.0, None))
         return answer if until > now else None
 
     def add(self, key: bytes, answer: Principal | Denial, until: float) -> None:
-        """It was said, and holds until then."""
+        """Store a result for `key` until `until`, in seconds of the same clock as `now` of `find`."""
         self._answers.pop(key, None)
         self._answers[key] = (until, answer)
         if len(self._answers) > self._entries_max:
             del self._answers[next(iter(self._answers))]
 
     def clear(self) -> None:
-        """None of it holds any more."""
+        """Delete all stored results."""
         self._answers.clear()

@@ -1,7 +1,8 @@
-"""Certificates as identities: what one says of its owner, and the back end that believes it.
+"""Certificates as identities: names of their owners, and the back end that authenticates by them.
 
-Whether an authority of ours has signed it has been checked before: by TLS, or by the balancer that announces
-the client. A balancer tells the common name, and may send the certificate itself.
+This module does not verify signatures. TLS has checked that an authority of ours signed the certificate, or
+the load balancer that announces the client has. A balancer sends the common name, and may send the
+certificate itself.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ FIELDS: Final = {"common_name": "cn", "ou": "ou", "o": "o", **{name: name for na
 
 
 def from_octets(der: bytes) -> Certificate | None:
-    """What a certificate says; None: it cannot be read."""
+    """Return the names in a DER certificate, or None if it cannot be parsed."""
     try:
         return _read(der)
-    except Exception:  # somebody else's octets, which OpenSSL reads less strictly
+    except Exception:  # untrusted bytes, which OpenSSL parses less strictly
         return None
 
 
@@ -56,14 +57,21 @@ def _read(der: bytes) -> Certificate:
 
 
 def from_balancer(common_name: str, der: bytes) -> Certificate | None:
-    """Out of what a PROXY header says; the certificate, if it is sent, says all. None: nothing of use."""
+    """Return the certificate that a PROXY header describes, or None if the header names no client.
+
+    `der` is the certificate itself; if it is not empty, `common_name` is ignored.
+    """
     if der:
         return from_octets(der)
     return Certificate({"common_name": common_name}) if common_name else None
 
 
 class Certificates:
-    """The back end. `name` is one of a certificate's; `users` are those that it must be one of, if any."""
+    """Back end that authenticates clients by their certificates.
+
+    `name` selects the name in the certificate that is the user's. If `users` is given, it has to contain
+    that user.
+    """
 
     kind: Final = "certificates"
 
@@ -72,15 +80,18 @@ class Certificates:
         self._users = users
 
     def speaks(self, method: str) -> bool:
-        """By none: TLS has done it."""
+        """Return True if `method` is empty: TLS has authenticated the client, so no method is needed."""
         return not method
 
     def claims(self, credentials: Credentials) -> bool:
-        """Whoever shows a certificate, and says no password."""
+        """Return True if the client has a certificate and sends no password."""
         return credentials.certificate is not None and not credentials.password
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Who the certificate says it is; a name that is said besides must be that."""
+        """Return the principal that the certificate names, or Denial.WRONG.
+
+        A login with a password, or with a user name other than that of the certificate, is denied.
+        """
         if credentials.certificate is None or credentials.password:
             return Denial.WRONG
         name = credentials.certificate.names.get(self._name, "")
@@ -91,11 +102,11 @@ class Certificates:
         return principal_of(name, credentials.certificate)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """There is nothing to look for."""
+        """Return the result of `known`, which is always available at once."""
         return self.known(credentials) or Denial.WRONG
 
 
 def principal_of(name: str, certificate: Certificate) -> Principal:
-    """Whom a certificate stands for, with what else it says."""
+    """Return a principal called `name`, with the certificate's names as fields for templates of rules."""
     fields = {FIELDS[key]: value for key, value in certificate.names.items() if key in FIELDS}
     return Principal(name, fields=fields, backend=Certificates.kind)

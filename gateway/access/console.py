@@ -1,4 +1,4 @@
-"""Rights at the console and the HTTP interface: what a caller sees, and whether it may change anything."""
+"""Rights at the console and the HTTP interface: what a caller may read, and what it may change."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from gateway.access.principal import Principal
 
 Right = Literal["none", "read", "write"]
 Hosts = frozenset[str] | None
-"""Names of virtual hosts; None: all of them, and what belongs to none."""
+"""Names of virtual hosts; None: all virtual hosts, and objects that belong to none."""
 ORDER: Final[tuple[Right, ...]] = ("none", "read", "write")
 
 
 class WithConsole(Protocol):
-    """A role, as far as it is about the console."""
+    """Role with settings for the console."""
 
     @property
     def console(self) -> Right:
-        """What it allows."""
+        """Right that the role gives at the console: none, read or write."""
 
     @property
     def console_bodies(self) -> bool:
-        """Whether it shows the bodies of messages."""
+        """True if the role permits reading the bodies of messages."""
 
     @property
     def console_virtual_hosts(self) -> tuple[str, ...] | None:
-        """The virtual hosts that it is about; None: everything."""
+        """Virtual hosts that the role applies to; None: everything."""
 
 
 class ConsoleRights(NamedTuple):
-    """What one caller may do, whether it sees bodies, and which virtual hosts it sees and changes."""
+    """Console rights of one caller: right, access to bodies, and virtual hosts it may read and change."""
 
     right: Right
     bodies: bool = False
@@ -38,11 +38,11 @@ class ConsoleRights(NamedTuple):
     write_hosts: Hosts = None
 
     def hosts(self, *, reading: bool) -> Hosts:
-        """Return the virtual hosts of a request that reads, or changes something."""
+        """Return the virtual hosts that a request may read (`reading` True) or change (False)."""
         return self.read_hosts if reading else self.write_hosts
 
     def within(self, other: ConsoleRights) -> ConsoleRights:
-        """Return what both allow."""
+        """Return the rights that both this and `other` give."""
         return ConsoleRights(
             min(self.right, other.right, key=ORDER.index),
             self.bodies and other.bodies,
@@ -56,7 +56,7 @@ EVERYTHING: Final = ConsoleRights("write", bodies=True)
 
 
 def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> ConsoleRights:
-    """Return what the principal's roles allow together; a role that is not known allows nothing."""
+    """Return the console rights that the principal's roles give together; an unknown role gives none."""
     given = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
     if not given:
         return NOTHING

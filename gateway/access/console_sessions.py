@@ -1,7 +1,8 @@
-"""Who is logged in at the console: sessions by a random identifier in a cookie, and links that log in once.
+"""Login sessions of the console, by a random identifier in a cookie, and links that log in once.
 
-Only digests of identifiers are kept. What changes something needs the session's second secret as well, which
-the cookie does not carry: a page from elsewhere can make a browser send the cookie, and cannot know that.
+Only digests of identifiers are stored. A request that changes something also needs the session's second
+secret (`csrf`), which the cookie does not carry: a page of another site can make a browser send the cookie,
+but does not know that secret.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ LINKS_MAX: Final = 100
 
 
 class Session:
-    """Somebody who has logged in: an administrator, who may do everything, or with the rights of the
-    principal's roles. `token` is the digest of the token that was shown, "" for none; `stamp` is the user's
-    at that time (`Access.stamp`).
+    """Login session at the console, with all rights (`everything`) or those of the principal's roles.
+
+    `token` is the digest of the token used to log in, "" for none; `stamp` is the user's stamp at that time
+    (`Access.stamp`). `seen` and `ends` are in seconds of the clock of `Sessions`.
     """
 
     __slots__ = ("csrf", "ends", "everything", "principal", "seen", "stamp", "token")
@@ -42,17 +44,19 @@ class Session:
 
     @property
     def owner(self) -> str:
-        """User whose share it counts in."""
+        """Name of the user in whose share the session counts."""
         return self.principal.name
 
     def proves(self, shown: str) -> bool:
-        """Whether a request was made by a page of ours."""
+        """Return True if `shown` is the session's CSRF secret: a page of the console made the request."""
         return hmac.compare_digest(self.csrf.encode(), shown.encode(errors="surrogatepass"))
 
 
 class Sessions:
-    """All of them. Times are in seconds; `clock` gives those since 1970. Of more sessions than `shares` has
-    room for, the one that was seen longest ago goes, among those of a user who has more than an equal part.
+    """Console sessions and login links of a gateway. Times are in seconds; `clock` returns those since 1970.
+
+    When there are more sessions than `shares` permits, the least recently used one is removed, among those
+    of a user who has more than an equal share.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Sessions:
         self._longest_secs = longest_secs
         self._clock = clock
         self._sessions: dict[bytes, Session] = {}
-        self._entries: UserEntries[bytes] = UserEntries(shares)  # who was seen last stands last
+        self._entries: UserEntries[bytes] = UserEntries(shares)  # in order of use, the last used one last
         self._links: dict[bytes, float] = {}
 
     def __len__(self) -> int:
@@ -76,7 +80,7 @@ class Sessions:
     def begin(
         self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
     ) -> tuple[str, Session]:
-        """Begin a session of whoever has logged in. Return its identifier, and the session."""
+        """Begin a session for a principal that has logged in. Return its identifier and the session."""
         now = self._clock()
         ends = now + self._longest_secs
         if principal.expires is not None:
@@ -94,7 +98,7 @@ class Sessions:
         self._entries.discard(key)
 
     def find(self, text: str) -> Session | None:
-        """The session of an identifier, if it has not ended."""
+        """Return the session with this identifier and note its use, or None if it has ended."""
         key, now = _digest(text), self._clock()
         session = self._sessions.get(key)
         if session is None:
@@ -108,11 +112,14 @@ class Sessions:
         return session
 
     def end(self, text: str) -> None:
-        """Its owner has logged out."""
+        """End the session with this identifier, if any: its owner has logged out."""
         self._forget(_digest(text))
 
     def make_link(self) -> str:
-        """A code that logs in once, as the administrator."""
+        """Return a new code that logs in once as the administrator, within LINK_SECS seconds.
+
+        Only the newest LINKS_MAX codes are valid.
+        """
         text = secrets.token_urlsafe(OCTETS)
         self._links[_digest(text)] = self._clock() + LINK_SECS
         if len(self._links) > LINKS_MAX:
@@ -120,7 +127,7 @@ class Sessions:
         return text
 
     def use_link(self, text: str) -> bool:
-        """Whether the code logs in; it never does again."""
+        """Return True if the code is valid. The code is invalid afterwards."""
         return self._links.pop(_digest(text), 0.0) > self._clock()
 
 

@@ -1,9 +1,9 @@
-"""Bearer tokens of the console: made with a name, listed by it, and revoked.
+"""Bearer tokens of the console: created with a name, listed by that name, and revoked.
 
-Only a digest of each is kept, in one file that nobody else may read. The first start makes one for the
-administrator and writes that into a file beside it. And each start makes one for the command line, which
-lasts as long as the process: it stands in a folder that only the same user of this machine can look into,
-under the number of the port, where the command line finds it.
+Only a digest of each is stored, in one file that only its owner may read. The first start creates a token for
+the administrator and writes its text to a file in the same folder. Each start also creates a token for the
+command line, which is valid as long as the process runs. The command line finds that token in a folder that
+only the same user of this machine can read, in a file named after the port.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.errors import ConfigurationError
 TOKENS_MAX: Final = 1_000
 NAME_MAX: Final = 100
 TOKEN_OCTETS: Final = 32
-PREFIX: Final = "gw_"  # so that people and scanners of repositories know one
+PREFIX: Final = "gw_"  # so that people and scanners of repositories recognize a token
 FILE: Final = "tokens.json"
 ADMINISTRATOR: Final = "administrator"
 COMMAND_LINE: Final = "command line"
@@ -35,16 +35,18 @@ log = structlog.get_logger()
 
 
 class TokenRefused(Exception):
-    """There can be no such token; the text says why."""
+    """Error of a token that cannot be created; its text says why."""
 
 
 class TokenInTheWay(TokenRefused):
-    """What there is already is in the way: the name is taken, or there are too many."""
+    """Error of a token that conflicts with existing ones: the name is in use, or there are too many."""
 
 
 class Maker(NamedTuple):
-    """The user who made a token, itself or by another token: the token ends with it. `stamp` is the user's at
-    that time (`Access.stamp`), `roles` those that its back end gave it."""
+    """User who created a token, directly or by another token; the token ends with this user.
+
+    `stamp` is the user's stamp at that time (`Access.stamp`), `roles` the role names from its back end.
+    """
 
     name: str
     backend: str
@@ -53,13 +55,16 @@ class Maker(NamedTuple):
 
     @property
     def principal(self) -> Principal:
-        """The user, without what only its login said."""
+        """Principal of the user, without scopes, fields and expiry, which only its login had."""
         return Principal(self.name, roles=self.roles, backend=self.backend)
 
 
 class Token(NamedTuple):
-    """What is known of one. Times are seconds since 1970; `expires` None: never. `bodies`: it shows bodies of
-    messages, as one that may `write` always does. `maker` None: an administrator made it."""
+    """Stored data of one token. Times are in seconds since 1970; `expires` None: never.
+
+    `bodies` permits reading the bodies of messages, which a token with `console` "write" always does.
+    `maker` None: an administrator created the token.
+    """
 
     name: str
     digest: str
@@ -71,7 +76,7 @@ class Token(NamedTuple):
     maker: Maker | None = None
 
     def shown(self) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the token's data for users and programs: without the digest, `user` in place of `maker`."""
         row = self._asdict()
         del row["digest"]
         row["user"] = None if self.maker is None else self.maker.name
@@ -79,15 +84,18 @@ class Token(NamedTuple):
         return row
 
     def kept(self) -> dict[str, Any]:
-        """Return what the file has of it."""
+        """Return the token's data as the file stores it."""
         return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
 
 class ConsoleTokens:
-    """The tokens of a gateway. `folder` None: they are in memory only."""
+    """Console tokens of a gateway, stored in `folder`; None: in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Raises ConfigurationError when the folder or the file in it cannot be used."""
+        """Read the stored tokens, or create the administrator's if there is no file yet.
+
+        Raises ConfigurationError if the folder or the file in it cannot be used.
+        """
         self._folder = folder
         self._tokens: dict[str, Token] = {}  # by digest
         self._temporary: dict[str, Token] = {}
@@ -126,7 +134,11 @@ class ConsoleTokens:
         bodies: bool = False,
         maker: Maker | None = None,
     ) -> str:
-        """A new one; its text is said this once. Raises TokenRefused, and OSError when it cannot be kept."""
+        """Create a token and return its text, which is not stored. `expires` is in seconds since 1970.
+
+        Raises TokenRefused if the name is not 1 to NAME_MAX printable characters, TokenInTheWay if the name
+        is in use or there are TOKENS_MAX tokens, and OSError if the token cannot be stored.
+        """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
         now = time.time()
@@ -147,13 +159,16 @@ class ConsoleTokens:
         return text
 
     def make_temporary(self, name: str) -> str:
-        """One that may do everything and lasts as long as the process."""
+        """Create a token with all rights, valid while this process runs, and return its text."""
         text, digest = _new()
         self._temporary[digest] = Token(name, digest, "write", "this process", time.time())
         return text
 
     def revoke(self, name: str) -> bool:
-        """It opens nothing any more; False: there is none of that name. Raises OSError."""
+        """Delete the token with this name and return True; return False if there is none.
+
+        Raises OSError if the file cannot be written; the token then stays valid.
+        """
         before = self._tokens
         self._tokens = {digest: one for digest, one in before.items() if one.name != name}
         if len(self._tokens) == len(before):
@@ -166,20 +181,20 @@ class ConsoleTokens:
         return True
 
     def find(self, text: str) -> Token | None:
-        """The token that this is the text of; None: none, or one that is over."""
+        """Return the token with this text, or None if there is none or it has expired."""
         return self.by_digest(_digest(text))
 
     def holds(self, digest: str) -> bool:
-        """Whether the token with this digest opens anything still."""
+        """Return True if there is a token with this digest and it has not expired."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
         return token is not None and (token.expires is None or token.expires > time.time())
 
     def by_digest(self, digest: str) -> Token | None:
-        """Return the token with this digest, or None if it opens nothing any more."""
+        """Return the token with this digest, or None if there is none or it has expired."""
         return (self._tokens.get(digest) or self._temporary.get(digest)) if self.holds(digest) else None
 
     def all(self) -> list[Token]:
-        """Those that were made to stay."""
+        """Return the stored tokens, without temporary ones."""
         return list(self._tokens.values())
 
 
@@ -193,7 +208,7 @@ def _digest(text: str) -> str:
 
 
 def written(path: Path, text: str) -> None:
-    """Write a file that only its owner may read; it is there whole, or as it was. Raises OSError."""
+    """Write a file atomically, readable by its owner only: complete, or unchanged. Raises OSError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -204,11 +219,14 @@ def written(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-# Where a process and the command line of the same user meet.
+# Folders through which a process passes its token to the command line of the same user.
 
 
 def meeting_places() -> list[Path]:
-    """Folders of this user alone, the best one first; there may be none, where nothing can be written."""
+    """Return folders for this user's tokens, in order of preference; they may not exist.
+
+    The list is empty if no folder of this machine can be written.
+    """
     given = os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(given) / "gateway"] if given else []
     try:
@@ -219,13 +237,13 @@ def meeting_places() -> list[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can have put something there."""
+    """Return True if the folder belongs to this user and no other user may access it. Raises OSError."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def leave_token(port: int, text: str) -> Path | None:
-    """Put the command line's token where it looks; returns the file, None when there is no such place."""
+    """Write the command line's token for this port. Return the file, or None if no folder can be used."""
     for folder in meeting_places():
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -238,12 +256,12 @@ def leave_token(port: int, text: str) -> Path | None:
 
 
 def left_tokens(port: int) -> list[Path]:
-    """The files in which a process of this user may have left a token."""
+    """Return the existing token files for this port in folders of this user."""
     found = []
     for folder in meeting_places():
         try:
             if _is_ours(folder) and (folder / f"{port}.token").is_file():
                 found.append(folder / f"{port}.token")
         except OSError:
-            continue  # it is not there
+            continue  # the folder does not exist
     return found

@@ -1,4 +1,4 @@
-"""What a client says of itself before anybody believes it."""
+"""Credentials of a client as received, before they are verified."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Certificate(NamedTuple):
-    """What a certificate that an authority of ours has signed says of its owner, by the names of the setting
-    `name` of the back end, and `ou` and `o`.
+    """Names of the owner of a certificate that an authority of ours has signed.
+
+    The keys are the values of the setting `name` of the back end for certificates, and `ou` and `o`.
     """
 
     names: Mapping[str, str] = NO_NAMES
 
 
 class Credentials(NamedTuple):
-    """A login. `user` "" says no name; `remote` is host:port; `client` is "" where it is not known. `backend`
-    and `method`: only back ends of that kind are asked, or tokens that are shown in AUTH of that method.
+    """Login attempt of a client. `user` is "" without a name, `remote` host:port, `client` "" if not known.
+
+    If `backend` is not empty, only back ends of that kind that handle `method` are queried. `method` is the
+    authentication method of AUTH packets that carry a token, "" for a password.
     """
 
     user: str

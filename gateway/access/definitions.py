@@ -1,7 +1,8 @@
-"""Users, permissions and virtual hosts of what RabbitMQ exports of itself (`definitions.json`).
+"""Import of users, permissions and virtual hosts from a RabbitMQ export (`definitions.json`).
 
-Each user gets a role of its own, `rabbitmq:NAME`, that nothing else can be called: its permissions by virtual
-host, its topic permissions, and what RabbitMQ's MQTT plug-in makes of them in virtual host `/`.
+Each user gets a role of its own, `rabbitmq:NAME`, a name that no other role can have. The role holds the
+user's permissions by virtual host, its topic permissions, and the rights in MQTT that RabbitMQ's MQTT plug-in
+derives from the permissions in virtual host `/`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from gateway.settings.tree import ANONYMOUS, GUEST
 
 DEFINITIONS_OCTETS_MAX: Final = 64 * 1024 * 1024
 MQTT_HOST: Final = "/"
-FAULT_MAX: Final = 300  # characters of what is wrong
+FAULT_MAX: Final = 300  # characters of an error text
 CONSOLE: Final = {"administrator": "write", "monitoring": "read", "management": "read", "policymaker": "read"}
 EVERYWHERE: Final = frozenset({"administrator", "monitoring"})  # tags that see all virtual hosts
 
 
 class Imported(NamedTuple):
-    """What a file says of who may do what."""
+    """Content of a definitions file: password hashes, roles, role names of users, and virtual hosts."""
 
     hashes: dict[str, str]
     roles: dict[str, Role]
@@ -35,12 +36,15 @@ class Imported(NamedTuple):
 
 
 def role_name(user: str) -> str:
-    """The name of the role that a user of RabbitMQ gets."""
+    """Return the name of the role for a user imported from RabbitMQ."""
     return f"rabbitmq:{user}"
 
 
 def read_users(file: Path) -> Imported:
-    """Read a file. Raises ConfigurationError."""
+    """Read a definitions file and return its content.
+
+    Raises ConfigurationError if the file cannot be read, is not JSON, or is not as RabbitMQ exports it.
+    """
     try:
         with file.open("rb") as stream:
             content = orjson.loads(stream.read(DEFINITIONS_OCTETS_MAX))
@@ -92,14 +96,14 @@ def _imported(content: dict[str, Any]) -> Imported:
         for user in users
     }
     if is_rabbit_hash(hashes.get(GUEST, "")) and matches(hashes[GUEST], GUEST.encode()):
-        del hashes[GUEST]  # everybody knows it: where it is good is for `guest` of the configuration to say
+        del hashes[GUEST]  # a public password: the setting `guest` decides where it is accepted
     names: dict[str, tuple[str, ...]] = {user["name"]: (role_name(user["name"]),) for user in users}
-    names.pop(ANONYMOUS, None)  # here that is the name of whoever has none
+    names.pop(ANONYMOUS, None)  # this name stands for anonymous clients here
     return Imported(hashes, roles, names, tuple(one["name"] for one in content.get("vhosts", [])))
 
 
 def _tags(given: str | list[str]) -> Iterator[str]:
-    """Newer versions have a list, older ones a text."""
+    """Yield the tags of a user: a list in newer versions of RabbitMQ, a text with commas in older ones."""
     yield from (one.strip() for one in (given.split(",") if isinstance(given, str) else given))
 
 

@@ -1,4 +1,4 @@
-"""One question about a client's rights, in the words of a protocol, as people ask it."""
+"""Checks of a client's rights by protocol and action, in the terms that users know from that protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 
-Question = Callable[[Rights, str, str], Decision]  # rights, virtual host, and what it is about
+Question = Callable[[Rights, str, str], Decision]  # of rights, virtual host, and address or name
 
 
 def _publish(dialect: Dialect) -> Question:
@@ -21,7 +21,7 @@ def _publish(dialect: Dialect) -> Question:
 def _permission(permission: str) -> Question:
     def ask(rights: Rights, host: str, text: str) -> Decision:
         exchange, key = AMQP091.split(text)
-        if exchange is None:  # a name alone; it is written as it is in front of a key
+        if exchange is None:  # a name alone; it is escaped like a name in front of a key
             name, _ = AMQP091.split(f"{text}:")
             return rights.amqp(host, permission, name or DEFAULT_EXCHANGE)
         found = rights.amqp(host, permission, exchange or DEFAULT_EXCHANGE)
@@ -57,6 +57,6 @@ QUESTIONS: Final[Mapping[str, Mapping[str, Question]]] = {
         "talk": lambda rights, host, text: rights.fast(host, "talk", "peer", text),
     },
 }
-"""What can be asked of each protocol. An address is written as everywhere; permissions are asked of the name
-of a queue or exchange, which a routing key may follow behind a colon; a colon within the name is `%3A`, as in
-every address."""
+"""Checks by protocol and action. Addresses have their usual form. AMQP 0-9-1 permissions are checked for the
+name of a queue or exchange, which may be followed by a colon and a routing key; a colon within the name is
+written `%3A`, as in every address."""

@@ -1,15 +1,15 @@
-"""Failed logins: who has failed is delayed, then refused for a while.
+"""Failed logins: further logins are delayed, then refused for a while.
 
-Three things are counted. The pair of a user name and the place it was tried from (places.py) is what gets
-refused, so that nobody can lock a user out who is somewhere else. A place is refused when it has failed with
-many names, but not to users that were right there not long ago: behind one address there may be a whole
-plant. A user name, from wherever it is tried, is only delayed.
+Failures are counted in three ways. A pair of user name and place (places.py, a client's network origin) is
+refused after too many failures, so that no client can lock out a user at another place. A place is refused
+when it has failed with many names, except for users that recently logged in from there: a whole plant may
+share one address. A user name alone, from any place, only delays logins.
 
-A connection that breaks the rules of a protocol before it names a user is counted by its place alone, which
-is then blocked as a whole, unless a user was right there not long ago.
+A connection that breaks the rules of a protocol before it names a user is counted by its place alone. The
+place is then blocked as a whole, unless a user recently logged in from there.
 
-An attacker invents names, and with IPv6 places: the tables are bounded, and what failed longest ago is
-forgotten first. This machine is never counted.
+Attackers can invent names and, with IPv6, places: the tables are bounded, and the entries that failed longest
+ago are dropped first. Failures from this machine are never counted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gateway.access.places import LOOPBACK, place_of
 from gateway.settings.logins import Logins
 
 KEYS_MAX: Final = 10_000  # of each table
-NAME_MAX: Final = 64  # characters of a user name that are kept as they are
-RIGHT_SECS: Final = 86_400.0  # who was right this long ago is trusted
+NAME_MAX: Final = 64  # characters; a longer user name is stored as its digest
+RIGHT_SECS: Final = 86_400.0  # a user is trusted at a place this long after a login there
 DELAYS_MAX: Final = 4
 
 
 class _Tally:
-    """Failures of one key in one window, and until when it is refused."""
+    """Failures of one key in one window, and the time in seconds until which the key is refused."""
 
     __slots__ = ("count", "since", "until")
 
@@ -40,7 +40,10 @@ class _Tally:
 
 
 class _Table:
-    """Tallies by key; `most` failures in `window_secs` refuse a key for `refused_secs`; 0: never."""
+    """Tallies by key: `most` failures within `window_secs` refuse a key for `refused_secs`; 0: never.
+
+    `now` is in seconds of one monotonic clock.
+    """
 
     def __init__(self, most: int, window_secs: float, refused_secs: float) -> None:
         self._most = most
@@ -52,7 +55,7 @@ class _Table:
         return len(self._tallies)
 
     def add(self, key: Hashable, now: float) -> None:
-        """Another failure."""
+        """Count a failure of this key, and refuse the key after too many."""
         tally = self._tallies.pop(key, None)
         if tally is None or now - tally.since >= self._window_secs:
             until = 0.0 if tally is None else tally.until
@@ -66,22 +69,22 @@ class _Table:
             del self._tallies[next(iter(self._tallies))]
 
     def count(self, key: Hashable, now: float) -> int:
-        """Failures in the window."""
+        """Return the number of failures of this key in its current window."""
         tally = self._tallies.get(key)
         return 0 if tally is None or now - tally.since >= self._window_secs else tally.count
 
     def refused(self, key: Hashable, now: float) -> bool:
-        """It has failed too often."""
+        """Return True if the key is refused at `now`, after too many failures."""
         tally = self._tallies.get(key)
         return tally is not None and now < tally.until
 
     def forget(self, key: Hashable) -> None:
-        """It was right."""
+        """Delete the failures of this key after a successful login."""
         self._tallies.pop(key, None)
 
 
 class Failures:
-    """The failed logins of a gateway, of all its listeners. `remote` is host:port."""
+    """Failed logins at all listeners of a gateway. `remote` is host:port."""
 
     def __init__(self, options: Logins | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         options = options or Logins()
@@ -95,7 +98,7 @@ class Failures:
         self._right: dict[tuple[str, str], float] = {}
 
     def refuses(self, remote: str, user: str) -> bool:
-        """Whether this login is not even looked at."""
+        """Return True if this login has to be refused without verification."""
         place = place_of(remote)
         if place == LOOPBACK:
             return False
@@ -105,20 +108,20 @@ class Failures:
         return self._places.refused(place, now) and not self.trusts(remote, user)
 
     def blocks(self, remote: str) -> bool:
-        """Return True if an address has broken so many negotiations that nobody from there is let in."""
+        """Return True if a place has broken so many negotiations that all connections from it are refused."""
         place, now = place_of(remote), self._clock()
         if not self._negotiations.refused(place, now):
             return False
         return not any(one == place and until > now for (one, _), until in self._right.items())
 
     def broke_negotiation(self, remote: str) -> None:
-        """A client broke the rules of its protocol before it had named a user."""
+        """Count a connection that broke the rules of its protocol before it named a user."""
         place = place_of(remote)
         if place != LOOPBACK:
             self._negotiations.add(place, self._clock())
 
     def delay_secs(self, remote: str, user: str) -> float:
-        """How long this login has to wait before it is looked at."""
+        """Return the delay of this login, in seconds, before it is verified."""
         place = place_of(remote)
         if place == LOOPBACK or self.trusts(remote, user):
             return 0.0
@@ -131,12 +134,12 @@ class Failures:
         return self._delay_secs * min(steps, DELAYS_MAX)
 
     def trusts(self, remote: str, user: str) -> bool:
-        """Whether this user was right from this place not long ago, and has not been wrong there since."""
+        """Return True if the user logged in from this place within RIGHT_SECS and no login failed since."""
         pair = (place_of(remote), _short(user))
         return self._right.get(pair, 0.0) > self._clock()
 
     def failed(self, remote: str, user: str) -> None:
-        """A name or password was wrong."""
+        """Count a login that failed because its name or password was wrong."""
         place, name, now = place_of(remote), _short(user), self._clock()
         self._right.pop((place, name), None)
         if place == LOOPBACK:
@@ -146,7 +149,7 @@ class Failures:
         self._users.add(name, now)
 
     def succeeded(self, remote: str, user: str) -> None:
-        """The user has proved to be it."""
+        """Note a successful login: trust the user at this place and delete the failures of the pair."""
         pair = (place_of(remote), _short(user))
         self._pairs.forget(pair)
         self._right.pop(pair, None)
@@ -156,7 +159,7 @@ class Failures:
 
 
 def _short(user: str) -> str:
-    """A user name as a key: who invents long ones fills no memory."""
+    """Return a user name as a key: a name over NAME_MAX characters as its digest, to bound memory."""
     if len(user) <= NAME_MAX:
         return user
     return hashlib.sha256(user.encode(errors="surrogatepass")).hexdigest()

@@ -1,8 +1,7 @@
-"""What topic filters say of each other: whether one matches all that another does, and whether both match
-anything.
+"""Comparison of topic filters: one covers another, or both match a common topic.
 
-A filter that is subscribed to is granted when one rule covers it: two rules that cover it together are not
-looked for. It is refused when it meets what is denied. A topic is a filter without wildcards.
+A subscribed filter is granted if one rule covers it; two rules that only together cover it do not grant it.
+A filter is refused if it has a topic in common with a denied filter. A topic is a filter without wildcards.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Final
 ONE, REST = "+", "#"
 WILD: Final = (ONE, REST)
 Fill = Callable[[str], "str | None"]
-Rule = tuple["list[str] | None", str, str]  # levels if they are fixed, the text, what it is a rule of
+Rule = tuple["list[str] | None", str, str]  # levels (None with placeholders), filter text, rule name
 
 
 def covers(allowed: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether `allowed` (levels) matches every topic that `wanted` does."""
+    """Return True if `allowed` matches every topic that `wanted` matches. Both are lists of levels."""
     if wanted[0][:1] == "$" and allowed[0] in WILD:
-        return False  # wildcards do not mean topics that begin with $ (5: 4.7.2)
+        return False  # a wildcard first does not match topics that begin with $ (5: 4.7.2)
     count = len(wanted)
     for at, level in enumerate(allowed):
         if level == REST:
@@ -30,7 +29,7 @@ def covers(allowed: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def meets(denied: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether there can be a topic that both match."""
+    """Return True if both filters, as lists of levels, match a common topic."""
     first = denied[0], wanted[0]
     if any(one[:1] == "$" for one in first) and any(one in WILD for one in first):
         return False
@@ -45,14 +44,16 @@ def meets(denied: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 class FilterSet:
-    """Filters of rules, each with what is said of it when it decides. They may have placeholders: who asks
-    says what stands for them, so that all clients of a role share one set.
+    """Topic filters of rules, each with the name of its rule.
+
+    Filters may contain placeholders, which the caller of a check fills in; so all clients of a role share
+    one set.
     """
 
     __slots__ = ("_by_first", "_exact", "_wild")
 
     def __init__(self, rules: Iterable[tuple[str, str]]) -> None:
-        """`rules`: filters, and the names of what they are rules of."""
+        """Build the set from `rules`: pairs of a filter and the name of its rule."""
         self._exact: dict[str, str] = {}
         self._by_first: dict[str, list[Rule]] = {}
         self._wild: list[Rule] = []
@@ -67,8 +68,10 @@ class FilterSet:
                 self._by_first.setdefault(levels[0], []).append((fixed, text, rule))
 
     def covering(self, wanted: str, fill: Fill = str) -> str | None:
-        """The rule that allows all of a topic or filter. `fill` puts something for placeholders; None: there
-        is nothing, and the rule does not apply."""
+        """Return the name of a rule that covers a topic or filter, or None.
+
+        `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
+        """
         found = self._exact.get(wanted)
         if found is not None:
             return found
@@ -81,7 +84,10 @@ class FilterSet:
         return None
 
     def meeting(self, wanted: str, fill: Fill = str) -> str | None:
-        """The rule that means some of it."""
+        """Return the name of a rule that matches a topic also matched by `wanted`, or None.
+
+        `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
+        """
         if not (self._by_first or self._wild):
             return None
         levels = wanted.split("/")

@@ -1,8 +1,8 @@
-"""A server that knows the users, asked as RabbitMQ's `rabbitmq_auth_backend_http` asks its own.
+"""Authentication by an HTTP server, with the requests of RabbitMQ's `rabbitmq_auth_backend_http`.
 
-It hears `username`, `password`, and `client_id` where it is known (MQTT), as a form or a query. It
-answers 200 with `allow`, behind which stand tags, or `deny`, behind which may stand a reason. Tags are roles.
-Any other answer, or none in time, is none: who asks is refused and told that nobody could say.
+The server receives `username`, `password`, and `client_id` where it is known (MQTT), as a form or a query. It
+responds with status 200 and `allow`, followed by tags, or `deny`, which a reason may follow. Tags are roles.
+Any other response, or none in time, denies the login as unavailable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.access.principal import Principal
 from gateway.access.turns import Crowded, Turns
 from gateway.settings.identity import HttpBackend
 
-DENIED_SHARE: Final = 0.1  # of the time that `allow` is remembered: who was denied may be allowed soon
+DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon
 UNAVAILABLE_SECS: Final = 1.0
 TAGS_MAX: Final = 64
 
@@ -32,7 +32,7 @@ log = structlog.get_logger(limited=True)
 
 
 class HttpUsers:
-    """The back end."""
+    """Back end that authenticates users by requests to an HTTP server."""
 
     kind: Final = "http"
 
@@ -48,22 +48,22 @@ class HttpUsers:
         self._down = False
 
     def speaks(self, method: str) -> bool:
-        """By password only."""
+        """Return True if `method` is empty: only passwords are supported."""
         return not method
 
     def claims(self, credentials: Credentials) -> bool:
-        """It knows users by their names."""
+        """Return False: a login without a user name is never accepted."""
         return False
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """What it has said not long ago."""
+        """Return the cached result of this login, or None. Denial.WRONG without a user name."""
         if not credentials.user:
             return Denial.WRONG
         key, now = self._digest(credentials), time.monotonic()
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Ask it; of many that come at once with the same words, one asks."""
+        """Return the server's result; concurrent logins with the same credentials share one request."""
         key = self._digest(credentials)
         while (found := self.known(credentials)) is None and key in self._asked:
             await self._asked[key].wait()
@@ -98,7 +98,7 @@ class HttpUsers:
             found = read_answer(credentials.user, body)
         except Unanswered as error:
             self._failed(str(error))
-            # Those that have waited with it need not wait as long again, one behind the other.
+            # Logins that wait for this request get its result, and do not each wait for their own timeout.
             self._denied.add(key, Denial.UNAVAILABLE, time.monotonic() + UNAVAILABLE_SECS)
             return Denial.UNAVAILABLE
         if self._down:
@@ -125,7 +125,7 @@ class HttpUsers:
 
 
 def read_answer(user: str, body: bytes) -> Principal | Denial:
-    """What `allow TAG TAG` or `deny` says. Raises Unanswered for anything else."""
+    """Parse `allow TAG TAG` or `deny` as a principal or a denial. Raises Unanswered for anything else."""
     words = body.decode(errors="replace").split()
     verdict = words[0].lower() if words else ""
     if verdict == "allow":

@@ -1,9 +1,8 @@
-"""The keys that tokens are signed with: out of a file, or from an address where they are fetched again and
-again, for their owner changes them.
+"""Keys that verify the signatures of tokens, from a file or from a URL.
 
-An address that does not answer for a while does no harm: the keys that it gave last serve on, for as long as
-`kept_secs` says. A token that names a key which is not known makes them fetched at once, but strangers can
-invent such names: not more often than every `AGAIN_SECS`.
+Keys of a URL are fetched regularly, because their owner changes them. If the server does not respond for a
+while, the last keys stay valid for `kept_secs`. A token that names an unknown key has the keys fetched at
+once, but not more often than every `AGAIN_SECS`, because unauthenticated clients can invent key names.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log = structlog.get_logger(limited=True)
 
 
 class Key:
-    """One of them, for the algorithms that it is for."""
+    """Key for signatures. `kid` is its name, `algorithm` the only one it is for; None: any."""
 
     __slots__ = ("algorithm", "key", "kid")
 
@@ -45,12 +44,12 @@ class Key:
         self.algorithm = algorithm
 
     def fits(self, kid: str | None, algorithm: str) -> bool:
-        """Whether a token with this head may be signed with it."""
+        """Return True if a token with this key name and algorithm in its head may be signed with the key."""
         return (kid is None or self.kid is None or kid == self.kid) and self.algorithm in (None, algorithm)
 
 
 def parse_jwks(text: bytes) -> list[Key]:
-    """The public keys of a JWKS document for signatures. Raises ValueError when there is none of use."""
+    """Return the public keys for signatures in a JWKS document. Raises ValueError if none can be used."""
     document = orjson.loads(text)
     given = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(given, list):
@@ -58,11 +57,11 @@ def parse_jwks(text: bytes) -> list[Key]:
     found: list[Key] = []
     for one in given[:KEYS_MAX]:
         if not isinstance(one, dict) or one.get("kty") == "oct" or one.get("use", "sig") != "sig":
-            continue  # a secret is no public key; others may stand there for other uses
+            continue  # a secret is no public key; keys for other uses may be listed too
         try:
             key = jwt.PyJWK(one)
         except (jwt.PyJWTError, ValueError, TypeError):
-            continue  # of a kind that we do not know
+            continue  # of an unsupported kind
         found.append(Key(_text(one.get("kid")), key.key, _text(one.get("alg"))))
     if not found:
         raise ValueError("no key in it can be used")
@@ -74,7 +73,10 @@ def _text(given: object) -> str | None:
 
 
 def parse_keys(text: bytes, *, symmetric: bool) -> list[Key]:
-    """Keys out of a file: a secret, PEM or JWKS. Raises ValueError."""
+    """Parse the content of a key file: a secret (`symmetric`), PEM or JWKS.
+
+    Raises ValueError if the content cannot be used, is a private key, or is a secret of under 32 bytes.
+    """
     if symmetric:
         secret = text.strip()
         if len(secret) < 32:
@@ -91,10 +93,10 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[Key]:
 
 
 class KeysFile:
-    """Keys of a file, read again when it changes; one that cannot be used leaves the old ones in force."""
+    """Keys from a file, reloaded when it changes. A file that cannot be used leaves the old keys in force."""
 
     def __init__(self, path: Path, *, symmetric: bool) -> None:
-        """Raises ConfigurationError when they cannot be used at the start."""
+        """Read the keys. Raises ConfigurationError if they cannot be used."""
         self._path = path
         self._symmetric = symmetric
         try:
@@ -108,23 +110,23 @@ class KeysFile:
 
     @property
     def there(self) -> bool:
-        """Whether there is any key."""
+        """True: a key file always has a key."""
         return True
 
     def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
-        """Those that may have signed such a token."""
+        """Return the keys that may have signed a token with this key name and algorithm in its head."""
         return [key for key in self._file.value if key.fits(kid, algorithm)]
 
     @property
     def may_change(self) -> bool:
-        """Whether waiting for `fetched` could bring others."""
+        """False: waiting for `fetched` never brings other keys."""
         return False
 
     async def fetched(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: the keys of a file are not fetched."""
 
     def look(self) -> None:
-        """Reload the file if it has changed and nobody is writing to it."""
+        """Reload the file if it has changed and is not being written."""
         self._file.look_settled()
 
     def reload(self) -> None:
@@ -138,14 +140,14 @@ class KeysFile:
         log.error("keys of tokens cannot be read again", path=str(self._path), error=str(error))
 
     async def run(self) -> None:
-        """Look now and then."""
+        """Check the file for changes every LOOK_SECS seconds, until cancelled."""
         while True:
             await trio.sleep(LOOK_SECS)
             self.look()
 
 
 class KeysUrl:
-    """Keys of an address. `run` fetches them."""
+    """Keys from a URL, fetched by `run`. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -171,30 +173,30 @@ class KeysUrl:
 
     @property
     def age_secs(self) -> float:
-        """How long ago they were fetched; infinite: never."""
+        """Seconds since the keys were fetched; infinite: never."""
         return self._clock() - self._fetched_at
 
     @property
     def there(self) -> bool:
-        """Whether there is any key that still serves."""
+        """True if there are keys and they are not too old to be used."""
         return bool(self._keys) and self.age_secs <= self._refresh_secs + self._kept_secs
 
     def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
-        """Those that may have signed such a token."""
+        """Return the keys that may have signed a token with this key name and algorithm in its head."""
         return [key for key in self._keys if key.fits(kid, algorithm)] if self.there else []
 
     @property
     def may_change(self) -> bool:
-        """Whether waiting for `fetched` could bring others."""
+        """True if waiting for `fetched` may bring other keys."""
         return self._wanted.is_set() or self._clock() - self._tried_at >= self._again_secs
 
     async def fetched(self) -> None:
-        """Wait until they have been fetched once more, or could not be."""
+        """Have the keys fetched, and wait until that has succeeded or failed."""
         self._wanted.set()
         await self._tried.wait()
 
     async def run(self) -> None:
-        """Fetch them, and again, and whenever somebody waits for it."""
+        """Fetch the keys now, regularly, and whenever `fetched` is called, until cancelled."""
         while True:
             well = await self._fetch()
             tried, self._tried = self._tried, trio.Event()

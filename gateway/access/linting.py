@@ -1,6 +1,6 @@
-"""What is unwise in roles: rules that never apply, routes that nobody may feed, users without a role.
+"""Linting of roles: rules that never apply, routes that no client may feed, users without a role.
 
-What only a token or certificate will say is not known here: a role that no user has may be a token's.
+Roles from tokens and certificates are not known here: a role that no user has may be a token's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
 
 
 def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
-    """All that is to be said of roles and rules."""
+    """Return all findings about roles and their rules."""
     routes = list(routes)
     asked = list(_asked_for(roles, routes))
     if not roles.roles:
@@ -75,7 +75,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
 
 
 def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
-    """Rules of one role that never apply."""
+    """Yield a finding for each rule of one role that never applies or that another rule includes."""
     protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
@@ -110,7 +110,7 @@ def _filters(at: str, word: str, given: tuple[str, ...], denied: tuple[str, ...]
 
 
 def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
-    """Routes from listeners to whose addresses no role lets anybody publish."""
+    """Yield a finding for each route from a listener to whose source no role permits publishing."""
     for route in routes:
         if route.source not in settings.listeners:
             continue
@@ -125,7 +125,7 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
 
 
 def _may_feed(role: Role, given: dict[str, str], protocol: str) -> bool:
-    """Whether a role might; placeholders may be anything."""
+    """Return True if a role may permit publishing to a route's source; placeholders match any value."""
     feeds = FEEDS.get(protocol)
     return feeds is None or feeds(role, given)
 
@@ -165,7 +165,7 @@ FEEDS: Final[dict[str, Callable[[Role, dict[str, str]], bool]]] = {
     AMQP091.name: _feeds_exchange,
     AMQPFAST.name: _feeds_destination,
 }
-"""The same by the protocol of the route's source."""
+"""Checks for `_may_feed` by the protocol of the route's source."""
 
 
 def _begins_alike(one: str, other: str) -> bool:

@@ -1,9 +1,8 @@
-"""Where a client comes from, as far as fairness cares: what one owner of addresses can choose freely is one
-place.
+"""Places: network origins of clients, for fairness. Addresses that one owner can choose freely are one place.
 
-With IPv6 a customer gets a network of 64 bits at least and may have a new address for every connection, so
-that network is the place. With IPv4 it is the address, with whoever else stands behind the same translator.
-This machine is a place of its own: who can connect from it could do worse.
+With IPv6 a customer gets a network of 64 bits at least and may use a new address for every connection, so the
+place is that network. With IPv4 the place is the address, shared by all clients behind the same address
+translator. This machine is a place of its own: an attacker who can connect from here could do worse.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ NETWORK_BITS: Final = 64  # of IPv6
 
 
 def is_loopback(remote: str) -> bool:
-    """Is the address (host, or host:port as streams write it) on this machine?"""
+    """Return True if an address (host, or host:port as streams write it) is on this machine."""
     address = _address(remote.rsplit(":", 1)[0])
     return address is not None and address.is_loopback
 
 
 def place_of(remote: str) -> str:
-    """The place of an address (host:port, as streams write it)."""
+    """Return the place of an address (host:port, as streams write it)."""
     return place_of_host(remote.rpartition(":")[0])
 
 
 @lru_cache(maxsize=4_096)
 def place_of_host(host: str) -> str:
-    """The place of an address without a port."""
+    """Return the place of an address without a port; of a text that is no IP address, the text itself."""
     address = _address(host)
     if address is None:
         return host
@@ -41,7 +40,7 @@ def place_of_host(host: str) -> str:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """IPv4 in the form of IPv6 counts as IPv4; None: this is no address."""
+    """Parse an IP address, IPv4 mapped to IPv6 as IPv4. Return None if `host` is not an address."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who a connection acts for."""
+"""Principals: authenticated identities for which connections act."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Principal:
-    """An identity that has been established; "" is the name of the anonymous user.
+    """Authenticated identity; "" is the name of the anonymous user.
 
-    `roles` are the names of the roles that whoever established it gave it beside those of the configuration,
-    `scopes` a token's (`read:vhost/name/key`), `fields` what templates of rules may use beside `{user}`
-    (`cn`, a certificate's names, claims), and `expires` when it ends (seconds since 1970), None: never.
-    `backend` is the kind of the one that established it, "" for the anonymous user.
+    `roles` are role names from the back end, in addition to those of the configuration; `scopes` are a
+    token's (`read:vhost/name/key`); `fields` are values that templates of rules may use beside `{user}`
+    (`cn`, a certificate's names, claims). `expires` is the time when the identity ends (seconds since 1970),
+    None: never. `backend` is the kind of the back end that authenticated it, "" for the anonymous user.
     """
 
     __slots__ = ("backend", "expires", "fields", "name", "roles", "scopes")

@@ -1,11 +1,11 @@
-"""A server that knows what clients may do, asked as RabbitMQ's `rabbitmq_auth_backend_http` asks its own.
+"""Authorization by an HTTP server, with the requests of RabbitMQ's `rabbitmq_auth_backend_http`.
 
-Three questions: may this user enter a virtual host (`vhost`), may it configure, write or read a queue or an
-exchange (`resource`), and with which routing key at a topic exchange (`topic`). The answer is `allow` or
-`deny`. Any other, or none in time, is no: who asks for something that nobody can decide does not get it.
+There are three kinds of requests: may this user enter a virtual host (`vhost`), may the user configure, write
+or read a queue or an exchange (`resource`), and may the user do so with a routing key at a topic exchange
+(`topic`). The response is `allow` or `deny`. Any other response, or none in time, counts as `deny`.
 
-A request takes its time, and a check is synchronous: it raises Pending, and is repeated when the response
-is known, which it stays for a while.
+A request takes time, but a check of rights is synchronous: the check raises Pending, and is repeated when the
+response has arrived. Responses are cached for a while.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from gateway.access.asking import Asker, Unanswered
 from gateway.access.turns import Crowded, Turns
 from gateway.settings.access import HttpAuthorizer
 
-KNOWN_SECS_MIN: Final = 1.0  # or whoever asked would ask again, for ever
-DENIED_SHARE: Final = 0.1  # of the time that `allow` is remembered: who was denied may be allowed soon
+KNOWN_SECS_MIN: Final = 1.0  # with less, a repeated check would find no response and wait for ever
+DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon
 
 log = structlog.get_logger(limited=True)
 
 
 class Question(NamedTuple):
-    """Which of the three, and what is said with it."""
+    """Request to an authorizer: its kind, and its form fields as pairs of name and value."""
 
     kind: Literal["vhost", "resource", "topic"]
     fields: tuple[tuple[str, str], ...]
 
 
 class Authorizer(Protocol):
-    """Somebody else who knows what clients may do."""
+    """External decider on the rights of clients."""
 
     mqtt_host: str
-    """The virtual host in which MQTT is."""
+    """Name of the virtual host in which rights for MQTT are checked."""
 
     def known(self, question: Question) -> bool | None:
-        """The answer; None: it has to be asked for."""
+        """Return the stored response, True if allowed; None: call `ask` first."""
 
     async def ask(self, question: Question) -> None:
-        """See to it that the answer is known."""
+        """Have the response fetched, unless it is stored, so that `known` returns it."""
 
 
 class AuthorizerResponse:
-    """The authorizer's response to one question, as something to wait for."""
+    """Pending response of an authorizer to one request, for Pending.awaited."""
 
     def __init__(self, question: Question, authorizer: Authorizer) -> None:
         self._question = question
         self._authorizer = authorizer
 
     async def wait(self) -> None:
-        """Have the authorizer asked, unless its response is known."""
+        """Query the authorizer, unless its response is stored."""
         await self._authorizer.ask(self._question)
 
 
 class HttpQuestions:
-    """The server. `failures` counts questions that it has not answered."""
+    """Authorizer that queries an HTTP server. `failures` counts requests without a usable response."""
 
     def __init__(self, options: HttpAuthorizer, asker: Asker) -> None:
         self.failures = 0
@@ -78,16 +78,16 @@ class HttpQuestions:
 
     @property
     def remembered(self) -> int:
-        """How many answers are kept."""
+        """Number of cached responses, including expired ones."""
         return len(self._answers)
 
     def known(self, question: Question) -> bool | None:
-        """What it has said not long ago."""
+        """Return the cached response, True if allowed, or None if there is none or it has expired."""
         found = self._answers.get(question)
         return None if found is None or found[1] <= time.monotonic() else found[0]
 
     async def ask(self, question: Question) -> None:
-        """Ask it; of many that want to know the same, one asks."""
+        """Fetch the response, unless cached; concurrent calls with equal questions share one request."""
         while self.known(question) is None and question in self._asked:
             await self._asked[question].wait()
         if self.known(question) is not None:
@@ -101,7 +101,7 @@ class HttpQuestions:
             asked.set()
 
     async def _answer(self, question: Question) -> tuple[bool, float]:
-        """What it says, and for how long that is good."""
+        """Return the server's response, and the seconds to cache it for. A failed request is a denial."""
         options = self._options
         fields = dict(question.fields)
         try:
@@ -128,7 +128,7 @@ class HttpQuestions:
         return allowed, max(secs, KNOWN_SECS_MIN)
 
     async def close(self) -> None:
-        """Nothing is asked any more."""
+        """Close the connections to the server."""
         await self._asker.close()
 
     def _remember(self, question: Question, allowed: bool, secs: float) -> None:
@@ -144,7 +144,7 @@ class HttpQuestions:
 
 
 def read_verdict(body: bytes) -> bool:
-    """What `allow` or `deny` says. Raises Unanswered for anything else."""
+    """Parse `allow` as True and `deny` as False. Raises Unanswered for anything else."""
     word = body.decode(errors="replace").split(maxsplit=1)[:1]
     if word and word[0].lower() in ("allow", "deny"):
         return word[0].lower() == "allow"

@@ -1,7 +1,7 @@
-"""Hashes of passwords as RabbitMQ keeps and exports them: a salt of four octets and a digest, in base64.
+"""Password hashes as RabbitMQ stores and exports them: a salt of four bytes and a digest, in base64.
 
-They are written here as `rabbitmq-sha256$BASE64`. They cost nothing to compute, and so little to guess:
-whoever is to stay better gets a hash of `gateway passwd`.
+Their form here is `rabbitmq-sha256$BASE64`. These hashes are fast to compute, so passwords are easy to guess:
+users who stay should get a hash by `gateway passwd`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ DIGESTS: Final[dict[str, Callable[[bytes], Any]]] = {
     "sha512": hashlib.sha512,
     "md5": lambda octets: hashlib.md5(octets, usedforsecurity=False),
 }
-MODULE: Final = "rabbit_password_hashing_"  # what exports say before the digest's name
+MODULE: Final = "rabbit_password_hashing_"  # prefix of the digest's name in exports
 
 
 def imported_hash(password_hash: str, algorithm: str) -> str:
-    """A hash of an export, as it is kept here; "" for a user without a password. Raises ValueError."""
+    """Convert an exported hash to the form used here; "" for a user without a password.
+
+    Raises ValueError if the hash is malformed or its algorithm is unknown.
+    """
     if not password_hash:
         return ""
     text = f"{PREFIX}{algorithm.removeprefix(MODULE)}${password_hash}"
@@ -33,7 +36,7 @@ def imported_hash(password_hash: str, algorithm: str) -> str:
 
 
 def is_rabbit_hash(text: str) -> bool:
-    """Whether a password can be compared with it."""
+    """Return True if the text is a well-formed hash of RabbitMQ in the form used here."""
     try:
         _parts(text)
     except ValueError:
@@ -42,7 +45,7 @@ def is_rabbit_hash(text: str) -> bool:
 
 
 def matches(text: str, password: bytes) -> bool:
-    """Whether the password is the one of a hash that `is_rabbit_hash`."""
+    """Return True if the password is not empty and has this hash. Raises ValueError for a malformed hash."""
     digest, salt, expected = _parts(text)
     return bool(password) and hmac.compare_digest(digest(salt + password).digest(), expected)
 

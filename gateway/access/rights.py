@@ -1,7 +1,7 @@
-"""What one client may do: each question with its answer, and the rule that gives it.
+"""Rights of one client: a decision on each action, with the rule that decides.
 
-As long as no role is configured everything is allowed (`ALLOWED_ALL`). Otherwise nothing is that no rule
-allows. Who asks keeps the answers by address (or by connection) until `Authorization.generation` moves.
+As long as no role is configured everything is allowed (`UNLIMITED`). Otherwise an action that no rule allows
+is denied. Callers store decisions by address (or by connection) until `Authorization.generation` changes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 
-DEFAULT_EXCHANGE: Final = "amq.default"  # what RabbitMQ's permissions call the exchange without a name
+DEFAULT_EXCHANGE: Final = "amq.default"  # name of the default exchange in RabbitMQ's permissions
 MQTT_EXCHANGE: Final = "amq.topic"
 SHARED: Final = "$share/"
 EVERYTHING: Final = "#"
-QUEUE, EXCHANGE = "queue", "exchange"  # what RabbitMQ calls resources
+QUEUE, EXCHANGE = "queue", "exchange"  # kinds of resources, in RabbitMQ's terms
 KINDS: Final = {"queue": QUEUE, "topic": EXCHANGE}
 PERMISSIONS: Final = {"read": "read", "browse": "read", "write": "write", "create": "configure"}
 TO_KEY: Final = str.maketrans({"/": ".", "+": "*"})
 
 
 class Decision(NamedTuple):
-    """Whether something is allowed, and by which rule; or why not."""
+    """Result of a check: `allowed`, and the rule that allows the action or the reason for its denial."""
 
     allowed: bool
     rule: str
@@ -42,7 +42,7 @@ NOTHING: Final = "no rule allows it"
 
 
 class Rights:
-    """Those of one client. `key` is the same for all that have the same."""
+    """Rights of one client. `key` is equal for clients with the same rights."""
 
     unlimited = False
 
@@ -57,9 +57,11 @@ class Rights:
         authorizer: Authorizer | None = None,
         shared: dict[tuple[str, ...], MqttGrant] | None = None,
     ) -> None:
-        """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes.
-        `authorizer` knows what they do not say; then each question may raise Pending.
-        `shared`: what is compiled of roles, for all that have the same.
+        """Set up the rights from `roles`, pairs of name and role, and the principal's scopes.
+
+        `host` is the virtual host in which a token's scopes apply to MQTT. `authorizer` decides what no rule
+        allows; with one, each check may raise Pending. `shared` holds compiled rules by role names, for all
+        clients with the same roles.
         """
         self._user = principal.name
         self._authorizer = authorizer
@@ -85,12 +87,15 @@ class Rights:
         self.receive_messages_per_sec_max = self._largest("receive_messages_per_sec_max")
 
     def _largest(self, word: str) -> int | None:
-        """The largest of what roles say; 0 is any number, None: they say nothing."""
+        """Return the largest value of this limit in the roles; 0: no limit, None: no role sets the limit."""
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)
 
     def _elsewhere(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
-        """What no rule allows. Raises Pending."""
+        """Return the authorizer's decision on an action that no rule allows; a denial without an authorizer.
+
+        Raises Pending if the authorizer's response is not known yet.
+        """
         authorizer = self._authorizer
         if authorizer is None:
             return Decision(False, NOTHING)
@@ -101,10 +106,10 @@ class Rights:
         said = ", ".join(f"{name} {text}" for name, text in fields.items())
         return Decision(known, f"the authorizer has said so: {kind} ({said})")
 
-    # Anybody's.
+    # All protocols.
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Whether that client identifier, or client-name, may be used."""
+        """Return whether the client may use this client identifier, or client-name."""
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
             compiled = wildcard(text, {**self._variables, "client_id": ""})
@@ -113,7 +118,7 @@ class Rights:
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Whether something may be published to an address, as a route or an answer would."""
+        """Return whether the client may publish to an address, as a route or a reply does."""
         publishes = PUBLISHES.get(address.protocol)
         return Decision(False, NOTHING) if publishes is None else publishes(self, address, host)
 
@@ -133,14 +138,14 @@ class Rights:
 
     @property
     def mqtt(self) -> MqttGrant:
-        """What is allowed beside topics."""
+        """Compiled MQTT rules of the client's roles: topic filters, QoS, retain, will and session limits."""
         if self._mqtt is None:
             shared = self._shared
             self._mqtt = shared.get(self.roles) or shared.setdefault(self.roles, MqttGrant(self._roles))
         return self._mqtt
 
     def enters_mqtt(self) -> Decision:
-        """Whether anything can be done in MQTT at all."""
+        """Return whether the client may use MQTT at all."""
         rule = self.mqtt.rule
         if rule is not None:
             return Decision(True, rule)
@@ -149,11 +154,11 @@ class Rights:
         return self._elsewhere("vhost", vhost=self._mqtt_host)
 
     def mqtt_publish(self, topic: str) -> Decision:
-        """Whether a topic may be published to."""
+        """Return whether the client may publish to an MQTT topic."""
         return self._topic("publish", topic)
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Whether a filter, also a shared one, may be subscribed to."""
+        """Return whether the client may subscribe to an MQTT topic filter, which may be a shared one."""
         if topic_filter.startswith(SHARED):
             if not self.mqtt.shared:
                 return Decision(False, "mqtt.shared: subscriptions may not be shared")
@@ -182,7 +187,7 @@ class Rights:
         return self._scope_host if self._authorizer is None else self._authorizer.mqtt_host
 
     def _topic_as_key(self, host: str, action: str, name: str, qos: int) -> Decision:
-        """What RabbitMQ's MQTT plug-in would ask for."""
+        """Decide on an MQTT action by the AMQP permissions that RabbitMQ's MQTT plug-in checks."""
         key = name.translate(TO_KEY)
         permission = "write" if action == "publish" else "read"
         exchange = self.amqp(host, permission, MQTT_EXCHANGE, EXCHANGE)
@@ -198,19 +203,19 @@ class Rights:
     # AMQP 0-9-1.
 
     def amqp_grants(self, host: str) -> list[AmqpGrant]:
-        """What is allowed in a virtual host; nothing: it may not be entered."""
+        """Return the permissions in a virtual host of AMQP 0-9-1; an empty list: the client may not enter."""
         found = self._amqp.get(host)
         if found is None:
             found = self._amqp[host] = amqp_grants(self._roles, self._scopes, host, self._variables)
         return found
 
     def enters_amqp(self, host: str) -> Decision:
-        """Whether a virtual host may be entered."""
+        """Return whether the client may enter a virtual host of AMQP 0-9-1."""
         found = self.amqp_grants(host)
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Whether `configure`, `write` or `read` is given on an exchange or a queue."""
+        """Return whether `configure`, `write` or `read` is given on an exchange or a queue."""
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
                 return Decision(True, f"{grant.rule}.{permission}")
@@ -218,7 +223,7 @@ class Rights:
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
         """Return whether `permission` is given on a topic exchange with a routing key. None stands for every
-        key, which an authorizer is asked about as `#`."""
+        key; a request to an authorizer has `#` for it."""
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")
@@ -236,32 +241,34 @@ class Rights:
     # AMQP/Fast.
 
     def fast_grants(self, host: str) -> list[FastGrant]:
-        """What is allowed in a virtual host of AMQP/Fast."""
+        """Return the rights in a virtual host of AMQP/Fast; an empty list: no rule lets the client enter."""
         found = self._fast.get(host)
         if found is None:
             found = self._fast[host] = fast_grants(self._roles, self._scopes, host, self._variables)
         return found
 
     def enters_fast(self, host: str) -> Decision:
-        """Whether a virtual host may be entered."""
+        """Return whether the client may enter a virtual host of AMQP/Fast."""
         found = self.fast_grants(host)
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Whether `read`, `browse`, `write`, `create`, or of a peer `talk`, is given on a destination, or on
-        all (`whole`) that begin with that name."""
+        """Return whether `right` is given on a destination, or on all (`whole`) that begin with `name`.
+
+        The rights are `read`, `browse`, `write` and `create`, and `talk` for a peer.
+        """
         for grant in self.fast_grants(host):
             if grant.allows(right, service, name, whole=whole):
                 return Decision(True, f"{grant.rule}.{service}.{right}")
         kind = KINDS.get(service)
-        if kind is None or whole:  # nobody can be asked about all that begins with something
+        if kind is None or whole:  # an authorizer cannot be queried for all names with a prefix
             return Decision(False, NOTHING)
         return self._elsewhere(
             "resource", vhost=host, resource=kind, name=name, permission=PERMISSIONS[right]
         )
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Whether anything is given on a destination, or on some whose names begin so."""
+        """Return whether any right is given on a destination, or on some whose names begin with `name`."""
         for grant in self.fast_grants(host):
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
@@ -270,7 +277,7 @@ class Rights:
         return Decision(False, NOTHING)
 
     def fast_out_of_band(self, host: str) -> Decision:
-        """Whether a channel may use the shared folder."""
+        """Return whether a channel may use the shared folder."""
         for grant in self.fast_grants(host):
             if grant.out_of_band:
                 return Decision(True, f"{grant.rule}.out_of_band")
@@ -278,7 +285,7 @@ class Rights:
 
 
 class AllRights(Rights):
-    """Those of everybody as long as no role is configured."""
+    """Rights of every client while no role is configured: all checks return UNLIMITED."""
 
     unlimited = True
 
@@ -286,51 +293,51 @@ class AllRights(Rights):
         super().__init__(Principal(""), (), key=key)
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Any."""
+        """Return UNLIMITED for every client identifier: no role is configured."""
         return UNLIMITED
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every address: no role is configured."""
         return UNLIMITED
 
     def enters_mqtt(self) -> Decision:
-        """Everybody."""
+        """Return UNLIMITED for every client: no role is configured."""
         return UNLIMITED
 
     def mqtt_publish(self, topic: str) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every topic: no role is configured."""
         return UNLIMITED
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every topic filter: no role is configured."""
         return UNLIMITED
 
     def enters_amqp(self, host: str) -> Decision:
-        """Everywhere."""
+        """Return UNLIMITED for every virtual host: no role is configured."""
         return UNLIMITED
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every permission on every exchange and queue: no role is configured."""
         return UNLIMITED
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every routing key: no role is configured."""
         return UNLIMITED
 
     def enters_fast(self, host: str) -> Decision:
-        """Everywhere."""
+        """Return UNLIMITED for every virtual host: no role is configured."""
         return UNLIMITED
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every right on every destination: no role is configured."""
         return UNLIMITED
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Anything."""
+        """Return UNLIMITED for every destination: no role is configured."""
         return UNLIMITED
 
     def fast_out_of_band(self, host: str) -> Decision:
-        """Any folder."""
+        """Return UNLIMITED for every channel: no role is configured."""
         return UNLIMITED
 
 
@@ -339,4 +346,4 @@ PUBLISHES: Final[dict[str, Callable[[Rights, Address, str], Decision]]] = {
     AMQP091.name: Rights._publish_by_exchange,
     AMQPFAST.name: Rights._publish_to_destination,
 }
-"""What is asked before something is published to an address, by its protocol."""
+"""Checks for `Rights.publish`, by the protocol of the address."""

@@ -1,4 +1,4 @@
-"""Rules of roles, compiled for one client: placeholders filled in, expressions and filters ready."""
+"""Compiled rules of roles for one client: placeholders filled in, expressions and filters compiled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.settings.access import (
 Named = Sequence[tuple[str, Role]]
 SERVICES: Final = ("queue", "topic")
 EVERY_KEY: Final = frozenset({".*", "^.*", ".*$", "^.*$", "^"})
-"""Expressions that every routing key matches; another one that does is not known to."""
+"""Regular expressions known to match every routing key; other ones that do are not recognized."""
 
 
 def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tuple[str, str]]:
@@ -31,7 +31,7 @@ def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tupl
 
 
 class MqttGrant:
-    """What clients with the same roles may do in MQTT. Of roles that say nothing of it nothing is taken."""
+    """Rights in MQTT of clients with the same roles. Roles that set nothing in `mqtt` are ignored."""
 
     __slots__ = (
         "_filters",
@@ -61,16 +61,16 @@ class MqttGrant:
         self.hosts = [(name, one.as_virtual_host) for name, one in given if one.as_virtual_host is not None]
 
     def allowed(self, action: str, name: str, variables: Variables) -> str | None:
-        """The rule that allows a client with these variables to `publish` or `subscribe`."""
+        """Return the rule by which a client with these variables may `publish` or `subscribe`, or None."""
         return self._filters[action].covering(name, lambda text: topic_filter(text, variables))
 
     def denied(self, action: str, name: str, variables: Variables) -> str | None:
-        """The rule that forbids it."""
+        """Return the rule that denies a client with these variables to `publish` or `subscribe`, or None."""
         return self._filters[f"deny_{action}"].meeting(name, lambda text: denied_filter(text, variables))
 
 
 class AmqpGrant(NamedTuple):
-    """RabbitMQ's permissions of one role, or one scope, in one virtual host."""
+    """Permissions, as in RabbitMQ, of one role or one scope in one virtual host of AMQP 0-9-1."""
 
     rule: str
     names: Mapping[str, Regex]
@@ -78,7 +78,7 @@ class AmqpGrant(NamedTuple):
     key: Regex | None = None
 
     def allows(self, permission: str, name: str) -> bool:
-        """Whether it is given on an exchange or a queue."""
+        """Return True if `permission` is given on the exchange or queue called `name`."""
         found = self.names.get(permission)
         return found is not None and found.search(name)
 
@@ -97,14 +97,14 @@ class AmqpGrant(NamedTuple):
 
 
 def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
-    """The keys of what is said by virtual host that mean this one."""
+    """Yield the keys of `several`, a mapping by virtual host, that apply to `host`."""
     for key in several:
         if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
             yield key
 
 
 def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[AmqpGrant]:
-    """What a client may do in a virtual host of AMQP 0-9-1; none: it may not even enter it."""
+    """Return a client's permissions in a virtual host of AMQP 0-9-1; an empty list: it may not enter."""
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
@@ -130,7 +130,7 @@ def _amqp_grant(rule: str, given: AmqpPermissions, variables: Variables) -> Amqp
 
 
 class FastGrant(NamedTuple):
-    """What one role, or one scope, allows in one virtual host of AMQP/Fast."""
+    """Rights of one role or one scope in one virtual host of AMQP/Fast."""
 
     rule: str
     names: Mapping[tuple[str, str], tuple[str, ...]]
@@ -139,7 +139,7 @@ class FastGrant(NamedTuple):
     rights: tuple[str, ...] = ()
 
     def concerns(self, service: str, name: str) -> bool:
-        """Whether it gives any right on a destination, or on one whose name begins so."""
+        """Return True if any right is given on a destination, or on some whose names begin with `name`."""
         if self.pattern is not None:
             return service in SERVICES
         return any(
@@ -150,7 +150,7 @@ class FastGrant(NamedTuple):
         )
 
     def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
-        """Whether it gives `right` on a destination, or (`whole`) on all that begin with `name`."""
+        """Return True if `right` is given on a destination, or (`whole`) on all that begin with `name`."""
         if self.pattern is not None:
             return right in self.rights and service in SERVICES and not whole and self.pattern.search(name)
         for text in self.names.get((service, right), ()):
@@ -162,12 +162,12 @@ class FastGrant(NamedTuple):
 
 
 def _may_mean(text: str, name: str) -> bool:
-    """Whether a rule says something of a name, or of names that begin so."""
+    """Return True if a rule's text matches `name`, or some names that begin with `name`."""
     return text.rstrip("*").startswith(name) or (text[-1:] == "*" and name.startswith(text[:-1]))
 
 
 def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[FastGrant]:
-    """What a client may do in a virtual host of AMQP/Fast; none: it may not even enter it."""
+    """Return a client's rights in a virtual host of AMQP/Fast; an empty list: it may not enter."""
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:

@@ -1,7 +1,7 @@
-"""Scopes of tokens as rights, as RabbitMQ understands them: `read:vhost/name` or `write:vhost/name/key`.
+"""Scopes of tokens as rights, as RabbitMQ interprets them: `read:vhost/name` or `write:vhost/name/key`.
 
-The parts are texts with `*` for any characters; what is percent-encoded is meant by itself. `configure`,
-`write` and `read` are AMQP's permissions. Anything else is no right.
+In each part `*` matches any characters, and percent-encoded characters stand for themselves. `configure`,
+`write` and `read` are AMQP's permissions. Any other scope gives no right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCOPE: Final = re.compile(r"(configure|write|read):([^/]+)/([^/]+)(?:/(.+))?")
 
 
 class Scope(NamedTuple):
-    """One right: in these virtual hosts, on these names, and with these routing keys (None: any)."""
+    """Permission in matching virtual hosts, on matching names and with matching routing keys (None: any)."""
 
     text: str
     permission: str
@@ -27,7 +27,7 @@ class Scope(NamedTuple):
 
 
 def parse_scope(text: str) -> Scope | None:
-    """What a scope means; None: nothing here."""
+    """Parse a scope. Return None if it gives no right here."""
     found = SCOPE.fullmatch(text)
     if found is None:
         return None
@@ -39,7 +39,7 @@ def parse_scope(text: str) -> Scope | None:
 
 
 def parse_scopes(texts: Iterable[str]) -> list[Scope]:
-    """Those that mean something here."""
+    """Parse scopes, and leave out those that give no right here."""
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 
 

@@ -1,8 +1,8 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677), both sides: a password is proved without being said.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677), both sides: a client proves a password without sending it.
 
-What is kept of a user is made of the password and cannot be used to log in elsewhere: a salt, a number of
-iterations, and two keys, written `SCRAM-SHA-256$4096:salt$stored:server` with the three in base64. Nobody can
-find out by an exchange which users exist: an unknown one gets a salt as well, and fails at the end.
+The data stored for a user is derived from the password and cannot be used to log in elsewhere: a salt, a
+number of iterations, and two keys, written `SCRAM-SHA-256$4096:salt$stored:server` with the three in base64.
+An exchange does not disclose which users exist: an unknown user gets a salt as well, and fails at the end.
 Channel binding is not offered.
 """
 
@@ -17,19 +17,19 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 METHOD: Final = "SCRAM-SHA-256"
-ITERATIONS: Final = 4_096  # the least that RFC 7677 (section 4) allows; the server's keys cost more to steal
+ITERATIONS: Final = 4_096  # the minimum of RFC 7677 (section 4); the server's keys cost more to steal
 ITERATIONS_MAX: Final = 10_000_000
 SALT_OCTETS: Final = 16
-ITERATIONS_OF_OTHERS_MAX: Final = 100_000  # a server that asks for more would hold up everybody else here
+ITERATIONS_OF_OTHERS_MAX: Final = 100_000  # more, if a server requests it, would delay all other work here
 MESSAGE_OCTETS_MAX: Final = 4_096
 
 
 class ScramError(Exception):
-    """The other side has not proved that it knows the password, or said something else than SCRAM."""
+    """Error of a peer that has not proved that it knows the password, or has sent malformed SCRAM."""
 
 
 class Keys(NamedTuple):
-    """What is kept of a user."""
+    """SCRAM data stored for a user: salt, iterations, and the stored and server keys (32 bytes each)."""
 
     salt: bytes
     iterations: int
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
 
 
 def parse_keys(text: str) -> Keys:
-    """The keys that `str` wrote; raises ValueError."""
+    """Parse keys as `str` writes them. Raises ValueError if the text is malformed."""
     method, _, rest = text.partition("$")
     cost, _, keys = rest.partition("$")
     iterations, _, salt = cost.partition(":")
@@ -58,7 +58,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
-    """The keys of a password; raises ValueError when it holds what SASLprep forbids (RFC 4013)."""
+    """Return the keys for a password. Raises ValueError if SASLprep forbids the password (RFC 4013)."""
     salted = _salted(password, salt, iterations)
     client = _hmac(salted, b"Client Key")
     return Keys(salt, iterations, hashlib.sha256(client).digest(), _hmac(salted, b"Server Key"))
@@ -69,7 +69,7 @@ def _salted(password: str, salt: bytes, iterations: int) -> bytes:
 
 
 def prepared(text: str) -> str:
-    """The text as SASLprep normalises it (RFC 4013)."""
+    """Return the text as SASLprep normalises it (RFC 4013). Raises ValueError if SASLprep forbids it."""
     mapped = [" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)]
     found = unicodedata.normalize("NFKC", "".join(mapped))
     if any(table(one) for one in found for table in _FORBIDDEN):
@@ -107,7 +107,7 @@ def _text(message: bytes) -> str:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """The attributes of a message, by letter; raises ScramError."""
+    """Return the attributes of a message, by letter. Raises ScramError if the message is malformed."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
@@ -118,7 +118,10 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _user(name: str) -> str:
-    """The user name as it is meant: `=2C` is a comma, `=3D` an equals sign (RFC 5802, 5.1)."""
+    """Decode a user name: `=2C` is a comma, `=3D` an equals sign (RFC 5802, 5.1).
+
+    Raises ScramError if the name is malformed or empty.
+    """
     if "=" in name.replace("=2C", "").replace("=3D", "") or not name:
         raise ScramError("malformed user name")
     return name.replace("=2C", ",").replace("=3D", "=")
@@ -129,14 +132,16 @@ def _xor(one: bytes, other: bytes) -> bytes:
 
 
 class Proof:
-    """The client's side of one authentication: say `first`, then `answer` to the server's next message, and
-    `check` its last one, which proves that it knows the password, too.
+    """Client's side of one authentication.
+
+    The caller sends `first`, then the result of `answer` for the server's first message, and calls `check`
+    with the server's last message, which proves that the server knows the password, too.
     """
 
     __slots__ = ("_bare", "_expected", "_nonce", "_password")
 
     def __init__(self, user: str, password: str, nonce: str) -> None:
-        """`nonce`: random, printable, without a comma."""
+        """Prepare the authentication; `nonce` is a random, printable text without a comma."""
         self._nonce = nonce
         self._bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
         self._password = password
@@ -144,11 +149,15 @@ class Proof:
 
     @property
     def first(self) -> bytes:
-        """What the client says first; channel binding is not known here."""
+        """First message of the client, which declares that channel binding is not supported."""
         return f"n,,{self._bare}".encode()
 
     def answer(self, message: bytes) -> bytes:
-        """The proof, for the server's salt, iterations and nonce; raises ScramError."""
+        """Return the client's proof, for the server's message with salt, iterations and nonce.
+
+        Raises ScramError if the message is malformed, asks for too few or too many iterations, or is the
+        second one, and if SASLprep forbids the password.
+        """
         if self._expected is not None:
             raise ScramError("the proof was given already")
         stated = _attributes(_text(message))
@@ -174,20 +183,25 @@ class Proof:
         return f"{without},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, message: bytes) -> None:
-        """Raises ScramError when the server's last message does not prove that it knows the password."""
+        """Raise ScramError if the server's last message does not prove that it knows the password."""
         if self._expected is None or not hmac.compare_digest(message, self._expected):
             raise ScramError("the server has not proved that it knows the password")
 
 
 class Exchange:
-    """The server's side of one authentication: `answer` to the client's first message, then to its last, and
-    it is `done`.
+    """Server's side of one authentication.
+
+    The caller sends the result of `answer` for the client's first message, then for its last one; then `done`
+    is True and `user` has proved the password.
     """
 
     __slots__ = ("_bare", "_find", "_first", "_header", "_keys", "_nonce", "done", "user")
 
     def __init__(self, find: Callable[[str], Keys], nonce: str) -> None:
-        """`find` gives the keys of a user, made up ones of an unknown one. `nonce`: random, printable."""
+        """Prepare the authentication. `find` returns a user's keys, invented ones for an unknown user.
+
+        `nonce` is a random, printable text.
+        """
         self.user = ""
         self.done = False
         self._find = find
@@ -196,13 +210,13 @@ class Exchange:
         self._keys: Keys | None = None
 
     def answer(self, message: bytes) -> bytes:
-        """What to say to the client's next message; raises ScramError."""
+        """Return the response to the client's next message. Raises ScramError if it is malformed or wrong."""
         text = _text(message)
         stated = self._begin(text) if self._keys is None else self._finish(text, self._keys)
         return stated.encode()
 
     def _begin(self, text: str) -> str:
-        """The client's first message (RFC 5802, section 7): names the user, brings half of the nonce."""
+        """Respond to the client's first message (RFC 5802, section 7): user name and half of the nonce."""
         binding, _, rest = text.partition(",")
         other, _, bare = rest.partition(",")
         if binding not in ("n", "y"):
@@ -220,7 +234,7 @@ class Exchange:
         return self._first
 
     def _finish(self, text: str, keys: Keys) -> str:
-        """The client's last message: the proof."""
+        """Verify the proof in the client's last message, and return the server's signature."""
         before, _, proof = text.rpartition(",p=")
         stated = _attributes(before)
         channel = base64.b64encode(self._header.encode()).decode()

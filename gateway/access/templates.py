@@ -1,7 +1,7 @@
-"""Placeholders in rules: `{user}`, `{client_id}`, `{vhost}`, and what a certificate or token says.
+"""Placeholders in rules: `{user}`, `{client_id}`, `{vhost}`, and fields of a certificate or token.
 
-What is put in is what it is and nothing more: a user who is called `#` gains nothing by it, nor one whose
-name is a regular expression. A rule with a placeholder for which there is nothing does not apply.
+Values are filled in literally: a user called `#` gains no rights by that name, nor does a user whose name is
+a regular expression. A rule with a placeholder that has no value does not apply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ NOT_IN_A_LEVEL: Final = frozenset("/+#\0")
 
 
 def fill(text: str, variables: Variables, quote: Callable[[str], str | None]) -> str | None:
-    """The text with its placeholders filled in, each as `quote` has it; None: one cannot be."""
+    """Return the text with its placeholders replaced by their values, quoted by `quote`.
+
+    Return None if a value is missing or `quote` returns None for a value.
+    """
     missing = False
 
     def replaced(found: re.Match[str]) -> str:
@@ -37,16 +40,22 @@ def _one_level(value: str) -> str | None:
 
 
 def topic_filter(text: str, variables: Variables) -> str | None:
-    """A topic filter; a value that is no level, or a wildcard, does not fit in."""
+    """Return a topic filter with its placeholders filled in; None if a value is missing or not accepted.
+
+    A value with `/`, a wildcard or NUL is not accepted, nor one by which the filter begins with `$`.
+    """
     filled = fill(text, variables, _one_level)
     if filled is None or (filled[:1] == "$") != (text[:1] == "$"):
-        return None  # nobody reads $SYS by being called $SYS
+        return None  # a user called $SYS may not read $SYS by that name
     return filled
 
 
 def denied_filter(text: str, variables: Variables) -> str:
-    """The topic filter of a denial. Where a value does not fit in, or there is none, everything is meant from
-    that level on: a denial fails closed."""
+    """Return the topic filter of a denial with its placeholders filled in.
+
+    If a value is missing or not accepted, the filter matches everything from that level on: a denial fails
+    closed.
+    """
     levels: list[str] = []
     for level in text.split("/"):
         filled = fill(level, variables, _one_level)
@@ -67,7 +76,10 @@ def expression(text: str, variables: Variables) -> Regex | None:
 
 
 def wildcard(text: str, variables: Variables) -> Regex | None:
-    """A text with `*` for any characters, as a whole."""
+    """Return a regular expression for a whole text in which `*` stands for any characters.
+
+    Return None if a value is missing, or the expression is too large with the values filled in.
+    """
     pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
     known = [piece for piece in pieces if piece is not None]
     try:
@@ -77,5 +89,8 @@ def wildcard(text: str, variables: Variables) -> Regex | None:
 
 
 def beginning(text: str, variables: Variables) -> str | None:
-    """A name, or the beginning of names with a `*` behind it; a value never says the `*`."""
+    """Return a name, or a prefix of names followed by `*`, with its placeholders filled in.
+
+    Return None if a value is missing or contains `*` or `.`.
+    """
     return fill(text, variables, lambda value: None if "*" in value or "." in value else value)

@@ -1,8 +1,8 @@
-"""JSON Web Tokens as passwords: who a token says that its bearer is, if a key of ours has signed it.
+"""JSON Web Tokens as passwords: a token identifies its bearer if a trusted key has signed it.
 
-PyJWT reads and checks it; what stands here is which keys and claims count. A token is looked at anew each
-time, for its key may have been taken back; that costs a tenth of a millisecond, and so it happens at once.
-Only for a key that is not known it is worth waiting (keys.py).
+PyJWT parses and verifies tokens; this module selects the keys and claims that count. Each login verifies its
+token again, because the key may have been withdrawn. That takes 0.1 ms and is done at once; only an unknown
+key is worth waiting for (keys.py).
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from gateway.access.principal import Principal
 from gateway.settings.identity import JwtBackend
 
 TOKEN_OCTETS_MAX: Final = 16_384
-NAME_MAX: Final = 256  # characters of a user's or role's name, or a field
+NAME_MAX: Final = 256  # characters of a user's or role's name, or of a field
 NAMES_MAX: Final = 256  # roles, or scopes
-TRIED_MAX: Final = 16  # keys for a token that names none: each costs a tenth of a millisecond
+TRIED_MAX: Final = 16  # keys tried for a token that names none; each takes 0.1 ms
 
 
 class KeySource(Protocol):
-    """Where keys are; see keys.py."""
+    """Source of the keys that verify tokens: a file or a URL (keys.py)."""
 
     @property
     def there(self) -> bool:
-        """Whether there is any key."""
+        """True if there is any key that may be used."""
 
     @property
     def may_change(self) -> bool:
-        """Whether waiting for `fetched` could bring others."""
+        """True if waiting for `fetched` may bring other keys."""
 
     def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
-        """Those that may have signed such a token."""
+        """Return the keys that may have signed a token with this key name and algorithm in its head."""
 
     async def fetched(self) -> None:
-        """Wait until they have been fetched once more."""
+        """Have the keys fetched, and wait until that has succeeded or failed."""
 
 
 class Tokens:
-    """The back end. A name that a client says besides its token means nothing."""
+    """Back end that authenticates by tokens. A user name sent with a token is ignored."""
 
     kind: Final = "jwt"
 
@@ -55,15 +55,15 @@ class Tokens:
         self._keys = keys
 
     def speaks(self, method: str) -> bool:
-        """As a password, or in AUTH by its own method."""
+        """Return True for "", a token as password, and for the configured method of AUTH packets."""
         return method in ("", self.method)
 
     def claims(self, credentials: Credentials) -> bool:
-        """Whether the password looks like a token."""
+        """Return True if the password has the form of a token."""
         return _head(credentials.password) is not None
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """What a token says; None: its key may be one that has to be fetched."""
+        """Return the principal or denial for a token; None: its key may have to be fetched, call `look`."""
         head = _head(credentials.password)
         if head is None:
             return Denial.WRONG
@@ -78,7 +78,7 @@ class Tokens:
         return self._judge(credentials.password, found, algorithm)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """The same with the keys of now."""
+        """Fetch the keys, then return the principal or denial for a token."""
         await self._keys.fetched()
         found = self.known(credentials)
         if found is None:
@@ -140,7 +140,7 @@ class Tokens:
 
 
 def _head(password: bytes) -> dict[str, Any] | None:
-    """The head of a token; None: it is none."""
+    """Return the head of a token, or None if the password is not a token."""
     if not password.startswith(b"ey") or len(password) > TOKEN_OCTETS_MAX or password.count(b".") != 2:
         return None
     first = password.partition(b".")[0]
@@ -152,7 +152,10 @@ def _head(password: bytes) -> dict[str, Any] | None:
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """The claim of this name, or within others: `a.b`; a name with dots in it comes first."""
+    """Return the claim called `path`, or None. `a.b` is the claim `b` within `a`.
+
+    A claim whose own name is `a.b` has precedence.
+    """
     if path in claims:
         return claims[path]
     found: Any = claims
@@ -162,6 +165,6 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    """Names out of a list, or a text with blanks."""
+    """Return the names in a list, or in a text separated by blanks, without too long ones."""
     listed = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
     return tuple(one for one in listed if isinstance(one, str) and 0 < len(one) <= NAME_MAX)[:NAMES_MAX]

@@ -1,9 +1,9 @@
-"""Turns at a work that few can have at a time: hashing a password.
+"""Fair queue for work that few logins can do at a time, such as hashing a password.
 
-Whoever comes while all places are taken waits. Users who were right before pass first; among the others the
-places they come from (places.py) take turns, and at one place its user names: a thousand attempts from one
-address delay those of another by one. The queue has a maximum. When it is full, whoever has most in it loses
-its last one to whoever has fewer. Somebody who leaves while he waits, by being cancelled, leaves the queue.
+A login waits while all slots are in use. Logins of trusted users go first. Among the others the places
+(network origins, places.py) take turns, and at one place its user names: a thousand attempts from one address
+delay a login from another by one. The queue has a maximum length. When it is full, the place or user with
+most entries loses its newest one to a login of a place or user with fewer. Cancelled logins leave the queue.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DISPLACED: Final = "displaced"
 
 
 class Crowded(Exception):
-    """Too many wait already, or others with more right have come."""
+    """Error of a login that the full queue does not accept, or that another login has displaced."""
 
 
 class _Waiter:
-    """One who waits."""
+    """Login in the queue, until `state` is no longer WAITING."""
 
     __slots__ = ("place", "state", "user", "woken")
 
@@ -33,13 +33,13 @@ class _Waiter:
         self.woken = trio.Event()
 
     def wake(self, state: str) -> None:
-        """The waiting is over."""
+        """Set the state and wake the task that waits."""
         self.state = state
         self.woken.set()
 
 
 class _RoundRobin:
-    """Those who wait, by place and by user; whoever is served goes to the end of both rounds."""
+    """Waiting logins by place and user; a place and user that had a turn go to the end of their rounds."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, dict[_Waiter, None]]] = {}
@@ -48,11 +48,11 @@ class _RoundRobin:
         return bool(self._places)
 
     def add(self, waiter: _Waiter) -> None:
-        """Another one waits."""
+        """Add a waiting login."""
         self._places.setdefault(waiter.place, {}).setdefault(waiter.user, {})[waiter] = None
 
     def remove(self, waiter: _Waiter) -> None:
-        """It waits no longer."""
+        """Remove a waiting login, which has to be in the queue."""
         users = self._places[waiter.place]
         line = users[waiter.user]
         del line[waiter]
@@ -62,7 +62,7 @@ class _RoundRobin:
             del self._places[waiter.place]
 
     def next(self) -> _Waiter:
-        """Take out whose turn it is."""
+        """Remove and return the login whose turn it is."""
         place, users = next(iter(self._places.items()))
         user, line = next(iter(users.items()))
         waiter = next(iter(line))
@@ -74,19 +74,19 @@ class _RoundRobin:
         return waiter
 
     def count(self, place: str, user: str | None = None) -> int:
-        """How many wait of a place, or of one user there."""
+        """Return the number of waiting logins from a place, or of one user there."""
         users = self._places.get(place, {})
         return sum(map(len, users.values())) if user is None else len(users.get(user, ()))
 
     def last_of_most(self) -> _Waiter:
-        """The newest one of the user with most at the place with most."""
+        """Return the newest login of the user with most waiting logins at the place with most."""
         place = max(self._places, key=self.count)
         users = self._places[place]
         return next(reversed(users[max(users, key=lambda user: len(users[user]))]))
 
 
 class Turns:
-    """`slots` at a time, `waiting_max` in the queue."""
+    """Fair queue in which `slots` logins work at a time and at most `waiting_max` wait."""
 
     def __init__(self, slots: int, waiting_max: int) -> None:
         self.waiting = 0
@@ -96,7 +96,10 @@ class Turns:
         self._others = _RoundRobin()
 
     async def take(self, place: str, user: str, *, trusted: bool = False) -> None:
-        """Wait for a turn; `give_back` when done. Raises Crowded."""
+        """Wait for a slot; the caller frees it by `give_back`. A trusted login goes first.
+
+        Raises Crowded if the queue is full, or if another login displaces this one.
+        """
         if self._free:
             self._free -= 1
             return
@@ -119,7 +122,7 @@ class Turns:
             raise Crowded
 
     def give_back(self) -> None:
-        """The work is done: the next one."""
+        """Free a slot, or pass it to the next waiting login."""
         waiters = self._trusted or self._others
         if not waiters:
             self._free += 1
@@ -128,7 +131,7 @@ class Turns:
         waiters.next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
-        """Raises Crowded when nobody has to go for this one."""
+        """Displace a waiting login for a new one. Raises Crowded if none has to give way to it."""
         others = self._others
         if not others:
             raise Crowded

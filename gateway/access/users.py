@@ -1,9 +1,8 @@
-"""Users with passwords: those of the configuration and of a file, and the usual guest.
+"""Users with passwords, from the configuration and from a file, and the usual guest.
 
-Hashing a password takes tens of milliseconds by design, so it runs in a thread, after a queue in which
-everybody gets a turn (turns.py); a password that was right is remembered for a while as a keyed digest, so
-that a fleet that reconnects does not wait for it, and so is one that was wrong. SCRAM-SHA-256 proves a
-password without saying it.
+Hashing a password takes tens of milliseconds by design, so it runs in a thread, after a fair queue
+(turns.py). Right passwords are cached for a while as keyed digests, so that a reconnecting fleet does not
+wait for hashes; wrong passwords are cached, too. SCRAM-SHA-256 proves a password without sending it.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ from gateway.access.turns import Crowded, Turns
 from gateway.settings.tree import ANONYMOUS, GUEST
 
 REMEMBERED_SECS: Final = 300.0
-REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones
-# argon2 takes 64 MiB and runs on four cores at once: more would only starve the poller of them.
+REMEMBERED_MAX: Final = 10_000  # right passwords, and as many wrong ones
+# One argon2 hash takes 64 MiB and four cores: more at a time would only take them from the poller.
 VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 
 
 class Users:
-    """The back end. `hashes` maps names to argon2 hashes, "" for who has no password here; `scram` to the
-    keys of SCRAM; `guest` is `loopback`, `always` or `never`.
+    """Back end for users with passwords.
+
+    `hashes` maps names to argon2 hashes, "" for a user without a password here; `scram` maps names to SCRAM
+    keys; `guest` is `loopback`, `always` or `never`.
     """
 
     kind: Final = "users"
@@ -62,18 +63,16 @@ class Users:
         self._salt_key = b""
         self._right = Remembered(REMEMBERED_MAX)
         self._wrong = Remembered(REMEMBERED_MAX)
-        self._asked: dict[bytes, trio.Event] = {}  # names and passwords that are being looked at
+        self._asked: dict[bytes, trio.Event] = {}  # names and passwords being verified
         self._turns = Turns(VERIFIERS_MAX, waiting_max)
         self._principals: dict[str, Principal] = {}
         self.times_replaced = 0
         self.replace(hashes, scram or {})
 
     def replace(self, hashes: Mapping[str, str], scram: Mapping[str, Keys]) -> None:
-        """Other users: what was known of any of them is forgotten."""
+        """Replace all users, and delete the cached results of logins."""
         self.times_replaced += 1
-        if (
-            scram and not self._scram
-        ):  # later ones change no salt: only names without a user would have others
+        if scram and not self._scram:  # later users do not change the salts of unknown names
             self._salt_key = _salt_key(scram)
         self._hashes = {name: given for name, given in hashes.items() if given}
         self._scram = dict(scram)
@@ -84,15 +83,15 @@ class Users:
 
     @property
     def empty(self) -> bool:
-        """Nobody can have a name, but for the usual guest."""
+        """True if there are no users but the usual guest and the anonymous one, and no passwords."""
         return self.names <= {GUEST, ANONYMOUS} and not self._hashes and not self._scram
 
     def named(self, name: str) -> Principal | None:
-        """The principal of a user whose name is proved already; None: there is none of that name."""
+        """Return the principal of a user that is authenticated already, or None if there is no such user."""
         return self._principal(name) if name in self.names and name != ANONYMOUS else None
 
     def exists(self, name: str) -> bool:
-        """Return True if there is a user of this name, or it is the usual guest."""
+        """Return True if a user of this name exists, or it is the usual guest and `guest` is not `never`."""
         return (name in self.names and name != ANONYMOUS) or (self._is_guest(name) and self.guest != "never")
 
     def stamp(self, name: str) -> str:
@@ -101,23 +100,23 @@ class Users:
         return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
     def speaks(self, method: str) -> bool:
-        """By password only."""
+        """Return True if `method` is empty: only passwords are supported."""
         return not method
 
     def claims(self, credentials: Credentials) -> bool:
-        """Nobody here is without a name."""
+        """Return False: a login without a user name is never accepted."""
         return False
 
     def has(self, credentials: Credentials) -> bool:
-        """Whether the login names somebody who has a password here."""
+        """Return True if the login names a user with a password hash here, or the usual guest."""
         return credentials.user in self._hashes or self._is_guest(credentials.user)
 
     def _is_guest(self, name: str) -> bool:
-        """The user guest with the password guest, unless it has one of its own."""
+        """Return True for the user `guest` unless a password is configured; its password is then `guest`."""
         return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """At once: guest, and what is remembered."""
+        """Return the result for the usual guest, or the cached result; None: call `look`."""
         if self._is_guest(credentials.user):
             allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
             return self._principal(GUEST) if allowed and credentials.password == GUEST.encode() else None
@@ -125,8 +124,10 @@ class Users:
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Of many that come at once with the same name and password, one is hashed, and only that one waits
-        in the queue.
+        """Verify the password and return the principal or a denial.
+
+        Cancelling the call removes the login from the queue. Of concurrent logins with the same
+        name and password only one waits in the queue and is hashed.
         """
         key = self._digest(credentials)
         while (found := self._recalled(key)) is None and key in self._asked:
@@ -162,7 +163,7 @@ class Users:
         finally:
             self._turns.give_back()
         if times != self.times_replaced and self._hashes.get(user) != stored:
-            return Denial.WRONG  # it was changed meanwhile, and may be right by now
+            return Denial.WRONG  # the stored hash has changed meanwhile, so the result is outdated
         found: Principal | Denial = self._principal(user) if right and stored else Denial.WRONG
         remembered = self._wrong if found is Denial.WRONG else self._right
         remembered.add(key, found, time.monotonic() + REMEMBERED_SECS)
@@ -172,11 +173,11 @@ class Users:
 
     @property
     def proves(self) -> bool:
-        """Some user may authenticate by SCRAM."""
+        """True if at least one user may authenticate by SCRAM."""
         return bool(self._scram)
 
     def exchange(self) -> Exchange:
-        """Begin an authentication by SCRAM."""
+        """Return the server's side of a new authentication by SCRAM."""
         return Exchange(self._keys_of, secrets.token_urlsafe(18))
 
     def _keys_of(self, user: str) -> Keys:
@@ -187,7 +188,7 @@ class Users:
         return found
 
     def _usual_iterations(self) -> int:
-        """An unknown user's must not stand out."""
+        """Return the most frequent number of iterations, so that unknown users do not stand out."""
         counts = [keys.iterations for keys in self._scram.values()]
         return max(set(counts), key=counts.count) if counts else ITERATIONS
 
@@ -205,9 +206,11 @@ _HASHER = argon2.PasswordHasher()
 
 
 def _salt_key(scram: Mapping[str, Keys]) -> bytes:
-    """Return the key that salts of unknown users are made with. It follows from the secrets of all users, so
-    that every replica makes the same salt of a name, also after a restart: another one would tell that there
-    is no such user."""
+    """Return the key from which the salts of unknown users are derived.
+
+    The key is derived from the secrets of all users, so that every replica derives the same salt for a name,
+    also after a restart: a different salt would disclose that there is no such user.
+    """
     found = hashlib.sha256(b"salts of unknown users")
     for name in sorted(scram):
         for part in (name.encode(), scram[name].salt, scram[name].stored, scram[name].server):
@@ -217,17 +220,17 @@ def _salt_key(scram: Mapping[str, Keys]) -> bytes:
 
 @cache
 def _decoy() -> str:
-    """A hash that no password has. It is not made at start, which is a fifth shorter without."""
+    """Return a hash that no password has, computed at first use, which makes the start 20 % shorter."""
     return _HASHER.hash(os.urandom(16))
 
 
 def hash_password(password: str) -> str:
-    """The argon2id hash of `password`, as `users` wants it."""
+    """Return the argon2id hash of `password`, in the form of the setting `users`."""
     return _HASHER.hash(password)
 
 
 def is_hash(text: str) -> bool:
-    """Is this a hash that a password can be compared with?"""
+    """Return True if the text is a password hash of argon2 or RabbitMQ."""
     if is_rabbit_hash(text):
         return True
     try:
@@ -238,9 +241,9 @@ def is_hash(text: str) -> bool:
 
 
 def _matches(stored: str | None, password: bytes) -> bool:
-    decoy = _decoy()  # also for a known user: the first login of all tells nothing either
+    decoy = _decoy()  # also for a known user, so that the time of the first login discloses nothing
     if stored is not None and is_rabbit_hash(stored):
-        _verify(decoy, password)  # it costs what others do, or names could be found out
+        _verify(decoy, password)  # takes the time of other hashes, so that names cannot be found out
         return rabbit_matches(stored, password)
     return _verify(stored or decoy, password)
 
