@@ -1,6 +1,6 @@
-"""The command line: one file for each group of commands, imported when one of them is named.
+"""The command line: one file for each group of commands, imported when one of its commands is named.
 
-`main` is the entry point; errors that the user can mend become lines on standard error and an exit code.
+`main` is the entry point; errors that the user can correct become lines on standard error and an exit code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FILES: Final = {
     "top": "top",
     "version": "version",
 }
-"""Which file has which command."""
+"""Module of each command, by the command's name."""
 
 
 def _tell_version(wanted: bool) -> None:
@@ -62,7 +62,7 @@ def _gateway(
 
 
 def commands() -> typer.Typer:
-    """All commands of this folder."""
+    """Build the application that has all commands of this folder."""
     return typer.Typer(
         name="gateway",
         cls=group_of(__name__, FILES),
@@ -78,11 +78,11 @@ def commands() -> typer.Typer:
 def main() -> None:
     """Run the command that the arguments name, and exit."""
     if COMPLETE in os.environ:
-        from typer.completion import completion_init  # type: ignore[attr-defined]  # by no other name
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # has no public name
 
         completion_init()
     try:
-        commands()(prog_name="gateway")  # also where it is a part of another program
+        commands()(prog_name="gateway")  # this name even if another program calls `main`
     except ConfigurationError as error:
         print("\n".join(lines_of(error)), file=sys.stderr)
         sys.exit(Exit.CONFIGURATION)

@@ -1,4 +1,4 @@
-"""`gateway access`: who may do what, before anything runs."""
+"""`gateway access`: shows the rights of users by the configuration, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to a gateway that runs, over its HTTP side, and the tokens that are shown for them."""
+"""Requests to a running gateway over its HTTP interface, and the tokens that authenticate them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from gateway.settings import load_settings, secret_from
 
 PATIENCE_SECS: Final = 120.0
 UNAUTHORIZED: Final = 401
-BAD_REQUEST: Final = 400  # what was asked for cannot be: the arguments say so
+BAD_REQUEST: Final = 400  # the arguments of the request are invalid
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_SECS: Final = 1.0
 
 
 def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """What the gateway answers. Raises GatewayError when it does not, or refuses."""
+    """Send a request and return the parsed JSON of the response.
+
+    `choice` is the JSON body of a POST request; None: a GET request. Raises GatewayError if the gateway does
+    not respond or refuses, and ArgumentError if the arguments are invalid.
+    """
     try:
         with opened(url, token_file, path, choice) as answer:
             return orjson.loads(answer.read())
@@ -36,8 +40,9 @@ def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any
 
 
 def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, Any]]:
-    """The server-sent events of a path, by name, as they come, until the gateway ends them. Raises
-    GatewayError as `answered` does.
+    """Yield the server-sent events of a path as (name, data) until the gateway closes the stream.
+
+    Raises GatewayError as `answered` does.
     """
     name = ""
     try:
@@ -53,7 +58,7 @@ def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, 
 
 
 def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """The answer, to be read. Raises GatewayError, an ArgumentError when it was asked for what cannot be."""
+    """Send a request and return the open response. Raises GatewayError, or ArgumentError for status 400."""
     body = None if choice is None else orjson.dumps(choice)
     at = _here(url)
     refused: HTTPError | None = None
@@ -77,8 +82,10 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
 
 
 def _here(url: str) -> str:
-    """The address with which a token may be trusted: `localhost` is IPv6 first, where somebody else of this
-    machine may listen beside a gateway that has all of IPv4.
+    """Return the URL with 127.0.0.1 for `localhost` if that port accepts connections, else unchanged.
+
+    `localhost` resolves to IPv6 first, where another user of this machine may listen and get the token while
+    the gateway has all of IPv4.
     """
     place = urlsplit(url)
     if place.scheme != "http" or place.hostname != "localhost":
@@ -92,8 +99,10 @@ def _here(url: str) -> str:
 
 
 def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
-    """What is shown, one after the other until one is taken: the one that is named; of a gateway on this
-    machine what it has left for us, and what its first start has; "": none.
+    """Yield the tokens to try in turn; "": no token.
+
+    They are the token in `token_file` alone, if given; else, for a gateway on this machine, the tokens that
+    it left for this user and the one of its first start, then "".
     """
     if token_file is not None:
         yield secret_from(token_file).strip()
@@ -106,13 +115,14 @@ def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
             try:
                 yield secret_from(path).strip()
             except ConfigurationError:
-                continue  # it is somebody else's
+                continue  # the file belongs to another user
     yield ""
 
 
 def _administrators(port: int) -> list[Path]:
-    """The token that the first start has written, where the configuration says that it is, if that is the
-    gateway at this port.
+    """Return the path of the token that the gateway's first start wrote, by the configuration.
+
+    Return an empty list if the file does not exist or the configuration has another HTTP port than `port`.
     """
     try:
         settings = load_settings(None, os.environ)

@@ -1,4 +1,4 @@
-"""`gateway bench`: how many messages a broker takes, and how long they take, of any protocol."""
+"""`gateway bench`: measures the message rate and latency of a broker of any protocol."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The load of `gateway bench`: one connection publishes in groups, another may consume.
 
-A body begins with a mark of this run and its number; when it was published is remembered here, so that no
-clock but ours takes part. What else waits in a queue is consumed, and does not count.
+A body begins with a random mark of this run and its number; its publishing time is stored in this process, so
+that only one clock is used. Other messages in the queue are consumed, and do not count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gateway.model.message import Message
 from gateway.protocols import dialect_of
 from gateway.settings import Target
 
-GROUPS_PER_SEC: Final = 100  # of messages, when there is a rate
+GROUPS_PER_SEC: Final = 100  # groups of messages a second, if a rate is given
 MARK_OCTETS: Final = 4
 NUMBER_OCTETS: Final = 4
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
-QUIET_SECS: Final = 5.0  # after the last confirmation: what has not come by then is lost
+QUIET_SECS: Final = 5.0  # if no message arrives for so long, the missing ones are lost
 
 
 class Load(NamedTuple):
-    """What is sent: `rate` in messages a second, None: as fast as it goes."""
+    """Load of one run: `size` in bytes; `rate` in messages a second, None: as fast as possible."""
 
     messages: int
     size: int
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Measured:
-    """What came of it. `latencies` are in seconds, sorted; of groups, or of messages that came back."""
+    """Result of one run. `latencies` are in seconds, sorted: of groups, or of messages that were received."""
 
     sent: int = 0
     refused: int = 0
@@ -55,11 +55,11 @@ class Measured:
 
     @property
     def lost(self) -> int:
-        """What was taken and did not come back, if that was asked for."""
+        """Number of messages that were accepted but not received; 0 if none were to be received."""
         return 0 if self.received is None else max(self.sent - self.refused - self.received, 0)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs; times are in seconds."""
         return {
             "sent": self.sent,
             "refused": self.refused,
@@ -71,7 +71,7 @@ class Measured:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the lines of the result for people."""
         lines = [f"sent      {self.sent} in {self.send_secs:.2f} s: {self.sent / self.send_secs:.0f}/s"]
         if self.refused:
             lines.append(f"refused   {self.refused}: {self.why}")
@@ -86,14 +86,14 @@ class Measured:
         return lines
 
     def quantile(self, share: float) -> float | None:
-        """The latency that this share of all does not exceed."""
+        """Return the latency, in seconds, that this share (0 to 1) of all does not exceed, or None."""
         if not self.latencies:
             return None
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)]
 
 
 def measured(target: Target, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
-    """Run the load. Raises LinkError when the broker cannot be reached, or goes away."""
+    """Run the load. Raises LinkError if the broker cannot be reached, or the connection is lost."""
     began = array("d", bytes(8 * load.messages))
     mark = secrets.token_bytes(MARK_OCTETS)
     result = Measured()
@@ -160,7 +160,7 @@ def _publish(
 
 
 def consumed(address: Address) -> dict[str, str]:
-    """The words by which to consume what is published to an address."""
+    """Return the words of the address to consume from for messages that are published to `address`."""
     dialect = dialect_of(address)
     words = {word: text for word, text in dialect.words_of(address).items() if text is not None}
     if dialect.queue_word is not None and not address.scope:
@@ -169,7 +169,7 @@ def consumed(address: Address) -> dict[str, str]:
 
 
 class Receiver:
-    """Consumes in a thread; `latencies` by the order of arrival."""
+    """A consumer in a thread; `latencies`, in seconds, are in the order of arrival."""
 
     def __init__(
         self, client: Client, address: Address, load: Load, mark: bytes, began: array[float]
@@ -182,13 +182,13 @@ class Receiver:
         self._over = threading.Event()
         self._failed: LinkError | None = None
         client.listen(consumed(address), load.qos)
-        self._early = client.arrivals(0.2)  # an AMQP broker answers a consumer when it comes to it
+        self._early = client.arrivals(0.2)  # gives an AMQP broker time to start the consumer
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._thread.start()
 
     @property
     def secs(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self._last - self._first
 
     def _run(self) -> None:
@@ -208,7 +208,10 @@ class Receiver:
             self._failed = error
 
     def wait(self, wanted: int) -> None:
-        """Until so many have come, or nothing more comes. Raises LinkError when the connection failed."""
+        """Wait until `wanted` messages have arrived, or none has for QUIET_SECS, and stop consuming.
+
+        Raises LinkError if the connection failed.
+        """
         quiet, seen = time.perf_counter(), -1
         while len(self.latencies) < wanted and time.perf_counter() - quiet < QUIET_SECS:
             if len(self.latencies) != seen:
@@ -221,7 +224,7 @@ class Receiver:
             raise self._failed
 
     def end(self) -> None:
-        """Consume no more."""
+        """Stop consuming and close the connection."""
         self._over.set()
         self._thread.join()
         if self._failed is None:

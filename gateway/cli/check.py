@@ -1,4 +1,4 @@
-"""`gateway check`: is this configuration right, before anything runs?"""
+"""`gateway check`: checks a configuration before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gateway check` looks at: files, folders, secrets, declarations, mappings, roles, and brokers."""
+"""Checks of `gateway check`: files, folders, secrets, declarations, mappings, roles, and brokers."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from gateway.transport.certificates import load_pair, load_revocations
 
 
 class Checked(NamedTuple):
-    """What a check came to; `settings` are None when they could not be read."""
+    """Result of a check; `settings` is None if the configuration could not be read."""
 
     settings: Settings | None
     findings: list[Finding]
 
     @property
     def errors(self) -> int:
-        """How many there are."""
+        """Number of errors among the findings."""
         return self._count(Severity.ERROR)
 
     @property
     def warnings(self) -> int:
-        """How many there are."""
+        """Number of warnings among the findings."""
         return self._count(Severity.WARNING)
 
     def _count(self, severity: Severity) -> int:
         return sum(one.severity is severity for one in self.findings)
 
     def counts(self) -> dict[str, int]:
-        """What was looked at, and what was found."""
+        """Return the numbers of listeners, links and mapping files checked, and of findings by severity."""
         settings = self.settings
         return {
             "listeners": 0 if settings is None else len(settings.listeners),
@@ -61,7 +61,7 @@ class Checked(NamedTuple):
         }
 
     def summary(self) -> str:
-        """The same in a line."""
+        """Return the counts as one line of text."""
         told = [
             f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
             for name, count in self.counts().items()
@@ -69,16 +69,16 @@ class Checked(NamedTuple):
         return f"checked {', '.join(told[:3])}: {', '.join(told[3:])}"
 
     def configuration(self) -> dict[str, Any] | None:
-        """The configuration as it takes effect."""
+        """Return the effective configuration, or None if it could not be read."""
         return None if self.settings is None else effective(self.settings)
 
     def configuration_text(self) -> str:
-        """The same in YAML."""
+        """Return the effective configuration as YAML, or "" if it could not be read."""
         return "" if self.settings is None else masked(self.settings)
 
 
 def checked(config: Path | None, *, connect: bool) -> Checked:
-    """Look at everything. `connect`: at the brokers, too, once nothing else is wrong."""
+    """Run all checks. `connect`: also connect to the brokers of links, if there is no other error."""
     try:
         settings = with_imported_hosts(settings_of(config))
     except ConfigurationError as error:
@@ -109,12 +109,12 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
 
 
 def _said(settings: Settings, text: str) -> dict[str, Any]:
-    """Where the key is said that a text begins with."""
+    """Return the position, as fields of a finding, of the configuration key that a text begins with."""
     return settings.origin_of_key(text.partition(": ")[0])._asdict()
 
 
 def faults(error: ConfigurationError) -> list[Finding]:
-    """What is wrong with a configuration or mapping that cannot be used."""
+    """Return a finding for each fault of a configuration or mapping that cannot be used."""
     return [
         Finding(Severity.ERROR, INVALID, one.reason, one.file, one.line, one.column)
         for one in (error, *error.others)
@@ -122,12 +122,12 @@ def faults(error: ConfigurationError) -> list[Finding]:
 
 
 def at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
-    """A finding about a key of the configuration."""
+    """Build a finding about a key of the configuration, at the position where the key is set."""
     return Finding(severity, code, text, *settings.origin_of(place))
 
 
 def unreadable(settings: Settings) -> list[Finding]:
-    """The files that the configuration names and that this process may not read."""
+    """Find files that the configuration names and that this process cannot read."""
     return [
         at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read")
         for place, path in settings.files()
@@ -136,7 +136,7 @@ def unreadable(settings: Settings) -> list[Finding]:
 
 
 def unusable(settings: Settings) -> list[Finding]:
-    """Secrets of users that are neither hashes nor keys, as `run` would find them."""
+    """Find secrets of users that are neither hashes nor keys, as `run` does."""
     try:
         access_of(settings)
     except ConfigurationError as error:
@@ -145,18 +145,18 @@ def unusable(settings: Settings) -> list[Finding]:
 
 
 def exposed(settings: Settings) -> list[Finding]:
-    """Settings that expose secrets or the gateway to its network."""
+    """Find settings that expose secrets or the gateway to its network."""
     try:
         hashes = Identities(settings).hashes
     except ConfigurationError:
-        hashes = {}  # which is told of already
+        hashes = {}  # `unusable` reports the error
     return [
         at(settings, Severity.WARNING, "exposed", one.place, str(one)) for one in exposures(settings, hashes)
     ]
 
 
 def mismatched(settings: Settings) -> list[Finding]:
-    """Certificates whose key is another one's, or that cannot be used as `run` would use them."""
+    """Find certificates whose key does not match, and certificates and CRLs that `run` could not load."""
     named = dict(settings.files())
     found = []
     for place, path in named.items():
@@ -179,7 +179,7 @@ def mismatched(settings: Settings) -> list[Finding]:
 
 
 def absent(settings: Settings) -> list[Finding]:
-    """Folders shared with clients that are not there: until they are, channels that name them are closed."""
+    """Find missing folders shared with clients; until they exist, channels that name them are closed."""
     found = []
     for name, listener in settings.listeners.items():
         if not isinstance(listener, FastListener) or listener.out_of_band is None:
@@ -192,7 +192,7 @@ def absent(settings: Settings) -> list[Finding]:
 
 
 def unreachable(settings: Settings) -> list[Finding]:
-    """Listeners behind balancers of which none is believed: nobody can connect."""
+    """Find listeners with the PROXY protocol but no trusted balancer: no client can connect to them."""
     return [
         at(
             settings,
@@ -207,7 +207,7 @@ def unreachable(settings: Settings) -> list[Finding]:
 
 
 def unwritable(settings: Settings) -> list[Finding]:
-    """Folders that `run` writes, if this process may not. It may well be another one that shall."""
+    """Find folders that `run` writes to and this process cannot; `run` may be meant for another user."""
     folders: list[tuple[Place, Path, bool]] = [
         (("store", "path"), settings.store.path, settings.store.enabled),
         (("journal", "path"), settings.journal_path(), settings.journal.enabled),
@@ -220,8 +220,10 @@ def unwritable(settings: Settings) -> list[Finding]:
 
 
 def relative(settings: Settings) -> list[Finding]:
-    """Relative paths in a file that stands elsewhere: they are taken from the working directory, and whoever
-    wrote them may have meant the file's folder."""
+    """Find relative paths in a configuration file that is not in the working directory.
+
+    They are relative to the working directory, but the author may have meant the file's folder.
+    """
     here = Path.cwd()
     if settings.file is None or (beside := settings.file.resolve().parent) == here:
         return []
@@ -240,7 +242,7 @@ def relative(settings: Settings) -> list[Finding]:
 
 
 def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
-    """The paths that somebody has said."""
+    """Yield the paths that are set in the configuration, without defaults and shipped mappings."""
     named: list[tuple[Place, Path | None]] = [*settings.files()]
     named += [
         (("mappings", at), Path(name)) for at, name in enumerate(settings.mappings) if not shipped(name)
@@ -253,12 +255,12 @@ def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
 
 
 def shipped(name: str) -> bool:
-    """Whether a mapping is meant that comes with the gateway."""
+    """Return True if `name` is that of a mapping file shipped with the gateway."""
     return Path(name).name == name and not Path(name).exists() and (shipped_mappings() / name).is_file()
 
 
 def unmatched(settings: Settings) -> list[Finding]:
-    """Globs of mapping files that find none."""
+    """Find globs of mapping files that match no file."""
     return [
         at(
             settings,
@@ -273,9 +275,10 @@ def unmatched(settings: Settings) -> list[Finding]:
 
 
 class Rehearsal(NamedTuple):
-    """What is declared, tried: what is wrong or unwise in it, the virtual hosts that come of it (None: it
-    cannot be, so what is bound is not known), and in which of them anything is declared. What the store has,
-    only the start can know.
+    """Result of a trial of the declarations, without the content of the store, which only `run` reads.
+
+    `hosts` holds the resulting virtual hosts; None: the declarations have errors, so bindings are unknown.
+    `declaring` names the virtual hosts in which anything is declared.
     """
 
     findings: list[Finding]
@@ -284,7 +287,7 @@ class Rehearsal(NamedTuple):
 
 
 def rehearsal(settings: Settings) -> Rehearsal:
-    """Read and try what is declared."""
+    """Read and try the declarations."""
     declared, findings = gather(settings)
     hosts, remarks = rehearse(settings, declared)
     whole = all(one.severity is not Severity.ERROR for one in remarks)
@@ -292,7 +295,7 @@ def rehearsal(settings: Settings) -> Rehearsal:
 
 
 def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
-    """What is wrong or unwise in the mapping files, for the endpoints that are configured."""
+    """Find faults and unwise rules in the mapping files, for the configured endpoints."""
     try:
         mappings = load(settings.mapping_files())
     except MappingError as error:
@@ -308,11 +311,11 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
 
 
 def role_findings(settings: Settings) -> list[Finding]:
-    """What is unwise in roles, and in routes because of them."""
+    """Find unwise roles, and routes that are unwise because of roles."""
     try:
         routes = compile_routes(
             load(settings.mapping_files()), settings.endpoints(), settings.worlds()
         ).routes
         return lint_roles(settings, roles_of(settings), routes)
     except ConfigurationError:
-        return []  # which is told of already
+        return []  # other checks report the error

@@ -1,6 +1,6 @@
-"""`gateway clients list | disconnect`: who is connected to a running gateway, and sending somebody off.
+"""`gateway clients list | disconnect`: lists and disconnects the clients of a running gateway.
 
-The commands talk to its HTTP side, as `gateway deadletters` does.
+The commands use its HTTP interface, as `gateway deadletters` does.
 """
 
 from __future__ import annotations

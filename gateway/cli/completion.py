@@ -1,4 +1,4 @@
-"""`gateway completion`: a script by which a shell completes commands, options and what they may be."""
+"""`gateway completion`: prints a script by which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 

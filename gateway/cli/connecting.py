@@ -1,7 +1,7 @@
-"""What the brokers of links say, before anything runs: whether they let us in, and what we may not do there.
+"""Trials of the brokers of links before anything runs: the login, and the rights that the routes need.
 
-Nothing is declared, taken or left behind. What can be tried so a protocol's dialect names; of one that names
-nothing the login is tried, and that this was all is said.
+Nothing is declared, consumed or left behind. A protocol's dialect names its trials; if it names none, only
+the login is tried, and a finding reports that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.settings import Link, Settings
 
 
 def tried(settings: Settings, router: Router) -> Iterator[Finding]:
-    """What is refused to each link, at each of its addresses."""
+    """Try every link: yield findings about failed connections, refused rights, and what cannot be tried."""
     for name, link in settings.links.items():
         for severity, code, text in _of(link, name, router):
             yield Finding(severity, code, f"links.{name}: {text}", *settings.origin_of(("links", name)))
@@ -44,7 +44,7 @@ def _of(link: Link, name: str, router: Router) -> Iterator[tuple[Severity, str, 
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
         try:
-            client = _connected(let_in)  # a channel that was refused something is closed
+            client = _connected(let_in)  # a new one for each trial: a refusal closes the channel
         except LinkError as error:
             yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
             return
@@ -57,7 +57,7 @@ def _of(link: Link, name: str, router: Router) -> Iterator[tuple[Severity, str, 
 
 
 def _untried(link: Link) -> str:
-    """Why a link cannot be tried from here; "": it can."""
+    """Return the reason why a link cannot be tried from here, or "" if it can be tried."""
     if not link.tls.verify:
         return "tls.verify is false"
     return "it proves its password by SCRAM" if link.proves_password else ""

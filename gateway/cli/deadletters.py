@@ -1,7 +1,7 @@
-"""`gateway deadletters list | show | redrive | purge`: what a running gateway could not deliver.
+"""`gateway deadletters list | show | redrive | purge`: messages that a running gateway could not deliver.
 
-The commands talk to its HTTP side. On the same machine that is enough; from elsewhere `--token-file` names
-the file with the secret that the gateway has in `http.token_file`.
+The commands use its HTTP interface. On the same machine they find a token; from elsewhere `--token-file`
+names the file with the secret that the gateway has in `http.token_file`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit codes, so that scripts can tell what went wrong."""
+"""Exit codes of the command line, so that scripts can distinguish the kinds of failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """FAILED: it was tried; USAGE: wrong arguments; CONFIGURATION: wrong files (EX_CONFIG of sysexits)."""
+    """An exit code. FAILED: the command ran and failed; USAGE: wrong arguments; CONFIGURATION: wrong files.
+
+    CONFIGURATION is EX_CONFIG of sysexits.
+    """
 
     OK = 0
     FAILED = 1

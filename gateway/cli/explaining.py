@@ -1,4 +1,4 @@
-"""What `gateway explain` asks the routes: an address, or a message as somebody would publish it."""
+"""Work of `gateway explain`: resolves the routes of an address, or of a message as a client publishes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.settings import Settings
 
 
 class Asked(NamedTuple):
-    """What is said of a message. A body `@FILE` is in a file; a header is NAME=VALUE."""
+    """Options that describe a message. A body `@FILE` is read from a file; each header is NAME=VALUE."""
 
     body: str
     headers: list[str]
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     reply_to: str | None
 
     def octets(self) -> bytes:
-        """The body. Raises BadParameter."""
+        """Return the body in bytes. Raises BadParameter if the file cannot be read."""
         if not self.body.startswith("@"):
             return self.body.encode()
         try:
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
             raise typer.BadParameter(f"--body {self.body}: {error.strerror}") from error
 
     def properties(self) -> Properties:
-        """The others. Raises BadParameter."""
+        """Return the message's properties. Raises BadParameter for a header that is not NAME=VALUE."""
         headers = headers_of(self.headers)
         return Properties(content_type=self.content_type, reply_to=self.reply_to, headers=headers)
 
@@ -53,7 +53,10 @@ def explained(
     user: str,
     asked: Asked | None,
 ) -> Explanation:
-    """What the routes say. Raises BadParameter for an endpoint, address or message that cannot be."""
+    """Explain what every route does with the address, or with the message `asked`.
+
+    Raises BadParameter for an unknown endpoint and an invalid address or message.
+    """
     endpoints = settings.endpoints()
     protocol = endpoints.get(endpoint)
     if protocol is None:

@@ -1,7 +1,7 @@
-"""How every command tells what is wrong: `FILE:LINE:COLUMN: severity: message (code)`, one finding a line.
+"""Output of findings for all commands: `FILE:LINE:COLUMN: severity: message (code)`, one finding a line.
 
-Editors and scripts that read what compilers say read this. What has no file, or no line in it, leaves that
-out.
+Editors and scripts that parse the output of compilers can parse this. A finding without a file or line leaves
+that part out.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from gateway.errors import ConfigurationError
 if TYPE_CHECKING:
     from gateway.mapping.linter import Finding
 
-INVALID: Final = "invalid"  # the code of what cannot be, and is not a matter of judgement
+INVALID: Final = "invalid"  # code of faults because of which a file cannot be used
 COLOURS: Final = {"error": "\x1b[31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 PLAIN: Final = "\x1b[0m"
 
 
 def line_of(text: str, severity: str, code: str, file: str = "", line: int = 0, column: int = 0) -> str:
-    """One finding."""
+    """Format one finding as a line of text. `line` and `column` count from 1, 0: unknown."""
     place = ":".join([file, *(str(number) for number in (line, column) if number)]) if file else ""
     return f"{place}{': ' if place else ''}{severity}: {text} ({code})"
 
 
 def lines_of(error: ConfigurationError) -> Iterator[str]:
-    """A configuration that cannot be used: each of its faults."""
+    """Yield a line for each fault of a configuration that cannot be used."""
     for one in (error, *error.others):
         yield line_of(one.reason, "error", INVALID, one.file, one.line, one.column)
 
 
 def documents_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """The same for programs; what is not known is null."""
+    """Return findings as JSON objects for programs; an unknown file, line or column is null."""
     return [
         {
             "file": one.file or None,
@@ -48,7 +48,7 @@ def documents_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def show(findings: Iterable[Finding], to: TextIO | None = None) -> None:
-    """Print findings, in colour on a terminal."""
+    """Print findings to a stream (default: standard output), in colour on a terminal."""
     stream = sys.stdout if to is None else to
     lively = stream.isatty()
     for one in findings:

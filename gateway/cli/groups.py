@@ -1,7 +1,7 @@
-"""Groups whose commands are imported when somebody asks for them.
+"""Groups of commands whose modules are imported only when a command of them is needed.
 
-A file of commands holds their words: arguments, options, texts. What a command needs to run it imports when
-it runs, so that help and completion are there at once, and a command pays for no other.
+A module of commands holds their arguments, options and texts. A command imports what it needs only when it
+runs, so that help and completion are fast, and no command loads the imports of another one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 COMPLETE: Final = "_GATEWAY_COMPLETE"
-"""The variable in which a shell says that it asks what could come next."""
+"""Environment variable that a shell sets when it requests completions."""
 
 
 class Commands(Mapping[str, Any]):
-    """The commands of a package, each in the file that `files` says; it has them in its attribute `app`."""
+    """Commands of a package by name, imported on access.
+
+    `files` maps each name to the module that has the command in its attribute `app`.
+    """
 
     def __init__(self, package: str, files: Mapping[str, str]) -> None:
         self._package = package
@@ -42,7 +45,7 @@ class Commands(Mapping[str, Any]):
 
 
 def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
-    """A class for groups that have these commands of a package."""
+    """Return a class of groups that have these commands of a package."""
 
     class Group(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
@@ -53,7 +56,7 @@ def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
 
 
 def _write_plainly(app: typer.Typer) -> None:
-    """Colours and boxes take longer than everything else in `--help`."""
+    """Turn off colours and boxes, which take longer than everything else in `--help`."""
     app.rich_markup_mode = None
     for group in app.registered_groups:
         if group.typer_instance is not None:

@@ -1,4 +1,4 @@
-"""`gateway import`: a first configuration and mapping out of what another broker has."""
+"""`gateway import`: writes a first configuration and mapping from another broker's configuration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool
         to.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, (*made.texts(), made.definitions.decode()), strict=True):
             if text:
-                path.touch(mode=0o600)  # passwords of links may be in it
+                path.touch(mode=0o600)  # it may contain passwords of links
                 path.write_text(text, encoding="utf-8")
                 written.append(str(path))
     if as_json:

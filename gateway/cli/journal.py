@@ -1,4 +1,4 @@
-"""`gateway journal tail | stat | verify | export`: what crossed, how much is kept, whether it is sound.
+"""`gateway journal tail | stat | verify | export`: prints, measures, checks and exports the journal.
 
 The commands read the files, beside a running gateway or without one.
 """

@@ -1,4 +1,4 @@
-"""What `gateway journal` and `gateway explain --message` read of the journal, and how they show it."""
+"""Reading and printing of journal rows for `gateway journal` and `gateway explain --message`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.store.journal.shown import document_of, time_of
 def newest(
     reader: JournalReader, positions: dict[str, int], last: int | None, *, follow: bool, only: Only | None
 ) -> Iterator[Row | Gap]:
-    """The `last` rows of each shard (None: all from its position on), and what is written later."""
+    """Yield the `last` rows of each shard (None: all from its position on); with `follow`, later rows too."""
     if last is not None:
         for name in positions:
             extent = reader.extent(name)
@@ -48,8 +48,9 @@ def newest(
 
 
 def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
-    """Print every row of a message, to which its sender gave this id: one for each target. Exit code 1 when
-    there is none.
+    """Print every row of the messages with this message id from the sender: one row for each target.
+
+    Raises Exit with code 1 if there is none.
     """
     folder = settings.journal_path()
     reader = JournalReader(folder, skip=True)
@@ -61,7 +62,7 @@ def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
             bar.update(at)
             for item in reader.rows(shard, reader.extent(shard).first, only=only):
                 if not isinstance(item, Gap):
-                    bar.end()  # from here on there is something to be seen
+                    bar.end()  # the bar must not mix with the rows
                     print_item(item, as_json)
                     found = True
     if not found:
@@ -110,7 +111,7 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
 
 
 def compaction(extent: Extent) -> str:
-    """What was merged, and what will be."""
+    """Return a line of text about merged blocks, blocks small enough to be merged, and indexed files."""
     whole = extent.segments - extent.unindexed
     low = "not known" if extent.low_us is None else time_of(extent.low_us)
     return (
@@ -120,7 +121,7 @@ def compaction(extent: Extent) -> str:
 
 
 def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
-    """How much of its limits is used."""
+    """Return a line of text about the used part of the shard's limits, in bytes and seconds (0: no limit)."""
     used = f"{extent.octets / octets_max:.0%} of {octets_max} octets" if octets_max else "no limit of octets"
     if not secs_max:
         return f"retention: {used}, no limit of time"

@@ -1,4 +1,4 @@
-"""`gateway test` and `gateway explain`: what mapping files do, before anything runs."""
+"""`gateway test` and `gateway explain`: show what mapping files do, before anything runs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _text(found: Explanation) -> str:
 
 
 def _made(words: dict[str, Any]) -> str:
-    """What a message becomes, in a line: what of its words says anything."""
+    """Return a line of text about the crossed message: its properties that are not empty."""
     shown = [
         f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"
         for word in ("qos", "retain", "content_type", "reply_to", "headers", "body")

@@ -1,4 +1,4 @@
-"""`gateway publish` and `gateway subscribe`: one message in, or what comes out, of any broker or gateway."""
+"""`gateway publish` and `gateway subscribe`: send and show messages at any broker or gateway."""
 
 from __future__ import annotations
 

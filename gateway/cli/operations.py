@@ -1,8 +1,8 @@
 """Commands that call one operation of a running gateway, derived from its row in gateway/operations.py.
 
-The row has the path, the words that choose, and what they mean; the words are options here. What is written
-for each command is its text, the columns of its table or the lines about its result, and when its exit code
-is 1.
+The row has the path, and the words that select objects with their meanings; the words become options. Each
+command adds its help text, the columns of its table or the lines about its result, and the condition for exit
+code 1.
 """
 
 from __future__ import annotations
@@ -91,8 +91,10 @@ class Group:
         without: tuple[str, ...] = (),
         check: Callable[[Document], None] = lambda _: None,
     ) -> None:
-        """Add a command that acts on what is chosen. `tell` prints the result, for people; if it has
-        `failed`, the exit code is 1. `check` raises BadParameter for a choice that is none.
+        """Add a command that acts on the selected objects.
+
+        `tell` prints the result, for people; if `failed` returns True for it, the exit code is 1. `check`
+        raises BadParameter for an invalid selection.
         """
 
         def run(*, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
@@ -104,7 +106,7 @@ class Group:
         self._add(name, text, run, {**_options(operation, without), **every, **GATEWAY})
 
     def _add(self, name: str, text: str, run: Callable[..., None], options: Options) -> None:
-        """Add a command whose parameters are these, which typer reads from its signature."""
+        """Add a command with these options as parameters, which typer reads from its signature."""
         parameters = [
             Parameter(word, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for word, (annotation, default) in options.items()
@@ -123,7 +125,7 @@ def act(
     failed: Callable[[Document], bool] = lambda _: False,
     as_json: bool,
 ) -> None:
-    """Call an operation and print its result, as JSON or by `tell`. Raises Exit if it has `failed`."""
+    """Call an operation and print its result, as JSON or by `tell`. Raises Exit if `failed` returns True."""
     found = ask(url, token_file, operation.url, choice)
     if as_json:
         typer.echo(orjson.dumps(found))
@@ -140,7 +142,7 @@ def _options(operation: Operation, without: tuple[str, ...]) -> Options:
 
 
 def _option(word: str, one: Word, *, chooses: bool) -> tuple[Any, object]:
-    """Return annotation and default of an option. Of a flag with texts, the first is the default."""
+    """Return annotation and default of an option; a flag with several texts has the first as its default."""
     name, text = word.replace("_", "-"), one.meaning
     if one.kind is bool and chooses:
         return Annotated[bool | None, typer.Option(f"--{name}/--not-{name}", help=text)], None
@@ -163,7 +165,7 @@ def _option(word: str, one: Word, *, chooses: bool) -> tuple[Any, object]:
 
 
 class _Names:
-    """The texts that a word may be, for the shell that completes them, and to check an argument."""
+    """The allowed texts of a word, for completion by the shell and to check an argument."""
 
     def __init__(self, word: Word) -> None:
         self._word = word
@@ -172,14 +174,14 @@ class _Names:
         return list(self._word.texts or ())
 
     def check(self, name: str | None) -> str | None:
-        """Return the argument. Raises BadParameter."""
+        """Return the argument unchanged. Raises BadParameter if it is not an allowed text."""
         if name is not None and name not in self.all():
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(self.all())}")
         return name
 
 
 def _said(given: Document, operation: Operation) -> Document:
-    """Return the words that were given; a flag that is off was not, nor a list that is empty."""
+    """Return the words that the user gave, without flags that are off and empty lists."""
     return {
         word: value
         for word, value in given.items()
@@ -188,7 +190,7 @@ def _said(given: Document, operation: Operation) -> Document:
 
 
 def _removal(given: Document, operation: Operation) -> Document:
-    """Return the choice of a removal. Raises BadParameter for none, and for all without a confirmation."""
+    """Return the selection of a removal. Raises BadParameter if it is empty, or is all without --yes."""
     every, yes = given.pop("every"), given.pop("yes")
     said = _said(given, operation)
     if every is not said.keys().isdisjoint(operation.choice):
@@ -203,7 +205,7 @@ def _in_query(value: object) -> object:
 
 
 def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
-    """Print one page; where the next one begins goes to standard error, or how many there are to the page."""
+    """Print one page, and to standard error the start of the next; without `pages`, how many are left out."""
     items, total = found["items"], found["total"]
     if items:
         rows = [[said_of(one) for said_of in columns.values()] for one in items]
@@ -217,7 +219,7 @@ def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
 
 
 def _quoted(key: str) -> str:
-    """Return a key for a shell."""
+    """Return a key quoted for a shell."""
     quoted = key.replace("'", "'\\''")
     return f"'{quoted}'"
 
@@ -231,7 +233,7 @@ def seconds_of(text: str) -> float:
 
 
 def age(secs: float | None) -> str:
-    """Return seconds for people, in the largest unit that fits."""
+    """Return a duration in seconds as text for people, in the largest unit that fits; "-" for None."""
     if secs is None:
         return "-"
     unit = next(unit for unit in ("d", "h", "m", "s") if secs >= UNITS[unit] or unit == "s")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they lead to: settings, or a gateway that runs elsewhere."""
+"""Options that several commands share, and functions that use them: load settings, call a running gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        readable=False,  # unreadable: a faulty configuration (exit code 78), not a wrong argument (2)
+        readable=False,  # an unreadable file is a faulty configuration (exit code 78), no wrong argument (2)
         help="Configuration file; default: $GATEWAY_CONFIG, or none.",
     ),
 ]
@@ -38,14 +38,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 def settings_of(config: Path | None) -> Settings:
-    """The settings of this process. Raises ConfigurationError."""
+    """Load the settings from a configuration file and the environment. Raises ConfigurationError."""
     from gateway.settings import load_settings
 
     return load_settings(config, os.environ)
 
 
 def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """What the gateway answers. Raises GatewayError when it does not, or refuses."""
+    """Send a request to a gateway and return the parsed JSON of its response, with a progress bar.
+
+    Raises GatewayError if the gateway does not respond or refuses, BadParameter for an invalid `url`.
+    """
     from gateway.cli.asking import answered
     from gateway.cli.progress import shown
 
@@ -54,7 +57,7 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
 
 
 def checked(url: str) -> str:
-    """The address of the HTTP side. Raises BadParameter for what is none."""
+    """Return the URL of the HTTP interface unchanged. Raises BadParameter if it is not http:// or https://."""
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
     return url

@@ -1,4 +1,4 @@
-"""`gateway passwd`: make the hash that the configuration wants of a user."""
+"""`gateway passwd`: makes the password hash of a user for the configuration."""
 
 from __future__ import annotations
 

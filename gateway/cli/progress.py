@@ -1,4 +1,4 @@
-"""What somebody who waits at a terminal sees: a bar on standard error, after a second. Elsewhere nothing."""
+"""Progress bar on standard error, shown after a second if that is a terminal, else not at all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-AFTER_SECS: Final = 1.0  # what is done by then needs no bar
+AFTER_SECS: Final = 1.0  # work that takes less time shows no bar
 
 
 class Bar:
-    """How much of `total` is done (None: nobody knows how much there is)."""
+    """A progress bar; `total` is the amount of work, None: unknown."""
 
     def __init__(self, text: str, total: float | None) -> None:
         self._text = text
@@ -26,7 +26,7 @@ class Bar:
         self._drawn: tuple[Progress, TaskID] | None = None
 
     def update(self, done: float) -> None:
-        """So much is done."""
+        """Set the amount of work done, in the unit of `total`."""
         with self._lock:
             self._done = done
             if self._drawn is not None:
@@ -34,7 +34,7 @@ class Bar:
                 progress.update(task, completed=done)
 
     def start(self) -> None:
-        """Draw it, from now on."""
+        """Draw the bar from now on, unless it has ended."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -49,7 +49,7 @@ class Bar:
             progress.start()
 
     def end(self) -> None:
-        """Take it away."""
+        """Remove the bar for good."""
         with self._lock:
             self._ended = True
             if self._drawn is not None:
@@ -58,7 +58,7 @@ class Bar:
 
 @contextmanager
 def shown(text: str, total: float | None = None) -> Iterator[Bar]:
-    """A bar for as long as the block takes; nothing else may be printed in it."""
+    """Show a bar while the block runs; the block must not print anything before it ends the bar."""
     bar = Bar(text, total)
     if not sys.stderr.isatty():
         yield bar

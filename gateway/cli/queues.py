@@ -1,7 +1,7 @@
 """`gateway queues list | remove | purge`: the queues of a running gateway's embedded broker.
 
-Those of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands talk to its HTTP side,
-as `gateway deadletters` does.
+They are the queues of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands use the
+gateway's HTTP interface, as `gateway deadletters` does.
 """
 
 from __future__ import annotations

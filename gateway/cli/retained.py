@@ -1,6 +1,6 @@
 """`gateway retained list | remove`: the retained MQTT messages of a running gateway.
 
-The commands talk to its HTTP side, as `gateway deadletters` does.
+The commands use its HTTP interface, as `gateway deadletters` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gateway run`: the gateway itself."""
+"""`gateway run`: starts the gateway itself."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _run_workers(settings: Settings) -> int:
 
 
 def _greet(settings: Settings, text: str) -> None:
-    """Print the text for people; not among lines of JSON, where the event `started` has the addresses."""
+    """Print the welcome text, except among lines of JSON, where the event `started` has the addresses."""
     if settings.log.format != "json" or sys.stdout.isatty():
         typer.echo(text)
 
 
 def _run_worker(settings: Settings) -> int:
-    """As one of several; which one, the process says that has started this one."""
+    """Run as one of several workers, with the number from the parent process. Return the exit code."""
     from gateway.app.control import Ordered
     from gateway.app.worker import run_worker
     from gateway.settings.workers import settings_of_worker

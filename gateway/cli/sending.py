@@ -1,5 +1,6 @@
-"""What `gateway publish` and `gateway subscribe` do: addresses out of words, messages out of bodies, and a
-client that speaks the protocol of a URL.
+"""Work of `gateway publish` and `gateway subscribe`.
+
+It builds addresses and messages from options, and a client for the protocol of a URL.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ __all__ = [
     "target_of",
 ]
 
-DEFAULTED: Final = frozenset(("service",))  # words that have a value when nobody says one
+DEFAULTED: Final = frozenset(("service",))  # words that have a default
 
 
 Show = Callable[[Message, Path | None], bool]
-"""Prints a message, or where its body was saved; False: that was the last one that is wanted."""
+"""Function that prints a message, or the path of its saved body; False: no more messages are wanted."""
 
 
 class Shown:
-    """Prints messages, `left` more of them; None: as many as come."""
+    """Printer of up to `left` messages; None: without limit."""
 
     def __init__(self, left: int | None, as_json: bool) -> None:
         self.left = left
         self._as_json = as_json
 
     def show(self, message: Message, saved: Path | None) -> bool:
-        """Print one; False when that was the last that is wanted."""
+        """Print a message. Return False if it was the last one wanted."""
         typer.echo(line_of(message, self._as_json, saved))
         if self.left is None:
             return True
@@ -74,8 +75,10 @@ def client_to(target: Target, timeout: float, ca_file: str | None) -> Client:
 
 
 class Wanted(NamedTuple):
-    """Which messages of a destination are wanted: those of a selector, whose language is a MIME type, or all.
-    With `unreliable` they are not acknowledged."""
+    """Selection of a destination's messages: those that a selector matches, or all if it is "".
+
+    `selector_type` is the selector's language, a MIME type. With `unreliable` messages are not acknowledged.
+    """
 
     selector: str = ""
     selector_type: str = ""
@@ -83,10 +86,10 @@ class Wanted(NamedTuple):
 
 
 class Commands(Protocol):
-    """A protocol whose words have more to them than a client of any protocol can do."""
+    """A protocol's own implementation of the commands, for options that the common client does not have."""
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send a message, or what is in a file; returns why it was refused, or ""."""
+        """Send a message, or the content of a file. Return the reason of a refusal, or ""."""
 
     def subscribe(
         self,
@@ -99,18 +102,18 @@ class Commands(Protocol):
         save: Path | None,
         wanted: Wanted,
     ) -> bool:
-        """Show what comes. True: it was interrupted."""
+        """Show arriving messages. Return True if the user interrupted."""
 
 
 def commands_to(target: Target, timeout: float, ca_file: str | None) -> Commands | None:
-    """Those of the target's own protocol; None: it has none."""
+    """Return the commands of the target's own protocol, or None if the protocol has none."""
     name = dialect_to(target).commands
     made: Commands | None = resolve_name(name)(target, timeout, ca_file) if name else None
     return made
 
 
 def demand(target: Target, **given: str | None) -> None:
-    """Raises BadParameter when the protocol's own words are not among those that were said."""
+    """Check that the user gave a word of the target protocol's address. Raises BadParameter if not."""
     dialect = dialect_to(target)
     if not any(given.get(word) for word in dialect.address_words if word not in DEFAULTED):
         wants = f"--{dialect.name_word}"
@@ -122,7 +125,7 @@ def demand(target: Target, **given: str | None) -> None:
 
 
 def address_of(target: Target, **given: str | None) -> Address:
-    """What was said in the words of the target's protocol. Raises BadParameter."""
+    """Build the address from the given words of the target's protocol. Raises BadParameter."""
     demand(target, **given)
     try:
         return dialect_to(target).published({word: text for word, text in given.items() if text is not None})[
@@ -133,7 +136,7 @@ def address_of(target: Target, **given: str | None) -> Address:
 
 
 def publish_with(client: Client, message: Message) -> str:
-    """Publish and say goodbye; returns why it was refused, or ""."""
+    """Publish a message and disconnect. Return the reason of a refusal or failure, or ""."""
     try:
         refused = client.publish_many([message])
     except LinkError as error:
@@ -157,7 +160,7 @@ def target_of(url: str) -> Target:
 
 
 def headers_of(texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
-    """NAME=VALUE each. Raises BadParameter."""
+    """Parse headers, each NAME=VALUE. Raises BadParameter."""
     pairs = []
     for text in texts:
         name, equals, value = text.partition("=")
@@ -177,7 +180,7 @@ def made_of(
     reply_to: str | None,
     headers: tuple[tuple[str, Value], ...],
 ) -> Message:
-    """The message that a target is sent; what it has no word for is left out."""
+    """Build the message for a target; the retain flag is left out if the protocol has none."""
     properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
     retained = retain and "retain" in dialect_to(target).target_options
     return Message(address, body, properties, qos, DURABLE_AT_QOS[qos], retained)

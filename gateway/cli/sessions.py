@@ -1,6 +1,6 @@
-"""`gateway sessions list | remove`: the MQTT sessions of a running gateway, those above all that nobody uses.
+"""`gateway sessions list | remove`: lists and removes MQTT sessions of a running gateway, mainly unused ones.
 
-The commands talk to its HTTP side, as `gateway deadletters` does.
+The commands use its HTTP interface, as `gateway deadletters` does.
 """
 
 from __future__ import annotations

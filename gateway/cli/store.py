@@ -1,6 +1,6 @@
-"""`gateway store check | repair`: what a damaged store has lost, and a new one with what it has not.
+"""`gateway store check | repair`: reports the losses of a damaged store, and copies the rest to a new one.
 
-No gateway may run on it meanwhile.
+No gateway may use the store meanwhile.
 """
 
 from __future__ import annotations

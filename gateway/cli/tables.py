@@ -1,6 +1,6 @@
-"""Tables on the terminal: columns as wide as what is in them, one line a row, nothing cut off or wrapped.
+"""Tables on the terminal: columns as wide as their contents, one line a row, nothing cut off or wrapped.
 
-A line is the same in a pipe as on a terminal, so that grep finds it. Programs ask for `--json`.
+A line is the same in a pipe as on a terminal, so that grep finds it. Programs use `--json`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-WIDTH_MAX: Final = 100_000  # of a line: an address, a reason and some names
+WIDTH_MAX: Final = 100_000  # characters of a line: enough for an address, a reason and some names
 
 
 def table(
     rows: Iterable[Sequence[object]], headings: Sequence[str] = (), right: Sequence[str] = ()
 ) -> list[str]:
-    """The lines of a table. The columns of the headings in `right` are numbers."""
+    """Return the lines of a table. The columns of the headings in `right` are aligned right, for numbers."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -35,6 +35,6 @@ def table(
 
 
 def printable(value: object) -> str:
-    """A value as one line of text: names come from peers, and may hold what a terminal would obey."""
+    """Return a value as one line of text without control characters, which names from peers may contain."""
     text = "-" if value is None or value == "" else str(value)
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

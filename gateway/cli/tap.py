@@ -1,4 +1,4 @@
-"""`gateway tap`: messages that pass through a running gateway."""
+"""`gateway tap`: shows messages that pass through a running gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gateway tap` prints of each message: two lines, or a line of JSON."""
+"""Output of `gateway tap` for each message: two lines, or a line of JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gateway.cli.asking import events
 from gateway.cli.tables import printable
 from gateway.operations import TAP
 
-BODY_SHOWN: Final = 1_024  # octets of a body that the gateway tells
+BODY_SHOWN: Final = 1_024  # bytes of a body that the gateway sends
 
 
 def watch(
     url: str, token_file: Path | None, words: Mapping[str, str], count: int | None, *, as_json: bool
 ) -> None:
-    """Print until Ctrl-C, the gateway's end, or so many. Raises GatewayError."""
+    """Print up to `count` messages, until Ctrl-C or the end of the gateway's stream. Raises GatewayError."""
     seen = 0
     try:
         for name, found in events(url, token_file, f"{TAP.url}?{urlencode(words)}"):
@@ -37,7 +37,7 @@ def watch(
 
 
 def text_of(found: Mapping[str, Any]) -> str:
-    """A message for people."""
+    """Return the text of a message for people."""
     message, sender = found["message"], found["message"]["sender"]
     by = sender["client"] or sender["user"] or found["endpoint"] or "somebody"
     way = found["route"] or "no route"

@@ -1,4 +1,4 @@
-"""`gateway tokens list | make | revoke`: what programs show to the console and the HTTP interface."""
+"""`gateway tokens list | make | revoke`: manages tokens for access to the console and the HTTP interface."""
 
 from __future__ import annotations
 

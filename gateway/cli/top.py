@@ -1,4 +1,4 @@
-"""`gateway top`: what a running gateway does, second by second, in a terminal."""
+"""`gateway top`: shows the activity of a running gateway, second by second, in a terminal."""
 
 from __future__ import annotations
 

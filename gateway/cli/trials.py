@@ -1,4 +1,4 @@
-"""What routes ask of a link's broker, as it is tried before anything runs: each protocol's part yields it."""
+"""Trials of what routes need at a link's broker, before anything runs; each protocol yields its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from gateway.mapping.linter import Severity
 
 
 class Trial(NamedTuple):
-    """Something that routes ask of a broker, and how bad it is when it refuses. `act` gets the protocol's
-    blocking client."""
+    """One action that routes need at a broker, `what`, and the severity of the finding if it is refused.
+
+    `act` performs the action with the protocol's blocking client.
+    """
 
     what: str
     severity: Severity

@@ -1,4 +1,4 @@
-"""`gateway version`: which gateway this is."""
+"""`gateway version`: prints the version of the gateway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer()
 
 
 def described() -> str:
-    """The versions of the gateway and of Python, in a line."""
+    """Return a line of text with the versions of the gateway and of Python."""
     form = "compiled" if is_compiled() else "interpreted"
     return f"gateway {__version__}, {form} (Python {platform.python_version()})"
 

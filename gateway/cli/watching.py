@@ -1,7 +1,7 @@
-"""What `gateway top` shows: two looks at the gateway, and what has happened in between.
+"""Output of `gateway top`: two snapshots of the gateway, and the rates between them.
 
-Counters only grow, so a rate is the difference of two looks by the gateway's own clock. What was not there at
-the first look, or has begun anew, has no rate yet.
+Counters only grow, so a rate is the difference of two snapshots by the gateway's own clock. An object that
+was not in the first snapshot, or whose counters were reset, has no rate yet.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gateway.cli.tables import table
 from gateway.errors import GatewayError
 from gateway.operations import QUEUES, STATUS
 
-ROWS_MAX: Final = 12  # of each table
-QUEUES_READ: Final = 100  # the longest of all; more than are shown, so that their growth is known
+ROWS_MAX: Final = 12  # rows of each table
+QUEUES_READ: Final = 100  # longest queues to read: more than are shown, so that their growth is known
 UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 RIGHT: Final = (
     *("connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors", "matched/s", "delivered/s"),
@@ -30,14 +30,14 @@ RIGHT: Final = (
 
 
 class Look(NamedTuple):
-    """What there is at one time."""
+    """A snapshot of the gateway's status and of its longest queues."""
 
     status: Mapping[str, Any]
     queues: list[Mapping[str, Any]]
 
 
 def look(url: str, token_file: Path | None) -> Look:
-    """Ask the gateway. Raises GatewayError."""
+    """Request a snapshot from the gateway. Raises GatewayError."""
     status = answered(checked(url), token_file, STATUS.url)
     query = f"count={QUEUES_READ}&empty=false&sort=messages"
     found = answered(checked(url), token_file, f"{QUEUES.url}?{query}")
@@ -45,14 +45,17 @@ def look(url: str, token_file: Path | None) -> Look:
 
 
 def once_to(url: str, token_file: Path | None, interval: float) -> None:
-    """Print one page."""
+    """Print one page with the rates of `interval` seconds. Raises GatewayError."""
     before = look(url, token_file)
     time.sleep(interval)
     typer.echo("\n".join(page(before, look(url, token_file))))
 
 
 def watch(url: str, token_file: Path | None, interval: float) -> None:
-    """Show page after page until Ctrl-C. A gateway that is away for a while is waited for."""
+    """Show a page every `interval` seconds until Ctrl-C; if the gateway stops responding, retry.
+
+    Raises GatewayError if the first request fails.
+    """
     from rich.live import Live
     from rich.text import Text
 
@@ -74,7 +77,7 @@ def watch(url: str, token_file: Path | None, interval: float) -> None:
 
 
 def page(before: Look, now: Look) -> list[str]:
-    """The lines of a page."""
+    """Return the lines of a page."""
     status = now.status
     secs = status["at_secs"] - before.status["at_secs"]
     ready = "ready" if status["ready"] else f"NOT READY: {'; '.join(status['not_ready'])}"
@@ -176,7 +179,7 @@ def _signed(grown: int, secs: float) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits or so."""
+    """Return a number as text with about three digits and a unit k, M or G."""
     for size, unit in UNITS:
         if number >= size:
             return f"{number / size:.1f}{unit}"

@@ -1,7 +1,7 @@
-"""What `gateway run` says when it has started: where to connect, and two commands to try first.
+"""Welcome text of `gateway run` after the start: the addresses to connect to, and two commands to try first.
 
-The commands follow the configuration, so that they work as they stand, or name what only the user knows: the
-password of a user, the authority behind a certificate. Nothing is proposed that would be refused.
+The commands follow the configuration, so that they work unchanged, or name what only the user knows: the
+password of a user, the authority behind a certificate. No command is proposed that would be refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
 SUBSCRIBERS: Final = (AMQP091, AMQPFAST, MQTT)
-"""By preference: the shipped mapping shows best when a message crosses."""
+"""Protocols of the subscriber by preference; another one than MQTT shows that a message crosses."""
 PUBLISH: Final = {
     MQTT.name: "--topic plant/line1/temperature",
     AMQP091.name: "--exchange amq.topic --routing-key plant.line1.temperature",
@@ -47,7 +47,7 @@ SUBSCRIBE: Final = {
 
 
 class Door(NamedTuple):
-    """How the command line gets in at a listener. `wants`: what the user has to fill in."""
+    """URL and options by which the command line connects to a listener. `wants`: what the user fills in."""
 
     listener: str
     protocol: str
@@ -57,8 +57,9 @@ class Door(NamedTuple):
 
 
 def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
-    """Where to connect, and what to try first. `with_link`: also an address that logs in once, for the eyes
-    of who has started it.
+    """Return the welcome text.
+
+    `with_link`: include a console URL that logs in once, only for the user who started the gateway.
     """
     places = {name: (listener.place, listener.port) for name, listener in gateway.listeners.items()}
     more = pages(gateway, with_link=with_link) if gateway.http_port else []
@@ -66,7 +67,7 @@ def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
 
 
 def welcome_to_workers(supervisor: Supervisor) -> str:
-    """The same of several that share the ports."""
+    """Return the welcome text of several workers that share the ports."""
     settings, places = supervisor.settings, supervisor.places
     more: list[tuple[str, str]] = []
     if supervisor.http_port:
@@ -83,7 +84,7 @@ def _told(
     places: Mapping[str, tuple[str, int]],
     more: Sequence[tuple[str, str]],
 ) -> str:
-    """`places` are those of listeners, with their ports."""
+    """Return the welcome text. `places`: address and port of each listener; `more`: further rows."""
     rows = [(name, f"{spoken(settings.listeners[name])} on {place}") for name, (place, _) in places.items()]
     rows += [(name, f"link to {', or '.join(link.addresses)}") for name, link in settings.links.items()]
     lines = [first, "", *(f"  {line}" for line in table([*rows, *more]))]
@@ -92,7 +93,7 @@ def _told(
 
 
 def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
-    """Where the console is, and metrics."""
+    """Return rows with the URLs of the console and of the metrics."""
     http = gateway.settings.http
     scheme = "http" if http.tls is None else "https"
     at = f"{scheme}://localhost:{gateway.http_port}/"
@@ -106,7 +107,7 @@ def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
 
 
 def spoken(listener: Listener) -> str:
-    """What a client has to speak there."""
+    """Return the protocol and transport layers that a client of the listener needs, as text."""
     words: list[str] = [listener.protocol]
     if (path := websocket_path(listener)) is not None:
         words.append(f"over WebSocket at {path}")
@@ -120,10 +121,10 @@ def spoken(listener: Listener) -> str:
 
 
 def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
-    """Two commands between which a message goes; none when nobody can get in with the command line."""
+    """Return lines with a subscribing and a publishing command; none if the command line cannot connect."""
     found = [one for name in settings.listeners if (one := door(settings, name, ports[name])) is not None]
     doors: dict[str, Door] = {}
-    for one in sorted(found, key=lambda one: len(one.wants)):  # the easiest of each protocol
+    for one in sorted(found, key=lambda one: len(one.wants)):  # for each protocol the one with fewest values
         doors.setdefault(one.protocol, one)
     publisher = next((doors[name] for name in PUBLISH if name in doors), None)
     if publisher is None:
@@ -143,13 +144,15 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
 
 
 def crosses(settings: Settings) -> bool:
-    """Whether the shipped mapping joins the listeners. What own mapping files do is not looked into; a
-    protocol keeps what it is given in any case."""
+    """Return True if the shipped mapping connects the listeners.
+
+    The user's own mapping files are not examined; within one protocol messages are delivered in any case.
+    """
     return settings.mapping_files() == [shipped_mappings() / "identity.yaml"]
 
 
 def door(settings: Settings, name: str, port: int) -> Door | None:
-    """How to get in at a listener from this machine; None: not with the command line."""
+    """Return how to connect to a listener from this machine, or None if the command line cannot."""
     listener = settings.listeners[name]
     tls = listener.tls
     if (
@@ -183,8 +186,9 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
 
 
 def credentials(settings: Settings, listener: Listener, near: bool) -> str | None:
-    """What stands before the host: nobody, guest, or a user, whoever gets in first; None: nobody does.
-    `near`: clients of this machine come from a loopback address.
+    """Return the user part of a URL: "" for anonymous, else guest, else a user; None if none can log in.
+
+    `near`: clients of this machine connect from a loopback address.
     """
 
     def admits(policy: str) -> bool:

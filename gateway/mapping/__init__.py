@@ -1,6 +1,7 @@
-"""Which message goes where, in which shape and with which guarantee, as mapping files say it.
+"""Mapping files: rules for where each message goes, in which shape and with which guarantee.
 
-`load` reads the files, a `Router` answers from them per address; no clock, socket or log is touched.
+`load` reads the files, a `Router` resolves the routes of each address. The package uses no clock, socket or
+log.
 """
 
 from gateway.mapping.loading import Mapping, load, parse

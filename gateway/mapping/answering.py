@@ -1,7 +1,8 @@
-"""Routes of answers: from where questions were brought to, back to where they were asked.
+"""Routes of replies: from the endpoint that requests were delivered to, back to the requester's endpoint.
 
-A route with `answers: direct` has one behind it, `NAME+answers`, which takes what is published to its return
-addresses. No pattern leads into it and no template out of it: the return address says both.
+Each route with `answers: direct` has a route `NAME+answers` for the opposite direction, which carries the
+messages published to its return addresses. That route has no pattern and no template of its own: the return
+address determines both its source and its target.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 
 
 def answering(asking: Route) -> Route:
-    """The route of the answers to what `asking` brings: it changes nothing but the address, but answers are
-    not retained. Answers that want answers get return addresses, too."""
+    """Build the route of the replies to the requests that the route `asking` delivers.
+
+    The route changes only the address, and clears the retain flag. A reply that has a reply address itself
+    gets a return address, too.
+    """
     source, target = asking.target, asking.pattern
     pattern = Pattern(source.dialect, (), source.service)
     update = {
@@ -43,13 +47,13 @@ def answering(asking: Route) -> Route:
 
 
 def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
-    """What becomes of messages at a return address that leads to this one. `coded`: see Return."""
+    """Return the resolved route of messages at a return address of `requester`. `coded`: see Return."""
     plain = ShapedRoute(route, requester, hops_max, route.shape)
     return CodedAnswer(plain) if coded else plain
 
 
 class CodedAnswer(AmendingRoute):
-    """A resolved route, behind which the correlation is what the requester said."""
+    """A resolved route that then restores the requester's correlation from its base64 form."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""The tests of a mapping file: publish one message, compare what crosses with what the file expects.
+"""Tests of a mapping file: each publishes one message and compares what crosses with what the file expects.
 
-Nothing but the routes is involved: no connection, no clock. In `publish` and `expect` the guarantee is said
+Nothing but the routes is involved: no connection, no clock. In `publish` and `expect` the guarantee is given
 in the endpoint's words: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
 """
 
@@ -26,7 +26,7 @@ _ABSENT: Final = "absent"
 
 
 class CaseResult(NamedTuple):
-    """A test and in what it differs; no differences: it passed."""
+    """Result of one test: its name, its position and the differences; no differences: it passed."""
 
     name: str
     file: str
@@ -36,12 +36,12 @@ class CaseResult(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether everything arrived as expected."""
+        """True if everything arrived as expected."""
         return not self.differences
 
 
 class Arrival(NamedTuple):
-    """A message that crossed, and the endpoint that it crossed to."""
+    """A message that crossed, with its route and the endpoint that it crossed to."""
 
     route: str
     endpoint: str
@@ -49,8 +49,10 @@ class Arrival(NamedTuple):
 
 
 def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
-    """The endpoints that the routes name, with the protocol whose words they use: enough to test without a
-    configuration."""
+    """Return the endpoints that the routes name, each with the protocol whose words the routes use for it.
+
+    The result is enough to run the tests of mapping files without a configuration.
+    """
     found: dict[str, str] = {}
     for mapping in mappings:
         for rule in mapping.document.routes:
@@ -62,7 +64,7 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
 def run_cases(
     mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
 ) -> list[CaseResult]:
-    """Run the tests of `mapping` against its own routes. Raises MappingError when these do not compile."""
+    """Run the tests of `mapping` against its own routes. Raises MappingError if these do not compile."""
     known = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
     router = Router([mapping], known, hops_max=hops_max)
     return [
@@ -91,7 +93,11 @@ def _run(router: Router, case: Case) -> list[str]:
 
 
 def _published(router: Router, words: Published) -> tuple[Message, str]:
-    """The message, and the queue that a link would have taken it from ("" for every other way in)."""
+    """Build the published message. Return it with the queue that a link would have consumed it from, or "".
+
+    Raises ValueError if the endpoint is unknown or the address is not in the words of its protocol, and
+    NameRefused.
+    """
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
         raise ValueError(f"unknown endpoint {words.endpoint!r}")
@@ -136,7 +142,7 @@ def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]
 
 
 def _compare(expected: Expected, arrival: Arrival) -> list[str]:
-    """Each given word that differs, as `word: expected X, got Y`."""
+    """Compare an arrival with the words given in `expect`. Return texts `word: expected X, got Y`."""
     got = words_of(arrival.endpoint, arrival.message)
     wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
     pairs = [(word, value, got.get(word, _ABSENT)) for word, value in wanted.items()]
@@ -152,7 +158,7 @@ def _same(want: Any, have: Any) -> bool:
 
 
 def words_of(endpoint: str, message: Message) -> dict[str, Any]:
-    """A message that crossed to an endpoint, in the words of `expect`."""
+    """Return the properties of a message that crossed to `endpoint`, by the words of `expect`."""
     address = message.address
     words: dict[str, Any] = {
         "endpoint": endpoint,

@@ -1,9 +1,9 @@
-"""What a route makes of a name that it has not seen before, compiled to two expressions over its levels.
+"""Patterns and target templates of routes, each compiled to a Python expression over the levels of a name.
 
-A route is read once and asked for each new address, of which a fleet has more than any cache. Its pattern is
-a test of some levels, its target's template a list of them: both are known when the mapping is read, so they
-become code then. What is not of this form (several rests, the sender, a queue's name) is interpreted, by
-patterns.py and templates.py, which also say what the code has to do.
+A route is read once, but evaluated for each new address, of which a fleet has more than any cache holds. Its
+pattern is a test of some levels, its target's template a list of levels: both are known when the mapping is
+read, so they become code then. Other forms (several rests, the sender, a queue's name) are interpreted by
+patterns.py and templates.py, which also define what the code has to do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from gateway.model.dialect import Levels
 
 Fits = Callable[[Levels], bool]
 Makes = Callable[[str, Levels], str]
-TRANSLATE: Final = "translate"  # by which the code knows it
+TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds the translation
 
 
 def fits(pattern: Pattern) -> Fits | None:
-    """Whether the levels of a name, of which none is hidden, match. None: there are several rests."""
+    """Compile a pattern to a test of a name's levels. Return None if the pattern has several rests.
+
+    The test is valid only for names that no leading wildcard has to leave alone.
+    """
     tokens = pattern.tokens
     rest = _only_rest(tokens)
     if rest is None:
@@ -38,15 +41,15 @@ def fits(pattern: Pattern) -> Fits | None:
 
 
 def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
-    """The target's name of a name that matches, and of its levels. None: it takes more than those.
+    """Compile a template to a function from a matching source name and its levels to the target's name.
 
-    What it returns may raise NameRefused.
+    Return None if the template needs more than the levels of the name. The function may raise NameRefused.
     """
     parts = _parts(pattern, template)
     if parts is None:
         return None
     separator = template.separator
-    # Both are given the translation; the former is for names in which there is nothing to translate.
+    # Both have the translation as a parameter; `plain` is for names in which there is nothing to translate.
     plain, full = (
         _code(f"lambda levels, {TRANSLATE}: {separator!r}.join(({''.join(one)}))")
         for one in zip(*parts, strict=True)
@@ -62,7 +65,10 @@ def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> 
 
 
 def _parts(pattern: Pattern, template: Template) -> list[tuple[str, str]] | None:
-    """For each level of the template two expressions, with a comma behind: as it is, and translated."""
+    """Return two expressions for each level of the template, untranslated and translated, with a final comma.
+
+    Return None if the template or the pattern cannot be compiled.
+    """
     places = {
         token.text: at
         for at, token in enumerate(pattern.tokens)
@@ -102,7 +108,7 @@ def _piece(pattern: Pattern, places: dict[str, int], piece: str | Name) -> tuple
 
 
 def _only_rest(tokens: Tokens) -> int | None:
-    """Where the rest is; as many as there are tokens: nowhere. None: there are several."""
+    """Return the index of the only rest, the token count if there is none, or None if there are several."""
     rests = [at for at, token in enumerate(tokens) if token.kind is Kind.REST]
     if len(rests) > 1:
         return None
@@ -110,13 +116,13 @@ def _only_rest(tokens: Tokens) -> int | None:
 
 
 def _place(tokens: Tokens, at: int) -> int:
-    """The level of a token: behind the rest it is counted from the end."""
+    """Return the level index of the token at `at`; behind the rest it is negative, counted from the end."""
     rest = _only_rest(tokens)
     assert rest is not None
     return at if at < rest else at - len(tokens)
 
 
 def _code(expression: str) -> Callable[..., object]:
-    """An expression of this module's own making: numbers, and texts as `repr` quotes them."""
+    """Evaluate an expression that this module built: it holds only numbers, and texts quoted by `repr`."""
     names = {"__builtins__": {"len": len, "map": map}}
     return cast("Callable[..., object]", eval(expression, names))  # noqa: S307 - made of nothing from elsewhere

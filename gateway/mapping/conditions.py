@@ -1,11 +1,11 @@
-"""`when`: a CEL expression that says whether a message crosses.
+"""`when`: a CEL expression that is true for the messages that cross.
 
-Compiled once. What it refers to decides what is prepared: names from the address alone are settled once per
-address; the body is parsed only when the expression says `body`, the headers only when it says `headers`. An
-expression never breaks a route: what cannot be decided (a body that is not JSON, a field that is not there,
-types that do not compare, more steps than one message may take) is false, and counted. What cannot be read is
-an error to the expression, and as in CEL `true || error` is true and `false && error` false: a message whose
-other properties decide needs no body.
+Each expression is compiled once. The names in it determine what is prepared: names from the address alone are
+evaluated once per address; the body is parsed only if the expression names `body`, the headers only if it
+names `headers`. An expression never breaks a route: if it has no value (a body that is not JSON, a missing
+field, types that do not compare, more steps than one message may take), it is false, and counted. A part that
+cannot be read is an error in the expression, and as in CEL `true || error` is true and `false && error` is
+false: if the other properties of a message are decisive, its body is not needed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gateway.model.properties import Headers, Value, ValueType
 if TYPE_CHECKING:
     import cel
 
-CONDITION_BODY_MAX: Final = 1_048_576  # octets; parsing more would hold up every connection of the poller
+CONDITION_BODY_MAX: Final = 1_048_576  # bytes; parsing more would delay every connection of the poller
 CONDITION_VALUES_MAX: Final = 3_000  # in body and headers: each is copied for the evaluation, some 4 µs
-HEADERS_DEPTH_MAX: Final = 100  # of tables and arrays in headers: they are made plain by recursion
+HEADERS_DEPTH_MAX: Final = 100  # nested tables and arrays in headers, which `plain_value` recurses into
 
 FAULT: Final = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*?)(?: expecting \{.*)?$", re.M)
 PER_MESSAGE: Final = frozenset((*WORDS_OF_MESSAGE, *WORDS_OF_SENDER))
@@ -46,7 +46,7 @@ FUNCTIONS: Final = frozenset((
 
 
 class ExpressionError(MappingError):
-    """A text is no expression, from `inner` on: line and column of the text, from 1."""
+    """Error in the text of an expression. `inner`: line and column in the text, from 1."""
 
     def __init__(self, reason: str, line: int, column: int) -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class ExpressionError(MappingError):
 
 
 class Undecided(Protocol):
-    """Who counts what could not be decided."""
+    """Counters of evaluations without a value: the body was not JSON (`unparsable`), or other reasons."""
 
     unparsable: int
     undecided: int
@@ -63,7 +63,7 @@ class Undecided(Protocol):
 class Condition:
     """A compiled expression over `known` names.
 
-    Raises MappingError when the text is not CEL, names what is not known, or could take too long.
+    Raises MappingError if the text is not CEL, has an unknown name, or could take too long.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Condition:
     )
 
     def __init__(self, text: str, known: Iterable[str], steps_max: int = STEPS_MAX) -> None:
-        """`steps_max` bounds one evaluation."""
+        """Compile `text`. `steps_max`: limit of one evaluation, in steps (see expressions.py)."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
@@ -101,15 +101,15 @@ class Condition:
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
-        """The part of `values` that the expression refers to, for `holds`."""
+        """Return the part of `values` that the expression refers to, for `holds`."""
         return {name: text for name, text in values.items() if name in self.names}
 
     def constant(self) -> bool | None:
-        """The value of an expression that refers to nothing; None when it refers to something."""
+        """Return the value of an expression without names, or None if the expression has names."""
         return None if self.names else bool(self._evaluated({}))
 
     def _evaluated(self, known: dict[str, Any]) -> bool | None:
-        """The value; None when there is none."""
+        """Evaluate the expression. Return None if it has no value."""
         try:
             return self._program.execute(known) is True
         except Exception:  # a dozen builtin types, and each means that the expression has no value
@@ -120,7 +120,10 @@ class Condition:
             return None
 
     def holds(self, message: Message, fixed: dict[str, Any], counts: Undecided) -> bool:
-        """Whether the expression is true for `message`; `fixed` comes from its address. Never raises."""
+        """Return True if the expression is true for `message`. Never raises.
+
+        `fixed` holds the values from the message's address. An evaluation without a value counts in `counts`.
+        """
         known = dict(fixed)
         unparsable = False
         for word in self._words:
@@ -147,11 +150,11 @@ class Condition:
 
 
 def _compiled(text: str) -> tuple[cel.Program, Expression]:
-    """The program of a text, and what it costs. Raises MappingError.
+    """Compile a text. Return the program and its costs. Raises MappingError.
 
-    What is too long or too deep never gets as far as the library, which would run out of its stack.
+    A text that is too long or too deep is never given to the library, whose stack would overflow.
     """
-    import cel  # a tenth of a second of every start, and most mappings have no condition
+    import cel  # takes 100 ms of every start, and most mappings have no condition
 
     cost = None
     with suppress(NotUnderstood):
@@ -170,7 +173,7 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
 
 
 def _misread(told: str) -> MappingError:
-    """The first of the faults that the library tells of, each with a drawing below it."""
+    """Return the error for the first fault in the library's report `told`."""
     found = FAULT.search(told)
     if found is None:
         return MappingError(f"not a CEL expression: {told.splitlines()[0]}")
@@ -180,23 +183,26 @@ def _misread(told: str) -> MappingError:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """A bug of the library: what its language then raises is no Exception, and not to be imported."""
+    """Return True if `error` is a panic of the library: no Exception, and its type cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def _read_body(body: bytes) -> tuple[Any, int]:
-    """The body and its size for Expression.steps. Raises ValueError when it is too large, or not JSON."""
+    """Parse the body. Return it and its size for Expression.steps.
+
+    Raises ValueError if the body is too large, has too many values, or is not JSON.
+    """
     if len(body) > CONDITION_BODY_MAX:
         raise ValueError
     found = orjson.loads(body)
-    values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")  # or fewer: texts hold them, too
+    values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")  # at most: texts hold them, too
     if values > CONDITION_VALUES_MAX:
         values = _count_values(found)
     return found, values + len(body) // TEXT_PIECE
 
 
 def _count_values(body: Any) -> int:
-    """How many values a body has. Raises ValueError for too many."""
+    """Count the values in a parsed body. Raises ValueError if there are more than CONDITION_VALUES_MAX."""
     count = 1
     left = [body]
     while left:
@@ -215,7 +221,7 @@ def _count_values(body: Any) -> int:
 
 
 def _size_of_headers(headers: Headers) -> int:
-    """The size of headers for Expression.steps. Raises ValueError when they are too many or too deep."""
+    """Return the size of headers for Expression.steps. Raises ValueError if they are too many or too deep."""
     count = octets = 0
     left = [(value, 1) for _, value in headers]
     while left:
@@ -244,7 +250,7 @@ _WORDS: Final[dict[str, Callable[[Message], Any]]] = {
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
-    """Headers as an expression sees them; a repeated name becomes a list."""
+    """Convert headers to the dict that expressions use; a repeated name becomes a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:
@@ -260,7 +266,7 @@ def plain_headers(headers: Headers) -> dict[str, Any]:
 
 
 def plain_value(value: Value) -> Any:
-    """A header's value without its type: tables as dicts, arrays as lists, decimals as floats."""
+    """Convert a header's value to plain Python: tables to dicts, arrays to lists, decimals to floats."""
     kind, content = value
     if kind is ValueType.TABLE:
         return plain_headers(content)

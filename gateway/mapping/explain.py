@@ -1,4 +1,4 @@
-"""Why a message goes where it goes: what each route makes of it or its address, or why it does not match."""
+"""Explanations of routing: what each route does with a message or an address, or why it does not match."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gateway.protocols import dialect_of, show
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A route that takes the address.
+    """A route that matches the address.
 
-    `address` is what it produces, in its protocol's words; "" when it is refused, and `refused` says why.
-    `when` is the expression that each message still has to satisfy, or None. Of a message that was given,
-    `crosses` says whether it does, `made` what becomes of it, and `why` why nothing does: what
-    `when` came to, or the refusal.
+    `address` is the target's address, in its protocol's words; if the route refuses it, `address` is "" and
+    `refused` is the reason. `when` is the expression that each message still has to satisfy, or None. If
+    a message was given, `crosses` is True if it crosses, `made` holds the words and headers of the crossed
+    message, and `why` is the reason if it does not cross: the result of `when`, or the refusal.
     """
 
     route: str
@@ -42,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A route that does not take the address, and why."""
+    """A route that does not match the address, and the reason."""
 
     route: str
     file: str
@@ -52,7 +52,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All routes, in the order of the files. `dataclasses.asdict` makes it JSON."""
+    """All routes for one address, in the order of the files; `dataclasses.asdict` makes it JSON."""
 
     endpoint: str
     address: str
@@ -68,7 +68,7 @@ def explain(
     sender: Sender = NOBODY,
     message: Message | None = None,
 ) -> Explanation:
-    """What every route says about messages that `endpoint` brings in for `address`, or about this one.
+    """Explain what every route does with messages from `endpoint` to `address`, or with `message` if given.
 
     `queue` as in Router.resolve; `sender` fills templates that name the client or the user.
     """
@@ -125,7 +125,10 @@ def _explain_route(
 
 
 def _tried(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
-    """Whether a message crosses, what it becomes, and why it does not."""
+    """Try a message on a resolved route.
+
+    Return True if it crosses, the words of the crossed message or None, and the reason if it does not cross.
+    """
     route = way.route
     unparsable, undecided = route.unparsable, route.undecided
     crossed = way.cross(message)

@@ -1,21 +1,23 @@
-"""What a CEL expression can cost, found out before it runs: the library that evaluates it has no limit.
+"""Upper bounds of what a CEL expression costs, computed before it runs: the evaluating library has no limit.
 
-The text is read once more, by a parser that keeps no tree but adds up *steps* (of some 0.2 µs). How many
-there will be depends on what a message brings, so the sum is a polynomial in its *size*: the values in its
-body and headers, and its texts in pieces of TEXT_PIECE octets. `all`, `exists` and the like are loops. Where
-the inner of two goes through what the outer one holds (`body.list.exists(x, x.tags.exists(t, ...))`) both
-together see each value once; where it goes through something else the costs multiply.
+The text is parsed once more, by a parser that builds no tree but adds up *steps* (of some 0.2 µs). Their
+number depends on the message, so the sum is a polynomial in the message's *size*: the values in its body and
+headers, and its texts in pieces of TEXT_PIECE bytes. `all`, `exists` and the like are loops. If the inner
+of two loops iterates over a part of the outer loop's variable
+(`body.list.exists(x, x.tags.exists(t, ...))`), both together visit each value once; otherwise the costs
+multiply.
 
 | | steps |
 |---|---|
 | an operator, a literal, a call | 1 |
-| a turn of a loop | TURN |
+| an iteration of a loop | TURN |
 | a field or element, a comparison, `+`, `in`, a function | the size of what it copies or reads |
 | `map`, `filter` | the size of the result, for each of its elements: it is copied as it grows |
-| `matches` | its pattern is compiled each time (so it has to be a literal), and meets each piece of text |
+| `matches` | its pattern is compiled each time (so it has to be a literal), and run on each piece of text |
 
-What is too deep, too long or too dear with any message is refused when it is read; the rest says for each
-message how dear it would be. Depth and length also keep the library's own recursion within its stack.
+An expression that is too deep, too long, or too expensive with any message is refused when it is read; every
+other one has its bound computed for each message. The limits of depth and length also keep the library's own
+recursion within its stack.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ DEPTH_MAX: Final = 20  # of parentheses, brackets, arguments, conditions: parsin
 STEPS_MAX: Final = 100_000  # of one evaluation: some 20 ms
 TEXT_PIECE: Final = 256
 TURN: Final = 4
-COPY: Final = 2  # of what `map` and `filter` have so far
-DEGREE_MAX: Final = 4  # beyond it no message is small enough
+COPY: Final = 2  # steps to copy one value of the partial result of `map` or `filter`
+DEGREE_MAX: Final = 4  # beyond this degree no message is small enough
 PATTERN_OCTETS_MAX: Final = 256
 
 LOOPS: Final = frozenset(("all", "exists", "exists_one", "map", "filter"))
@@ -51,14 +53,14 @@ _CONSTANTS: Final = frozenset(("true", "false", "null"))
 
 
 class NotUnderstood(Exception):
-    """The text is none that this parser knows."""
+    """Error: the text is not in the part of CEL that this parser knows."""
 
 
 class Value(NamedTuple):
-    """How large a part of an expression can be.
+    """Upper bound of the size of a subexpression's value.
 
-    `level`: the loop whose turns it comes from, 0: from the message; its size is then `weight` times that of
-    what the level holds. None: it depends on nothing, and has this size.
+    `level`: the loop whose variable the value comes from (1: the outermost), or 0: the message; the size is
+    `weight` times that of what the level holds. None: the value depends on neither, its size is `weight`.
     """
 
     level: int | None
@@ -66,24 +68,24 @@ class Value(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """`weight` times the size of the message to the power of `degree`."""
+    """A number of steps or iterations: `weight` times the size of the message to the power of `degree`."""
 
     weight: float
     degree: int
 
     def times(self, other: Cost) -> Cost:
-        """The product."""
+        """Return the product of both."""
         return Cost(self.weight * other.weight, self.degree + other.degree)
 
 
 class _Loop(NamedTuple):
     name: str
     over: Value
-    turns: Cost  # in the whole evaluation
-    visits: Cost  # how often it comes by one and the same value of the message
+    turns: Cost  # iterations in the whole evaluation
+    visits: Cost  # how often the loop visits one and the same value of the message
 
     def lasts(self) -> Cost:
-        """How many turns it has each time, if it goes through all that there is."""
+        """Return the number of iterations each time the loop runs, if it visits every element."""
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
 
@@ -92,9 +94,9 @@ ONCE: Final = Cost(1.0, 0)
 
 
 class Expression:
-    """What one text can cost. `names`: those that it takes from outside.
+    """The costs of one expression. `names`: the names that it refers to, without loop variables.
 
-    Raises NotUnderstood, and MappingError for what no message could make cheap enough.
+    Raises NotUnderstood, and MappingError if the expression would be too expensive with any message.
     """
 
     __slots__ = ("_steps", "names")
@@ -104,14 +106,14 @@ class Expression:
         found.parse()
         self.names = frozenset(found.names)
         self._steps = tuple(found.steps)
-        if not self.steps(1) <= STEPS_MAX:  # nor is it a number, when it is beyond all of them
+        if not self.steps(1) <= STEPS_MAX:  # `not <=`: an overflow may also give NaN
             raise MappingError(
                 "it takes too many steps for any message; nest fewer loops, or say what the inner one goes "
                 "through by the name of the outer one"
             )
 
     def steps(self, size: int) -> float:
-        """How many steps it takes at most, with a message of this size."""
+        """Return the maximum number of steps of an evaluation with a message of this size (see above)."""
         total = 0.0
         for weight in reversed(self._steps):
             total = total * size + weight
@@ -119,7 +121,7 @@ class Expression:
 
 
 class _Parser:
-    """Recursive descent; each method reads one production and returns the size of its value."""
+    """A recursive-descent parser; each production's method returns the size of the value."""
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
@@ -142,7 +144,7 @@ class _Parser:
                 return
 
     def parse(self) -> None:
-        """The whole text; what comes out is copied, whatever it is."""
+        """Parse the whole text; the cost of copying the result is included. Raises NotUnderstood."""
         self._use(self._condition())
         if self._tokens[self._at][0] != "end":
             raise NotUnderstood
@@ -173,14 +175,14 @@ class _Parser:
         return self._loops[-1].turns if self._loops else ONCE
 
     def _between(self, level: int) -> Cost:
-        """How many turns the loops inside of `level` have in one of its own."""
+        """Return the number of iterations of the loops inside loop `level`, per iteration of that loop."""
         found = ONCE
         for loop in self._loops[level:]:
             found = found.times(loop.lasts())
         return found
 
     def _uses(self, value: Value) -> Cost:
-        """What it costs to read all of a value wherever this place comes by."""
+        """Return the cost of reading all of a value at this place of the text, in the whole evaluation."""
         turns = self._turns().times(Cost(value.weight, value.level is not None))
         if not value.level:
             return turns
@@ -199,7 +201,7 @@ class _Parser:
 
     @staticmethod
     def _joined(values: list[Value]) -> Value:
-        """What holds all of these."""
+        """Return the size of a value that holds all of `values`."""
         levels = [value.level for value in values if value.level is not None]
         return Value(min(levels, default=None), sum(value.weight for value in values))
 
@@ -219,7 +221,7 @@ class _Parser:
         return found
 
     def _either(self) -> Value:
-        """A chain of `||` and `&&`: which binds closer changes no cost."""
+        """Parse a chain of `||` and `&&`; their precedence changes no cost."""
         found = self._relation()
         while self._accept("||", "&&"):
             self._spend(self._turns())
@@ -232,7 +234,7 @@ class _Parser:
             other = self._sum()
             if sign == "in":
                 self._use(other)
-            else:  # the smaller one decides how far a comparison goes
+            else:  # a comparison reads no more than the size of the smaller one
                 self._use(min(found, other, key=lambda value: (value.level is not None, value.weight)))
             found = NOTHING
         return found
@@ -266,7 +268,7 @@ class _Parser:
         return found
 
     def _selected(self, value: Value, name: str) -> Value:
-        """A field, a loop or a function of `value`."""
+        """Parse what follows `value.name`: nothing for a field, or the arguments of a loop or function."""
         if not self._accept("("):
             self._use(value)
             return value
@@ -275,7 +277,11 @@ class _Parser:
         return self._called(name, [value])
 
     def _called(self, name: str, values: list[Value]) -> Value:
-        """The arguments of a function, up to the parenthesis that ends them. What it makes is no larger."""
+        """Parse a function's arguments and the closing parenthesis; the result is as large as all of them.
+
+        `values` are the sizes of what it is called on. Raises MappingError for a pattern of `matches` that is
+        no literal.
+        """
         start = self._at
         values = values + self._listed(")")
         self._use(*values)
@@ -298,7 +304,7 @@ class _Parser:
         return found
 
     def _loop(self, over: Value, name: str) -> Value:
-        """From behind the parenthesis to behind the one that ends it."""
+        """Parse the arguments of a loop over `over`, behind the opening parenthesis, and the closing one."""
         bound = self._word()
         self._expect(",")
         outer = self._turns()
@@ -381,7 +387,7 @@ class _Parser:
         return NOTHING
 
 
-# What `matches` costs.
+# Costs of `matches`.
 
 _PIECE: Final = re.compile(
     r"\[\^?\]?(?:\\.|\[:[^\]]*:\]|[^\]\\])*\]|\{(\d*),?(\d*)\}|\\(?:[pP]\{[^}]*\}|.)|.", re.DOTALL
@@ -390,13 +396,17 @@ _HIDDEN: Final = re.compile(r"\\[xXuU0-7]")  # in a text that is not raw they ma
 _VERBOSE: Final = re.compile(r"\(\?[A-Za-z-]*x")
 _STATES: Final = {**dict.fromkeys("wWpP", 300), **dict.fromkeys("dDsS", 40)}
 CLASS_STATES: Final = 4
-STATE_STEPS: Final = 10  # to compile one
-BOUNDARY_STEPS: Final = 20  # for each state and piece of text: a boundary keeps the fast way closed
-FAST_STATES: Final = 8  # that cost one step for each piece of text
+STATE_STEPS: Final = 10  # steps to compile one state
+BOUNDARY_STEPS: Final = 20  # for each state and piece of text: a word boundary prevents the fast matcher
+FAST_STATES: Final = 8  # states that together cost one step for each piece of text
 
 
 def _pattern_steps(literal: str) -> tuple[float, float]:
-    """The steps to compile a regular expression, and those for each piece of the text that it looks at."""
+    """Return the steps to compile a regular expression, and the steps to run it on each piece of text.
+
+    `literal` is the CEL literal with its prefix and quotes. Raises MappingError if the pattern is too long or
+    verbose, or has escapes by number in a literal that is not raw.
+    """
     if len(literal) > PATTERN_OCTETS_MAX:
         raise MappingError(f"matches: a pattern has at most {PATTERN_OCTETS_MAX} characters")
     pattern = literal.strip("rRbB")[1:-1]
@@ -413,8 +423,8 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
 
 
 def _count_states(pattern: str) -> float:
-    """About how many states the automaton has; a part that is repeated by number has so many copies."""
-    groups = [[0.0, 0.0]]  # of each open group: the states before its last part, and those of this part
+    """Estimate the number of states of the automaton; a part with a repetition count counts that often."""
+    groups = [[0.0, 0.0]]  # for each open group: the states before its last part, and those of this part
     for piece in _PIECE.finditer(pattern):
         text = piece[0]
         if text == "(":

@@ -1,10 +1,10 @@
-"""Message ids for messages that have none, of routes with `message_id: add`.
+"""Message ids for messages that have none, on routes with `message_id: add`.
 
-Whoever publishes sends a message again when it does not know whether it arrived; a receiver tells such a
-repeat from another message by its id. The id is given where a route makes the target's message. From there on
+A publisher that does not know if a message arrived sends it again; a receiver distinguishes such a repeat
+from another message by its id. The id is added where a route creates the target's message. From there on
 that message is one object, or one row of an outbox, however often it is sent, so the id stays with it: over
-reconnections, and with `settle: stored` over restarts. It makes the properties of each message different, so
-that they are encoded for each anew; routes that do not ask for it pay nothing.
+reconnections, and with `settle: stored` over restarts. The id makes the properties of each message different,
+so that they are encoded for each message separately; routes without `message_id: add` pay nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.model.properties import Properties
 
 
 class IdentifyingRoute(AmendingRoute):
-    """A resolved route, and the next of `ids` for each message that has crossed and has none."""
+    """A resolved route that gives each crossed message without a message id the next of `ids`."""
 
     __slots__ = ("_ids",)
 

@@ -1,9 +1,9 @@
-"""What is wrong, or only unwise, in a set of mapping files, found before anything runs.
+"""Linter of mapping files: finds faults and unwise rules in a set of files before anything runs.
 
-An *error* keeps the routes from being loaded. A *warning* is a route that does what its author hardly meant.
-A *note* is a limit that the route has, and that the gateway answers for at run time. Two routes are
-compared by a witness: an address that both take. Routes never apply to what a route delivered, so routes
-between listeners cannot loop; a loop or an echo needs a link, whose broker may bring back what it was sent.
+An *error* prevents the routes from being loaded. A *warning* is a route that does what its author hardly
+meant. A *note* is a limit of the route, which the gateway handles at run time. Two routes are compared by
+a witness: an address that both match. Routes never apply to messages that a route delivered, so routes
+between listeners cannot loop; a loop or an echo needs a link, whose broker may send back what it received.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gateway.model.dialect import Levels, NameRefused
 from gateway.model.message import NOBODY
 from gateway.protocols import show
 
-ROOM_SMALL: Final = 55  # octets of a name that the template itself leaves for what is captured
+ROOM_SMALL: Final = 55  # bytes; a template that leaves fewer for the captured levels gets a warning
 
 
 class Severity(Enum):
-    """ERROR: the mapping is refused. WARNING: look at it. NOTE: know it."""
+    """Severity of a finding. ERROR: the mapping is refused. WARNING: check the route. NOTE: a known limit."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -37,7 +37,7 @@ class Severity(Enum):
 
 
 class Finding(NamedTuple):
-    """One remark. `code` is stable, for filters; `line` and `column` count from 1, 0: unknown."""
+    """One finding of the linter. `code` is stable, for filters; `line`, `column`: from 1, 0 if unknown."""
 
     severity: Severity
     code: str
@@ -53,8 +53,11 @@ def lint(
     links: Collection[str] = (),
     worlds: Map[str, str] | None = None,
 ) -> list[Finding]:
-    """All findings, by severity and place. `endpoints` maps names to protocols; `links` names those that are
-    connections of ours to remote brokers; for `worlds` see Router."""
+    """Return all findings, sorted by severity and position.
+
+    `endpoints` maps names to protocols; `links` are the names of those that are the gateway's connections to
+    remote brokers; for `worlds` see Router.
+    """
     listeners = {name: name for name in endpoints if name not in links} if worlds is None else worlds
     compiled = compile_routes(mappings, endpoints, listeners)
     findings = [_problem(error) for error in compiled.problems]
@@ -79,8 +82,10 @@ def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
 
 
 def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Listeners that no route takes from or leads to, or only under another name. One that has its protocol's
-    name may be there because nothing else was configured: that is a note."""
+    """Find listeners that no route starts at or leads to, or only by another listener of their domain.
+
+    A listener with its protocol's name may exist only because nothing else was configured: that is a note.
+    """
     sources = {route.source for route in routes}
     taken = {worlds[source] for source in sources if source in worlds}
     reached = {worlds.get(route.target_endpoint, "") for route in routes}
@@ -178,7 +183,7 @@ def _unidentified(route: Route) -> Iterator[Finding]:
 
 
 def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
-    """Routes that bring one message to one address twice."""
+    """Find out if both routes deliver one message to one address, and yield a warning if so."""
     if (earlier.source, earlier.target_endpoint) != (later.source, later.target_endpoint):
         return
     meeting = witness(earlier.pattern, later.pattern)
@@ -199,14 +204,14 @@ def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
 
 
 def _shadows(wide: Route, narrow: Route) -> bool:
-    """Whether `wide` brings all that `narrow` takes to the address to which `narrow` brings it."""
+    """Return True if `wide` delivers every message of `narrow` to the same address as `narrow` does."""
     if wide.condition is not None or not covers(wide.pattern, narrow.pattern):
         return False
     return all(_same_target(wide, narrow, levels) for levels in _samples(narrow.pattern))
 
 
 def _exclusive(one: Route, other: Route) -> bool:
-    """Whether both have conditions, and different ones: only their author knows whether both can be true."""
+    """Return True if both have different conditions: only their author knows if both can be true."""
     if one.condition is None or other.condition is None:
         return False
     return one.condition.text != other.condition.text
@@ -228,19 +233,19 @@ def _target(route: Route, address: Address) -> Address | None:
 
 
 def example(pattern: Pattern, levels: Levels) -> Address:
-    """The address with these levels that the pattern is about. Raises NameRefused."""
+    """Build the address with these levels in the pattern's scope, or of its queue. Raises NameRefused."""
     name = pattern.queue if pattern.queue is not None else pattern.dialect.separator.join(levels)
     return pattern.dialect.address(pattern.scope, name)
 
 
 def _shortest(pattern: Pattern) -> Levels:
-    """A short match of the pattern; one level for a pattern that would also take none."""
+    """Return the levels of a short match of the pattern: at least one level."""
     tokens = [token for token in pattern.tokens if token.kind is not Kind.REST]
     return tuple(token.text if token.kind is Kind.LITERAL else "x" for token in tokens) or ("x",)
 
 
 def _samples(pattern: Pattern) -> list[Levels]:
-    """Matches in which every wildcard has its own text, with none, one and two levels for a rest."""
+    """Return up to three matches: with no, one and two levels for a rest, and a unique text per wildcard."""
     made: list[Levels] = []
     for rest in range(3):
         levels: list[str] = []
@@ -260,7 +265,7 @@ def _samples(pattern: Pattern) -> list[Levels]:
 
 
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
-    """Chains of routes through links that come back to their beginning, and opposite routes of one link."""
+    """Find chains of routes through links that lead back to their start, and opposite routes of one link."""
     leads = {
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
         for route in routes
@@ -283,7 +288,7 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
 
 
 def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
-    """The shortest way from a route back to itself; empty when there is none."""
+    """Return the shortest chain of routes from a route back to itself; empty if there is no such chain."""
     before: dict[Route, Route] = {}
     queue = deque([start])
     while queue:
@@ -301,7 +306,7 @@ def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Rout
 
 
 def _leads(route: Route, other: Route) -> bool:
-    """Whether a message that `route` delivers can be one that `other` takes."""
+    """Return True if `other` can match a message that `route` delivered."""
     if other.source != route.target_endpoint:
         return False
     made, taken = _made(route, other.pattern.scope), other.pattern
@@ -312,7 +317,10 @@ def _leads(route: Route, other: Route) -> bool:
 
 
 def _made(route: Route, unknown: str) -> Pattern:
-    """The addresses that a route produces; an exchange that depends on the message is `unknown`."""
+    """Return a pattern of the addresses that a route produces.
+
+    Its scope is `unknown` if the exchange depends on the message.
+    """
     target, several = route.target, vocabulary(route.pattern).several
     scope = target.service
     if target.scope is not None:
@@ -322,7 +330,7 @@ def _made(route: Route, unknown: str) -> Pattern:
 
 
 def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[Token]:
-    """What a level of the target's template can become."""
+    """Return the tokens that match every rendering of one level of the target's template."""
     if all(isinstance(piece, str) for piece in level):
         return [Token(Kind.LITERAL, "".join(map(str, level)))]
     first = level[0]
@@ -339,8 +347,10 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
 def undivided_routes(
     routes: Iterable[Route], divides: Callable[[str, str | None], bool], workers: int
 ) -> list[MappingError]:
-    """Routes over which each of several workers would bring every message. `divides`: whether those that
-    consume at an endpoint, from a queue, get each once among them."""
+    """Return an error for each route over which each of several workers would deliver every message.
+
+    `divides` is true if the consumers at an endpoint, of a queue or None, get each message once among them.
+    """
     return [
         MappingError(
             f"route {route.name!r}: each of {workers} workers would bring every message of link"
@@ -355,8 +365,11 @@ def undivided_routes(
 
 
 def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[MappingError]:
-    """Routes that workers of the embedded broker cannot have, of which each is a world of its own: those that
-    end at a listener, and those that have to know what came in elsewhere."""
+    """Return an error for each route that does not work with several workers of the embedded broker.
+
+    Each worker is a domain of its own, so a route must neither end at a listener nor deduplicate, which needs
+    the messages of the other workers.
+    """
     found: list[MappingError] = []
     for route in routes:
         if route.target_endpoint not in links:
@@ -373,8 +386,10 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
 def unstorable_routes(
     routes: Iterable[Route], links: Collection[str], *, store: bool, shared: Collection[str] = ()
 ) -> list[MappingError]:
-    """Routes whose `settle: stored` cannot be: without a link, or without a store. `shared`: links whose
-    outboxes are on the cluster, all with the same limits."""
+    """Return an error for each route with `settle: stored` that has no link as target, or no store.
+
+    `shared`: links whose outboxes are on the cluster; a route to one of them must not have its own limits.
+    """
     found: list[MappingError] = []
     for route in routes:
         if route.settle != "stored":
@@ -398,7 +413,10 @@ def unstorable_routes(
 
 
 def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingError]:
-    """Routes that deduplicate for longer than replicas of a cluster keep ids."""
+    """Return an error for each route that deduplicates for longer than replicas of a cluster store ids.
+
+    `ids_secs`: that time, in seconds.
+    """
     return [
         MappingError(
             f"route {route.name!r}: deduplicate: window: {route.rule.deduplicate.window} is longer than"
@@ -413,7 +431,7 @@ def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingEr
 
 
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
-    """Routes whose `private` hashes: they need a key."""
+    """Return an error for each route whose `private` hashes, for use when there is no key."""
     return [
         MappingError(
             f"route {route.name!r}: private: hash needs journal.hash_key, which is not set",

@@ -1,4 +1,4 @@
-"""From a YAML file to a checked mapping: each complaint names its place."""
+"""Reader of mapping files: parses YAML and checks it. Each error names file, line and column."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gateway.mapping.schema import MappingFile
 
 __all__ = ["Mapping", "Place", "load", "parse"]
 
-VERSION_DIGITS: Final = 12  # of its digest
+VERSION_DIGITS: Final = 12  # hexadecimal digits of the text's SHA-256 digest
 
 
 class Mapping:
     """A checked mapping file: `document`, and the line (from 1) of every place in it.
 
-    `version` is short and differs when the text does.
+    `version` is a short digest of the text, and changes with it.
     """
 
     __slots__ = ("_source", "document", "file", "text", "version")
 
     def __init__(self, source: Document) -> None:
-        """Raises pydantic's ValidationError."""
+        """Validate the document. Raises pydantic's ValidationError."""
         self.file = source.file
         self.document = MappingFile.model_validate(source.content)
         self.text = source.text
@@ -37,11 +37,11 @@ class Mapping:
         self._source = source
 
     def position(self, place: Place) -> Position:
-        """Where `place` is, or what encloses it when it was not written."""
+        """Return the position of `place`, or that of the enclosing place if `place` is not in the file."""
         return self._source.position(place)
 
     def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
-        """The error that `reason` is, at `place`; `inner`: at this line and column of the text there."""
+        """Build the MappingError with `reason` at `place`; `inner`: line and column in the text there."""
         told = f"{dotted(place)}: {reason}"
         at = None if inner is None else self._source.inside(place, *inner)
         if at is None:
@@ -50,7 +50,7 @@ class Mapping:
 
 
 def load(paths: Iterable[str | Path]) -> list[Mapping]:
-    """Read mapping files. A path with wildcards stands for all files that it matches, in order of name.
+    """Read mapping files. A path with wildcards stands for all files that match it, in order of name.
 
     Raises MappingError with file, line and reason.
     """
@@ -68,7 +68,7 @@ def _read(file: str) -> Mapping:
 
 
 def parse(text: str, file: str = "<text>") -> Mapping:
-    """Check the text of a mapping file. Raises MappingError: the first complaint, the others below it."""
+    """Check the text of a mapping file. Raises MappingError for the first fault, with the others in it."""
     return _checked(lambda: documents.parse(text, file))
 
 
@@ -87,7 +87,7 @@ def _checked(given: Callable[[], Document]) -> Mapping:
 
 
 def _all(error: ValidationError, source: Document) -> MappingError:
-    """All complaints by position: the first is the error's reason, the others follow."""
+    """Build one MappingError of all faults by position: the first is its reason, the rest its `others`."""
     found = {
         (source.position(one.place), _worded(one).text): one.place for one in complaints(error, MappingFile)
     }
@@ -97,7 +97,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 
 def _worded(complaint: Complaint) -> Complaint:
-    """In words where the model has a regular expression."""
+    """Replace the reason by words where the model's own reason is a regular expression."""
     if complaint.place[-1:] == ("window",) and complaint.given is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint

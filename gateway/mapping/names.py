@@ -1,19 +1,19 @@
-"""The levels of a name, and how a level is written in another protocol so that it can be read back.
+"""Translation of the levels of a name from one protocol to another, so that it can be reversed.
 
 A name is a list of levels: `plant/v1.2/t` in MQTT has the levels `plant`, `v1.2`, `t`. Each protocol has
 characters that a level cannot hold (`forbidden`: they would split the name, or the protocol refuses them)
-and characters that it had better not hold (`guarded`: consumers take them for wildcards). For the policy
+and characters that a level should not hold (`guarded`: consumers take them for wildcards). For the policy
 `percent` the translation of levels from protocol A to B is a bijection, so that each name, also one that
-holds `%2E` literally, comes back as it went. Per character, with `%XX` its code and `%25XX`, `%2525XX` that
-code nested:
+holds `%2E` literally, is the same after translation there and back. Per character, with `%XX` its code and
+`%25XX`, `%2525XX` that code nested:
 
 - forbidden in B only: one nesting more (`.` -> `%2E` -> `%252E`);
 - forbidden in A only: one nesting less, the inverse (`%2E` -> `.`);
-- guarded in exactly one of the two, forbidden in neither: the bare character and `%XX` change places;
-- everything else, every other `%` included, stays as it is.
+- guarded in exactly one of the two, forbidden in neither: the bare character and `%XX` are swapped;
+- everything else, every other `%` included, is unchanged.
 
 A source that breaks its own rule (an old AMQP/Fast destination with a `/`) loses the bijection, never the
-levels: what is forbidden in B is encoded wherever it comes from.
+levels: a character that is forbidden in B is encoded even if it is forbidden in A.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def split_levels(text: str, separator: str) -> list[str]:
 
 
 def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTranslation:
-    """How one level of a name in `source` is written in `target`. The result may raise NameRefused.
+    """Return the function that translates one level of a name from `source` to `target`.
+
+    The function may raise NameRefused.
 
     `keep` copies; `swap` exchanges the two separators; `reject` refuses what `percent` would have to encode;
     `percent` is the bijection described at the head of this file.
@@ -54,7 +56,10 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
 
 
 def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
-    """How text that is no name (a client id, an exchange) is written as one level of a name in `target`."""
+    """Return the function that writes text that is no name (a client id, an exchange) as a level in `target`.
+
+    The function may raise NameRefused.
+    """
     if escape in ("keep", "swap"):
         return _keep
     if escape == "reject":
@@ -67,9 +72,9 @@ def _keep(level: str) -> str:
 
 
 def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[str]]:
-    """The characters that gain a nesting, that lose one, and whose first two forms change places.
+    """Return the characters that gain a nesting, those that lose one, and those whose first two forms swap.
 
-    Empty when source and target agree: then every name is already as it must be.
+    All three are empty if source and target agree: then no name changes.
     """
     forbidden_here, forbidden_there = set(source.forbidden), set(target.forbidden)
     swapped = (set(source.guarded) ^ set(target.guarded)) - forbidden_here - forbidden_there
@@ -93,7 +98,7 @@ def _percent(forbidden: set[str], more: set[str], fewer: set[str], swapped: set[
 
 
 class Percent:
-    """The bijection: `search` finds what of a level changes."""
+    """The translation `percent` of one level; `search` matches each part of a level that changes."""
 
     __slots__ = ("_fewer", "_more", "search")
 
@@ -119,8 +124,11 @@ class Percent:
 
 
 def changes(translate: LevelTranslation) -> Callable[[str], object]:
-    """What says, for a whole name, whether the translation changes any of its levels; sometimes wrongly yes,
-    never wrongly no. Its truth counts."""
+    """Return a function that is true for a whole name if the translation may change any of its levels.
+
+    Its result is truthy or falsy; it may be true for a name that does not change, but never false for one
+    that does.
+    """
     if translate is _keep:
         return _never
     return translate.search.search if isinstance(translate, Percent) else _always

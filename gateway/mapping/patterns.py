@@ -1,10 +1,10 @@
-"""What matches addresses, compiled from the words of `from`.
+"""Patterns that match addresses, compiled from the words of `from`.
 
 A pattern is a list of tokens over the levels of a name: a literal, one level, or any number of levels (zero
 included), the latter two with or without a capture's name. MQTT writes them `+` and `#`, AMQP and AMQP/Fast
 `*` and `#`; a capture is `{name}` or `{name...}`. As in MQTT 4.7.1.2 `#` ends a topic filter; in a binding
-key it may stand anywhere, and there the leftmost takes as much as it can. A topic pattern that does not begin
-with a literal leaves topics that begin with `$` alone (MQTT 4.7.2).
+key it may be anywhere, and there the leftmost matches as many levels as possible. A topic pattern that does
+not begin with a literal never matches topics that begin with `$` (MQTT 4.7.2).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
 class Kind(Enum):
-    """LITERAL: this level. ONE: any single level. REST: any number of levels."""
+    """Kind of a token. LITERAL: this level. ONE: any single level. REST: any number of levels."""
 
     LITERAL = "literal"
     ONE = "one"
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 
 class Token(NamedTuple):
-    """A literal's text, or a capture's name ("" without a name)."""
+    """One token of a pattern. `text`: a literal's text, or a capture's name ("" without a name)."""
 
     kind: Kind
     text: str
@@ -53,7 +53,7 @@ Tokens = tuple[Token, ...]
 
 
 def parse_tokens(dialect: Dialect, text: str) -> Tokens:
-    """The tokens of a topic filter, binding key or destination pattern. Raises MappingError."""
+    """Parse a topic filter, binding key or destination pattern. Return its tokens. Raises MappingError."""
     levels = split_levels(text, dialect.separator)
     if not levels and not dialect.words[dialect.pattern_word].empty:
         raise MappingError(f"a {dialect.pattern_word} has at least one character")
@@ -87,10 +87,10 @@ def _token(level: str, one: str) -> Token:
 
 
 class Pattern:
-    """The addresses of a protocol that a route takes.
+    """The addresses of a protocol that a route matches.
 
-    `scope` is the exchange or the service. `queue`, when not None, is a queue by its name, and the
-    tokens then match any key. `first` is a literal first level, else None: a quick way to No.
+    `scope` is the exchange or the service. `queue`, if not None, is the name of a queue, and the tokens then
+    match any key. `first` is a literal first level, else None: a fast test that most names fail.
     """
 
     __slots__ = ("dialect", "first", "names", "queue", "scope", "tokens")
@@ -104,34 +104,34 @@ class Pattern:
         self.names = tuple(token.text for token in tokens if token.kind is not Kind.LITERAL and token.text)
 
     def takes_from(self, address: Address, queue: str = "") -> bool:
-        """Whether protocol, exchange, service or queue fit."""
+        """Return True if protocol, exchange, service or queue match."""
         if self.queue is None and not queue:
             return address.scope == self.scope and address.protocol == self.dialect.name
         return not self._scope_differs(address, queue)
 
     def hides(self, levels: Levels) -> bool:
-        """Whether the name is one that a wildcard in front leaves alone."""
+        """Return True if the pattern begins with a wildcard, which does not match hidden names like this."""
         hidden = self.dialect.hidden
         if not hidden or not levels or not levels[0].startswith(hidden):
             return False
         return self.tokens[0].kind is not Kind.LITERAL
 
     def match(self, address: Address, queue: str = "") -> Captures | None:
-        """The captured levels, or None.
+        """Match an address. Return the captured levels, or None if the address does not match.
 
-        `queue` names the queue that a link consumed the message from, when a route asked for that queue;
-        then only routes from this queue match, for the message reaches the others through their bindings.
+        `queue` is the queue that a link consumed the message from, if a route names that queue; then only
+        routes from this queue match, because the message reaches the others through their bindings.
         """
         if self._scope_differs(address, queue):
             return None
         return self.match_levels(self.dialect.levels(address.name))
 
     def match_levels(self, levels: Levels) -> Captures | None:
-        """The captured levels when the tokens match, or None."""
+        """Match the levels of a name. Return the captured levels, or None if the name does not match."""
         return None if self.hides(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
-        """As `match_levels`, but `$` is a letter like any other: for names that we make ourselves."""
+        """Match as `match_levels`, but hidden names (`$`) as any other: for names that the gateway builds."""
         spans = _place(self.tokens, levels)
         if spans is None:
             return None
@@ -142,7 +142,7 @@ class Pattern:
         }
 
     def mismatch(self, address: Address, queue: str = "") -> str:
-        """Why the address does not match, for people; "" when it does."""
+        """Return the reason, as text for users, why the address does not match; "" if it matches."""
         differs = self._scope_differs(address, queue)
         if differs:
             return differs
@@ -166,7 +166,7 @@ class Pattern:
         return f"the levels do not fit {self.show()!r}"
 
     def render(self, captures: Mapping[str, Levels]) -> Levels | None:
-        """The levels of the address with these captures; None when an unnamed wildcard leaves it open."""
+        """Return the levels of the address with these captures, or None if a wildcard has no capture."""
         levels: list[str] = []
         for token in self.tokens:
             if token.kind is Kind.LITERAL:
@@ -178,13 +178,13 @@ class Pattern:
         return tuple(levels)
 
     def show(self) -> str:
-        """The pattern in its protocol's own wildcards, as a subscription or binding needs it."""
+        """Return the pattern with its protocol's own wildcards, for a subscription or binding."""
         words = {Kind.ONE: self.dialect.one, Kind.REST: "#"}
         texts = (token.text if token.kind is Kind.LITERAL else words[token.kind] for token in self.tokens)
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
-        """The text that every match begins with: the whole name, or up to the separator before a wildcard."""
+        """Return the text that every match begins with: up to the separator before a wildcard, or all."""
         literal: list[str] = []
         for token in self.tokens:
             if token.kind is not Kind.LITERAL:
@@ -193,7 +193,7 @@ class Pattern:
         return self.dialect.separator.join(literal)
 
     def leading_literals(self) -> list[tuple[int, str]]:
-        """The literals before any rest, and their levels."""
+        """Return the literals before any rest, each as (level index, text)."""
         found: list[tuple[int, str]] = []
         for at, token in enumerate(self.tokens):
             if token.kind is Kind.REST:
@@ -203,7 +203,7 @@ class Pattern:
         return found
 
     def _scope_differs(self, address: Address, queue: str) -> str:
-        """Why protocol, exchange, service or queue do not fit; "" when they do."""
+        """Return the reason why protocol, exchange, service or queue do not match; "" if they match."""
         if address.protocol != self.dialect.name:
             return f"a {self.dialect.name} route, not {address.protocol}"
         if self.queue is None:
@@ -219,11 +219,14 @@ class Pattern:
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Where each token lies in `levels`; the leftmost takes as much as it can."""
+    """Return the (start, end) of each token in `levels`, or None if they do not match.
+
+    If there are several rests, the leftmost matches as many levels as possible.
+    """
     rests = [at for at, token in enumerate(tokens) if token.kind is Kind.REST]
     if len(rests) > 1:
         return _place_rests(tokens, levels)
-    more = len(levels) - len(tokens)  # levels that the rest takes, besides one
+    more = len(levels) - len(tokens)  # levels that the rest matches, besides one
     if (more != 0 and not rests) or more < -1:
         return None
     spans: list[tuple[int, int]] = []
@@ -241,9 +244,9 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
 
 
 def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """As `_place`, of patterns with several rests: first what can be reached from the end, then the way."""
+    """Do the work of `_place` for several rests: compute backwards which tails match, then go forwards."""
     count = len(levels)
-    fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # by token and level: from there to the end
+    fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # 1: from this token and level on all match
     fits[-1][count] = 1
     for token in range(len(tokens) - 1, -1, -1):
         kind, text = tokens[token]
@@ -265,7 +268,7 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Whether every address that `narrow` takes is also taken by `wide`. Never wrongly yes."""
+    """Return True if `wide` matches every address that `narrow` matches; in doubt, return False."""
     if not _same_scope(wide, narrow) or _first_hidden(wide, narrow):
         return False
     return _covers(wide.tokens, narrow.tokens)
@@ -283,7 +286,7 @@ def _covers(wide: Tokens, narrow: Tokens) -> bool:
 
 
 def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
-    """From the ends of both: whether what follows in `wide` takes all that follows in `narrow`."""
+    """Return True if the tokens `wide` match all that the tokens `narrow` match; compared from the ends."""
     count = len(narrow)
     behind = bytearray(count + 1)
     behind[count] = 1
@@ -299,7 +302,7 @@ def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
 
 
 def witness(one: Pattern, other: Pattern) -> Levels | None:
-    """The levels of an address that both patterns take, or None when there is none."""
+    """Return the levels of an address that both patterns match, or None if there is no such address."""
     if not _same_scope(one, other) or _apart(one.tokens, other.tokens):
         return None
     if _first_hidden(one, other) or _first_hidden(other, one):
@@ -325,7 +328,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
 
 
 def _apart(one: Tokens, other: Tokens) -> bool:
-    """A quick way to No: their beginnings, before any rest, differ."""
+    """Return True if a literal before any rest differs: a fast test that no address matches both."""
     for a, b in zip(one, other, strict=False):
         if a.kind is Kind.REST or b.kind is Kind.REST:
             return False
@@ -335,14 +338,14 @@ def _apart(one: Tokens, other: Tokens) -> bool:
 
 
 class _Path(NamedTuple):
-    """The levels up to a place, the last one first; None: a rest that takes nothing more."""
+    """A linked list of the levels up to a place, the last first; `level` None: a rest ends there."""
 
     level: str | None
     before: _Path | None
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
-    """Where two patterns can go on to together from a place in both, and by which level."""
+    """Return the places that both patterns can reach from `place` in a step, each with its level or None."""
     i, j = place
     a = one[i] if i < len(one) else None
     b = other[j] if j < len(other) else None
@@ -372,7 +375,7 @@ def _same_scope(one: Pattern, other: Pattern) -> bool:
 
 
 def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
-    """Whether `literal` begins as hidden names do where `wild` has a wildcard, which leaves those alone."""
+    """Return True if `literal` begins as a hidden name does and `wild` with a wildcard, which skips those."""
     hidden = wild.dialect.hidden
     if not hidden or wild.tokens[0].kind is Kind.LITERAL:
         return False

@@ -1,20 +1,20 @@
 """Return addresses: reply addresses that lead from one protocol to a requester in another, without a route.
 
-A request says where its answer is wanted in words that only its own protocol has: a topic, a queue. Where it
-crosses into another protocol by a route with `answers: direct`, it gets a return address instead: a name to
-which programs there publish as they always do, and which holds all that is needed to bring the answer home,
-so that nothing has to be remembered for a request. Behind the prefix of its dialect such a name is
+A request names its reply address in the words of its own protocol: a topic, a queue. When it crosses into
+another protocol by a route with `answers: direct`, it gets a return address instead: a name to which programs
+there publish as usual, and which holds all that is needed to deliver the reply, so that no state has to be
+stored for a request. Behind the prefix of its dialect such a name is
 
     CODE FLAG ENDPOINT : TEXT
 
-ENDPOINT is where the requester is, TEXT its reply address in its own words. FLAG says whether programs see
-the request's correlation as it is (`-`), or in base64 (`b`), for it is no text; then so is that of the
-answer. CODE is a keyed digest of the rest: without the key nobody can make a name that leads where no
-requester has asked to be answered. What the dialect forbids inside a level is percent-encoded, and so are
-control characters and the percent sign itself.
+ENDPOINT is the requester's endpoint, TEXT its reply address in its own words. FLAG is `-` if programs see the
+request's correlation unchanged, `b` if they see it in base64 because it is no text; then the correlation of
+the reply is in base64, too. CODE is a keyed digest of the rest: without the key a client cannot forge a name
+that leads to an address that no requester named. Characters that the dialect forbids inside a level are
+percent-encoded, and so are control characters and the percent sign itself.
 
-A return address that crosses again is not packed into another one: it is opened, and made anew for where it
-goes; in the requester's own world it is the text that it was.
+A return address that crosses again is not nested in another one: it is parsed, and built again for the next
+target; in the requester's own domain it becomes the original reply address.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ AS_IT_IS, BASE64 = "-", "b"
 _ENCODED: Final = re.compile("%([0-9A-F]{2})")
 
 End = tuple[Dialect, str]
-"""What is spoken at an endpoint, and its name."""
+"""Dialect of an endpoint, and the endpoint's name."""
 
 
 class Return(NamedTuple):
-    """Whom an answer is for: the requester's endpoint and reply address; whether its correlation is coded."""
+    """Requester of a reply: endpoint and reply address (`text`); `coded`: the correlation is in base64."""
 
     endpoint: str
     text: str
@@ -48,7 +48,7 @@ class Return(NamedTuple):
 
 
 class ReturnAddresses:
-    """Makes return addresses and reads them. Who has `key` can make them too. `worlds`: see Router."""
+    """Builder and parser of return addresses. Whoever has `key` can build them too. `worlds`: see Router."""
 
     def __init__(self, key: bytes, worlds: Mapping[str, str]) -> None:
         self._key = key
@@ -57,10 +57,11 @@ class ReturnAddresses:
     def make(
         self, source: End, target: End, text: str, correlation: bytes | None
     ) -> tuple[str, bytes | None]:
-        """What reply address and correlation of a message are where it crosses to.
+        """Return the reply address and the correlation of a message in the target.
 
-        Raises NameRefused for a reply address that would be too long there, for a return address of the
-        source that is none of ours, and where the target's protocol has none.
+        `text` is the reply address in the source. Raises NameRefused if it is no Unicode text, if the return
+        address would be too long in the target, if `text` is a return address that this gateway did not
+        build, or if the target's protocol has no return addresses.
         """
         dialect, endpoint = target
         there = Return(source[1], text, False)
@@ -76,7 +77,7 @@ class ReturnAddresses:
         return self._name(dialect, there._replace(coded=coded)), correlation
 
     def read(self, rest: str) -> Return | None:
-        """Whom an answer to a return address is for, by what stands behind the prefix; None: it is none."""
+        """Parse a return address without its prefix. Return its requester, or None if it is not valid."""
         code, flag, place = rest[:CODE_LENGTH], rest[CODE_LENGTH : CODE_LENGTH + 1], rest[CODE_LENGTH + 1 :]
         endpoint, colon, text = place.partition(":")
         found = Return(_decoded(endpoint), _decoded(text), flag == BASE64)
@@ -108,7 +109,7 @@ class ReturnAddresses:
 
 
 def restored(correlation: bytes | None) -> bytes | None:
-    """What a correlation in base64 says. What is none is itself: a program has copied more than the text."""
+    """Decode a correlation from base64. Return it unchanged if it is not base64: not all programs keep it."""
     try:
         return None if correlation is None else b64decode(correlation, validate=True)
     except Base64Error:

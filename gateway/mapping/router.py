@@ -1,7 +1,7 @@
-"""Which routes a message takes.
+"""Router: finds the routes of each message.
 
-`compile_routes` turns mapping files into routes for the endpoints at hand; a `Router` answers per endpoint
-and address. Its answers depend on nothing else and may be kept as long as the router itself.
+`compile_routes` compiles mapping files into routes for the configured endpoints; a `Router` resolves them per
+endpoint and address. Its results depend on nothing else and may be cached as long as the router exists.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.properties import Value
 from gateway.protocols import DIALECTS
 
-HOPS_MAX: Final = 8  # longer chains of gateways are loops, in every deployment that we know of
+HOPS_MAX: Final = 8  # longer chains of routes are loops, in every known deployment
 _EVERY_NAME: Final = (Token(Kind.REST, ""),)
 Built = TypeVar("Built")
 
 
 class Located(Protocol):
-    """Calls, and gives what a MappingError says the place in the file."""
+    """A function that calls `build` and adds the position in the file, `inner`, to a MappingError of it."""
 
     def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built: ...
 
 
 class Skipped(NamedTuple):
-    """An optional route that was left out, and the endpoint that it lacks."""
+    """An optional route that was left out, and the missing endpoint."""
 
     route: str
     endpoint: str
@@ -50,7 +50,7 @@ class Skipped(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """The routes in the order of the files, what keeps others from being routes, and what was left out."""
+    """Result of a compilation: routes in the order of the files, errors of other rules, routes left out."""
 
     routes: tuple[Route, ...]
     problems: tuple[MappingError, ...]
@@ -59,11 +59,11 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """What a link subscribes to for the routes that start at it, without what another entry covers.
+    """Subscriptions of a link for the routes that start at it, without those that another one covers.
 
-    `queues`: to consume from. `bindings`: (scope, pattern) of everything else, with the wildcards of the
-    link's protocol. `prefixes`: the same as (scope, text that each name begins with); a name that ends in the
-    separator or is empty is a prefix, and every other one is whole.
+    `queues`: queues to consume from. `bindings`: (scope, pattern) of all other routes, with the wildcards of
+    the link's protocol. `prefixes`: the same routes as (scope, text that each name begins with); a text that
+    ends in the separator or is empty is a prefix, every other one is a whole name.
     """
 
     queues: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ class Subscriptions:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the routes that end at an endpoint need there, as far as no message decides the name.
+    """Objects that the routes ending at an endpoint need there; names that depend on a message are left out.
 
-    `scopes` are those that a message is published to by name, such as exchanges; `queues` those that it is
-    published to by theirs; `names` are whole addresses, (scope, name), where there are no queues.
+    `scopes` are scopes that messages are published to by name, such as exchanges; `queues` are queues that
+    messages are published to by name; `names` are whole addresses, (scope, name), if there are no queues.
     """
 
     scopes: tuple[str, ...] = ()
@@ -92,14 +92,15 @@ def _heard(route: Route) -> bool:
 
 
 class RouteIndex:
-    """The routes from one endpoint, by a level that a pattern says literally: of thousands with such a level
-    only those are looked at that have it.
+    """Index of the routes from one endpoint by the first literal level of their patterns.
+
+    A lookup returns only the routes whose literal is in the name, and those without one.
     """
 
     __slots__ = ("_always", "_by_level", "_everywhere", "_places")
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._always: list[tuple[int, Route]] = []  # by their place in the files, which is their order
+        self._always: list[tuple[int, Route]] = []  # with their order in the files
         self._by_level: dict[tuple[int, str], list[tuple[int, Route]]] = {}
         for number, route in enumerate(routes):
             literals = route.pattern.leading_literals()
@@ -109,7 +110,7 @@ class RouteIndex:
         self._everywhere = [route for _, route in self._always]
 
     def candidates(self, levels: Levels) -> list[Route]:
-        """Those whose patterns may match, in their order."""
+        """Return the routes whose patterns may match, in the order of the files."""
         found = self._always
         for at in self._places:
             if at >= len(levels):
@@ -128,15 +129,15 @@ def _number(entry: tuple[int, Route]) -> int:
 
 
 class Router:
-    """The routes of all mapping files, for `endpoints` (name -> protocol). `worlds`: which of them are
-    listeners, and for each the namespace in which its clients meet those of others; None: all are, each by
-    itself.
+    """The routes of all mapping files, for `endpoints` (name -> protocol).
 
-    `ids` are for messages that routes with `message_id: add` give one; those of
-    tests are numbers. `return_key` is what return addresses are made with; None: there are none, and answers
-    go by routes. `reply_kept` hears of each message whose reply address is kept as it is, and leads nowhere.
+    `worlds` maps each listener among the endpoints to its domain: the namespace that its clients share with
+    those of other listeners; None: all endpoints are listeners, each with its own domain. `ids` yields the
+    message ids for routes with `message_id: add`; None: numbers, for tests. `return_key` is the key of return
+    addresses; None: there are no return addresses, and replies cross by routes. `reply_kept` is called for
+    each message whose reply address is left unchanged and leads nowhere.
 
-    Raises MappingError for the first thing that the linter calls an error.
+    Raises MappingError for the first fault that the linter reports as an error.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Router:
         if return_key is not None:
             self.returns = ReturnAddresses(return_key, worlds or {name: name for name in endpoints})
         self._answering: dict[tuple[str, str], Route] = {}
-        self._reversible: dict[tuple[str, str], list[Route]] = {}  # by the worlds of both ends
+        self._reversible: dict[tuple[str, str], list[Route]] = {}  # by the domains of both endpoints
         for route in self.routes:
             if route.reversible:
                 ends = self._ends(route.source, route.target_endpoint)
@@ -179,7 +180,7 @@ class Router:
             direct = self.returns is not None and route.rule.answers == "direct"
             reverses = tuple(self.reverses(route.source, route.target_endpoint))
             route.join(reply_kept, self.returns if direct else None, reverses)
-            if direct:  # what brings the answers home: from its target's world to where it takes its messages
+            if direct:  # the route of its replies: from its target's domain to its own source
                 world = self._worlds.get(route.target_endpoint, route.target_endpoint)
                 self._answering.setdefault((world, route.source), answering(route))
         self.answers = tuple(self._answering.values())
@@ -187,10 +188,10 @@ class Router:
     def resolve(
         self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _heard
     ) -> tuple[ResolvedRoute, ...]:
-        """What happens to messages that `endpoint` brings in for `address`, in the order of the files.
+        """Return the resolved routes of messages from `endpoint` for `address`, in the order of the files.
 
-        `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match. `unheard`
-        says of a route whose scope is always the same that nobody is there: an UnheardRoute stands for it.
+        `queue` is the queue that a link consumed them from, if a route names it; see Pattern.match. `unheard`
+        returns True for a compiled route that leads to no subscriber; an UnheardRoute then replaces it.
         """
         index = self._indexes.get(endpoint)
         if index is None:
@@ -218,7 +219,7 @@ class Router:
         return tuple(found)
 
     def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
-        """What a route does whose pattern or target is interpreted."""
+        """Resolve a route with interpreted pattern or target. Return None if it does not match."""
         pattern = route.pattern
         if not pattern.takes_from(address, queue):
             return None
@@ -227,33 +228,34 @@ class Router:
         return None if resolved is None else self._identified(resolved)
 
     def _identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
-        """With ids, if the route gives them."""
+        """Return `resolved`, wrapped in an IdentifyingRoute if its route adds message ids."""
         return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:
-        """Whether it looks like a return address: nothing else leads from there anywhere."""
+        """Return True if the address has the form of a return address, from which no other route leads."""
         return self._returned(address) is not None
 
     def requester(self, address: Address) -> Return | None:
-        """Whom a message is for that is published to a return address; None: this is none that was made
-        here."""
+        """Parse a return address. Return the requester, or None if this gateway did not build the address."""
         rest = self._returned(address)
         return None if rest is None or self.returns is None else self.returns.read(rest)
 
     def _returned(self, address: Address) -> str | None:
-        """What a return address says; None: it is none, as its first letters mostly show."""
+        """Return the part of a return address behind the prefix, or None if the address has no such form."""
         dialect = DIALECTS[address.protocol]
         if self.returns is None or not address.name.startswith(dialect.return_prefix):
             return None
         return dialect.returned(address)
 
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
-        """By what an answer that is published at `endpoint` comes home to the endpoint `requester`; None: no
-        direct route has brought a question from there."""
+        """Return the route of replies from `endpoint` to the requester's endpoint, `requester`.
+
+        Return None if no route with `answers: direct` leads from there to the domain of `endpoint`.
+        """
         return self._answering.get((self._worlds.get(endpoint, endpoint), requester))
 
     def subscriptions(self, endpoint: str) -> Subscriptions:
-        """What the link `endpoint` has to subscribe to."""
+        """Return the subscriptions that the link `endpoint` needs."""
         sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
         bound = [one for one in sources if one.queue is None]
         return Subscriptions(
@@ -263,7 +265,7 @@ class Router:
         )
 
     def targets(self, endpoint: str) -> Targets:
-        """What has to exist at `endpoint` for the routes that end there."""
+        """Return the objects that have to exist at `endpoint` for the routes that end there."""
         ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
         literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
@@ -279,23 +281,23 @@ class Router:
         )
 
     def reverses(self, origin: str, target: str) -> Sequence[Route]:
-        """The routes by which reply addresses at `origin` are found that mean `target`: they lead back."""
+        """Return the routes back from `target` to `origin`, which translate reply addresses by inversion."""
         return self._reversible.get(self._ends(target, origin), ())
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
-        """The worlds of a route's two endpoints."""
+        """Return the domains of a route's two endpoints; an endpoint without a domain stands for itself."""
         return self._worlds.get(source, source), self._worlds.get(target, target)
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
-    """The patterns that no other one covers; of equal ones the first.
+    """Return the patterns that no other one covers; of equal ones the first.
 
-    One covers another only if this has the literals of that, at the same levels, before any rest. So each is
-    compared only with those that share its literals.
+    A pattern can cover another one only if the other one has all its leading literals at the same levels. So
+    each is compared only with those that share its literals.
     """
     kept: dict[Pattern, None] = {}
-    by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by their first literals; or None
-    by_any: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by each of them; or None
+    by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by the first literal, or by None
+    by_any: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by each literal, and by None
     for pattern in patterns:
         scope = (pattern.dialect, pattern.scope, pattern.queue)
         literals: list[tuple[object, ...]] = [(scope, at, text) for at, text in pattern.leading_literals()]
@@ -323,8 +325,10 @@ def _once(items: Iterable[Built]) -> tuple[Built, ...]:
 def compile_routes(
     mappings: Iterable[Mapping], endpoints: Map[str, str], worlds: Map[str, str] | None = None
 ) -> Compiled:
-    """Compile every rule; one that cannot be compiled is a problem, and the others still are routes. A rule
-    of all listeners of a protocol is one for each of them. For `worlds` see Router."""
+    """Compile every rule; a rule that cannot be compiled becomes a problem, the others become routes.
+
+    A rule for all listeners of a protocol becomes a route for each of them. For `worlds` see Router.
+    """
     routes: list[Route] = []
     problems: list[MappingError] = []
     skipped: list[Skipped] = []
@@ -358,17 +362,20 @@ def _are_listeners(rule: RouteRule, worlds: Map[str, str] | None) -> bool:
 
 
 def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:
-    """A rule for each pair of endpoints that it is about. Of listeners whose clients meet, the message goes
-    to the first; the first pair has the rule's own name, which is all that most configurations see."""
+    """Split a rule into one for each pair of its endpoints.
+
+    Of several target listeners in one domain, only the first is used. The first pair keeps the rule's name,
+    and most configurations have no other pair.
+    """
     known = worlds or {}
-    targets: dict[str, str] = {}  # by world
+    targets: dict[str, str] = {}  # by domain
     for target in _listeners(rule.to, endpoints, worlds):
         targets.setdefault(known.get(target, target), target)
     pairs = [
         (source, target)
         for source in _listeners(rule.source, endpoints, worlds)
         for world, target in targets.items()
-        if rule.to.group is None or known.get(source, source) != world  # they meet there anyhow
+        if rule.to.group is None or known.get(source, source) != world  # one domain needs no route
     ]
     for at, (source, target) in enumerate(pairs):
         yield rule.model_copy(
@@ -381,7 +388,7 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
 
 
 def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | None) -> list[str]:
-    """The endpoint, or the listeners of the group, that is meant; a group without any stands for itself."""
+    """Return the endpoint, or the listeners of the group; for a group without listeners, its protocol."""
     if words.group is None:
         return [words.name]
     there = endpoints if worlds is None else worlds
@@ -421,7 +428,7 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 
 def _name_word(words: Words) -> str:
-    """The word whose line a complaint about the name points to."""
+    """Return the word whose line an error about the name points to."""
     given, dialect = words.given(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in given and word is not None)
@@ -450,7 +457,10 @@ def _pattern(source: From) -> Pattern:
 
 
 def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located: Located) -> Target:
-    """The templates of an address. A scope is one of them where any text is one."""
+    """Compile the templates of a target address.
+
+    The scope is a template too, unless the protocol has a fixed set of scopes. Raises MappingError.
+    """
     word = dialect.name_word
     if dialect.queue_word is not None and dialect.queue_word in stated:
         word = dialect.queue_word
@@ -465,7 +475,7 @@ def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located:
 
 
 def _check_literals(target: Target) -> None:
-    """Refuse a target that no message could ever have."""
+    """Raise MappingError if no message could have the target: its own text is too long, or is refused."""
     octets = target.name.literal_octets()
     if target.names:
         most = target.dialect.name_octets_max

@@ -1,8 +1,8 @@
-"""A route compiled, and what it is resolved to: what is done to each message of one address.
+"""Compiled routes, and resolved routes: the processing of each message of one address.
 
-Everything that the address decides (the target, the headers, the guarantees) is settled once when the
-route is resolved; the caller keeps what it is resolved to. `cross` is the hot path: it makes one new Message
-and touches nothing else. Each need has its own class, so that a plain route pays for nothing else.
+Everything that depends only on the address (the target, the headers, the guarantees) is computed once when
+the route is resolved; the caller caches the resolved route. `cross` is the hot path: it creates one new
+Message and changes nothing else. Each feature has its own class, so that a plain route costs nothing more.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
 
-HOPS_ANY: Final = 1 << 16  # more than any message has made
-FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
+HOPS_ANY: Final = 1 << 16  # more hops than any message has
+FORMS_MAX: Final = 1024  # cached derivations of one property set; when there are so many, all are dropped
 SENDERS_MAX: Final = (
-    1024  # senders that one resolved route remembers, for templates that name the client or user
+    1024  # senders that one resolved route caches, for templates that name the client or user
 )
 
 NO_WAY_BACK: Final = "no route leads back to it"
@@ -39,11 +39,11 @@ ReplyKept = Callable[["Route", Message], None]
 
 
 def unheard(route: Route, message: Message) -> None:
-    """Nobody wants to hear of reply addresses that are kept."""
+    """Do nothing about a reply address that is left unchanged."""
 
 
 class Target:
-    """Where a route puts messages: the templates of its address."""
+    """Target of a route: the templates of its address."""
 
     __slots__ = ("dialect", "name", "scope", "service")
 
@@ -57,12 +57,12 @@ class Target:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that the templates refer to."""
+        """All names that the templates refer to."""
         return self.name.names | (self.scope.names if self.scope else frozenset())
 
 
 class Short(NamedTuple):
-    """The compiled way: the target's name from a source's, its scope, headers that are always the same."""
+    """A compiled route: function from source name to target name, the target's scope, constant headers."""
 
     makes: Makes
     scope: str
@@ -70,8 +70,10 @@ class Short(NamedTuple):
 
 
 class Examined:
-    """What the last message that a route looked at loses. So do all that have the same properties, hops and
-    retain flag, for losses depend on nothing else: a run of them is looked at once."""
+    """Losses of the last message that a route examined: the properties that the target cannot express.
+
+    They depend only on properties, hops and retain flag: a run of messages that share these is examined once.
+    """
 
     __slots__ = ("hops", "losses", "property_set", "retain")
 
@@ -83,12 +85,12 @@ class Examined:
 
 
 class Route:
-    """One compiled route. The counters and `examined` are the only things that change.
+    """One compiled route. After `join`, only the counters, `kept_because` and `examined` change.
 
-    `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
-    the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address could
-    not be translated; `duplicates`: repeats that went no further; `lost`: what could not be said in the
-    target's protocol, by name. The others are counted by whoever delivers.
+    `matched`: messages that crossed here; `failed`: refused here or by the target; `unparsable`: `when`
+    needed JSON and the body was not; `undecided`: `when` had no value; `reply_kept`: property sets whose
+    reply address could not be translated; `duplicates`: repeats that were not passed on; `lost`: properties
+    that the target's protocol cannot express, by name. The code that delivers counts the others.
     """
 
     __slots__ = (
@@ -165,10 +167,10 @@ class Route:
         self.translate: LevelTranslation = translation(pattern.dialect, target.dialect, rule.escape)
         self.plain: LevelTranslation = plain_translation(target.dialect, rule.escape)
         templates = (target.name, target.scope, *(template for _, template in headers))
-        # Whether target or headers name the client or the user.
+        # True if target or headers name the client or the user.
         self.per_sender = any(isinstance(one, Template | Text) and one.per_message for one in templates)
         self.short = self._shortened()
-        # Whether levels match, where that and the compiled way decide everything; None: ask the pattern.
+        # Compiled test of a name's levels, for compiled routes without a queue; None: use the pattern.
         self.fits = None if self.short is None or pattern.queue is not None else fits(pattern)
         self.unheard = UnheardRoute(self)
         self.guarantee = guarantee_of(rule)
@@ -177,8 +179,8 @@ class Route:
         self.examined = Examined()
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
-        self.returns: ReturnAddresses | None = None  # which make reply addresses, instead of `_reverses`
-        self.kept_because = ""  # the last reply address that was kept as it is
+        self.returns: ReturnAddresses | None = None  # translates reply addresses instead of `_reverses`
+        self.kept_because = ""  # why the last reply address that was left unchanged was so
         self.tell_kept: ReplyKept = unheard
         self._reverses: tuple[Route, ...] = ()
         self.shape = Shape(self, () if self.short is None else self.short.extra)
@@ -189,7 +191,7 @@ class Route:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
 
     def _shortened(self) -> Short | None:
-        """The compiled way to the target's address; None: it takes more than the levels of the source's."""
+        """Compile the route. Return None if the target needs more than the levels of the source's name."""
         scope = self.target.scope
         constant = not any(isinstance(value, Text) for _, value in self.headers)
         if self.condition is not None or self.per_sender or not constant or (scope and scope.names):
@@ -201,7 +203,7 @@ class Route:
         return Short(makes_name, scope.render(nothing) if scope else self.target.service, extra)
 
     def address(self, texts: dict[str, str], levels: Captures) -> Address:
-        """The target's address for what `texts_of` and the captures say. Raises NameRefused."""
+        """Build the target's address from the result of `texts_of` and `_levels`. Raises NameRefused."""
 
         def value(name: str) -> Levels:
             found = levels.get(name)
@@ -212,7 +214,7 @@ class Route:
         return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """The names that stand for levels: the captures, and the words of the address."""
+        """Return the levels of the names that stand for levels: the captures, and words of the address."""
         dialect = self.pattern.dialect
         separator = dialect.separator
         levels = dict(captures)
@@ -221,7 +223,7 @@ class Route:
         return levels
 
     def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
-        """Every name that templates and `when` may use, as text in the source's form."""
+        """Return every name that templates and `when` may use, with its text in the source's form."""
         dialect = self.pattern.dialect
         separator = dialect.separator
         texts = {name: separator.join(levels) for name, levels in captures.items()}
@@ -234,7 +236,7 @@ class Route:
     def resolve(
         self, address: Address, captures: Captures, queue: str, hops_max: int
     ) -> ResolvedRoute | None:
-        """What happens to messages of `address`, or None when `when` is false for the address itself."""
+        """Resolve the route for messages of `address`. Return None if `when` is false by its address."""
         if self.short is not None:
             return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
         condition = self.condition
@@ -253,7 +255,7 @@ class Route:
         return inner if condition is None else ConditionalRoute(inner, condition, fixed)
 
     def resolve_levels(self, levels: Levels, name: str, hops_max: int) -> ResolvedRoute:
-        """`resolve` by the compiled way, which is there, of a name that matches."""
+        """Resolve the route for a name that matches, for a compiled route (`short` is not None)."""
         short = self.short
         assert short is not None
         try:
@@ -272,7 +274,7 @@ class Route:
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
     ) -> ResolvedRoute:
-        """The resolved route for one address and, where the templates name it, one sender."""
+        """Resolve the route for one address and, if templates name the client or user, one sender."""
         texts = self.texts_of(address, captures, queue, sender)
         try:
             target = self.address(texts, self._levels(texts, captures))
@@ -287,8 +289,11 @@ class Route:
     def join(
         self, tell_kept: ReplyKept, returns: ReturnAddresses | None, reverses: tuple[Route, ...] = ()
     ) -> None:
-        """It is in force with others: `reverses` lead back, or `returns` make reply addresses instead, and
-        `tell_kept` hears of those that are kept as they are."""
+        """Connect the route with the others in force, for the translation of reply addresses.
+
+        `reverses` are the routes that lead back; `returns`, if not None, builds return addresses instead;
+        `tell_kept` is called for each message whose reply address is left unchanged.
+        """
         self.tell_kept = tell_kept
         self.returns = returns
         self._reverses = reverses
@@ -296,21 +301,25 @@ class Route:
 
     @property
     def translates_replies(self) -> bool:
-        """Whether a reply address may be another one in the target."""
+        """True if a reply address may change on the way to the target."""
         return self.returns is not None or bool(self._reverses)
 
     @property
     def reversible(self) -> bool:
-        """Whether a reply address can name both ends: where there are queues it is one of these, and
-        has no word for another; and a template that names the client leads to no address by itself."""
+        """True if a reply address can name both ends of the route.
+
+        In a protocol with queues a reply address is a queue and cannot name another exchange; and a template
+        that names the client determines no address by itself.
+        """
         into_default = self.target.scope is None or not self.target.scope.text
         from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
         return into_default and from_default and not self.per_sender
 
     def invert(self, text: str) -> str | None:
-        """The address, as a reply address of the source, from which this route leads to the address `text`.
+        """Return the source's reply address from which this route leads to the target's address `text`.
 
-        None when there is none, or a wildcard without a name leaves it open. Only for a `reversible` route.
+        Return None if there is no such address, or if a wildcard without a name leaves it open. Only for
+        a `reversible` route.
         """
         source, target = self.pattern, self.target
         backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
@@ -325,7 +334,10 @@ class Route:
             return None
 
     def _confirmed(self, captures: Captures, text: str) -> str | None:
-        """The address that the inverse captures name, if the route really leads from it to `text`."""
+        """Return the source name for these captures, or None if the route does not lead from it to `text`.
+
+        Raises NameRefused.
+        """
         source = self.pattern
         back = translation(self.target.dialect, source.dialect, self.escape)
         known = {name: tuple(map(back, levels)) for name, levels in captures.items()}
@@ -346,9 +358,10 @@ class Route:
         return name if there.name == text else None
 
     def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
-        """`properties` with the headers `extra` and the reply address translated; itself if nothing changes.
+        """Return `properties` with the headers `extra` and with the reply address translated.
 
-        Raises RemoteProtocolError when the sender's octets are malformed.
+        Return `properties` itself if nothing changes. The result is cached in its `forms` by `key`. Raises
+        RemoteProtocolError if the sender's bytes are malformed.
         """
         meaning = properties.properties
         made = meaning
@@ -366,7 +379,10 @@ class Route:
         return derived
 
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
-        """Count what so many messages with the properties of this one, which has crossed, lose; its names."""
+        """Count the losses of `count` messages that crossed with the properties of this one.
+
+        Return the names of the properties that the target's protocol cannot express.
+        """
         known = self.examined
         if (
             message.property_set is not known.property_set
@@ -398,7 +414,7 @@ class Route:
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:
-    """What `delivery` and `to.qos` make of each guarantee; None when they keep all."""
+    """Return the target's guarantee for each source guarantee; None if `delivery` and `to.qos` keep all."""
     delivery, qos = rule.delivery, rule.to.qos
     modes = (delivery.qos0, delivery.qos1, delivery.qos2)
     levels = (delivery.transient, delivery.persistent)
@@ -414,15 +430,15 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 
 
 class ResolvedRoute:
-    """What a route does to messages of one address.
+    """A route resolved for one address: the processing of the messages of this address.
 
-    `target` is None when the address is refused, or depends on the sender. A message without a reply address
-    that has crossed less than `bare_hops_max` routes is certain to cross (0: only `certain` can tell).
+    `target` is None if the address is refused, or depends on the sender. A message without a reply address
+    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `certain` to know).
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
     plain = False
-    """Whether it changes nothing but the address, and counts a hop."""
+    """True if the route only changes the address and counts a hop."""
 
     def __init__(self, route: Route, target: Address | None, bare_hops_max: int = 0) -> None:
         self.route = route
@@ -431,23 +447,23 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """Whether it is plain for messages without a reply address."""
+        """True if the route is plain for messages without a reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """The message for the target; None when `when` is false; an Outcome when refused. Never raises."""
+        """Return the target's message, None if `when` is false, or an Outcome if refused. Never raises."""
         raise NotImplementedError
 
     def certain(self, message: Message) -> bool:
-        """Whether `cross` is known to make a message, for who has no use for one; counts nothing.
+        """Return True if `cross` is known to return a message, for callers that do not need it.
 
-        False: only `cross` can tell.
+        Return False if only `cross` can find out. Changes no counter.
         """
         return False
 
 
 class PlainRoute(ResolvedRoute):
-    """A new address, and nothing else."""
+    """A resolved route that changes only the address."""
 
     __slots__ = ("_address", "_hops_max")
     plain = True
@@ -458,7 +474,7 @@ class PlainRoute(ResolvedRoute):
         self._hops_max = hops_max
 
     def certain(self, message: Message) -> bool:
-        """Nothing but hops can stand in the way."""
+        """Return True if the message has crossed fewer than `hops_max` routes; nothing else prevents it."""
         return message.hops < self._hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
@@ -471,8 +487,10 @@ class PlainRoute(ResolvedRoute):
 
 
 class Shape:
-    """What a route changes beside the address, where it says the same of all: headers (`extra`), the reply
-    address, guarantee and retain flag."""
+    """Changes beside the address that are the same for many addresses of a route.
+
+    They are headers (`extra`), the reply address, guarantee and retain flag.
+    """
 
     __slots__ = ("derives", "extra", "key", "only_replies")
 
@@ -484,10 +502,10 @@ class Shape:
 
 
 class ShapedRoute(ResolvedRoute):
-    """A new address, and a shape.
+    """A resolved route that changes the address and applies a Shape.
 
-    What became of a property set is remembered in its `forms`, under the route's name and the headers' texts;
-    the route stands beside it, so that a route of the same name in a new mapping does not find it.
+    The derived property set is cached in the `forms` of the original one, by the route's name and the values
+    of its headers, together with the route, so that a route of that name in a new mapping does not use it.
     """
 
     __slots__ = ("_address", "_hops_max", "_shape")
@@ -503,7 +521,7 @@ class ShapedRoute(ResolvedRoute):
         return self._shape.only_replies
 
     def certain(self, message: Message) -> bool:
-        """Once a property set has been derived it is sound."""
+        """Return True if hops allow it and no derivation is needed or one is cached: only it can fail."""
         if message.hops >= self._hops_max:
             return False
         shape = self._shape
@@ -552,7 +570,7 @@ class ShapedRoute(ResolvedRoute):
 
 
 class AmendingRoute(ResolvedRoute):
-    """A resolved route, behind which the properties are `amended`: each message has its own."""
+    """A resolved route that also changes the properties of each crossed message by `amended`."""
 
     __slots__ = ("_inner",)
 
@@ -561,7 +579,7 @@ class AmendingRoute(ResolvedRoute):
         self._inner = inner
 
     def amended(self, stated: Properties) -> Properties:
-        """What the target gets; the same object: nothing changes."""
+        """Return the properties for the target; the same object if nothing changes."""
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
@@ -574,7 +592,7 @@ class AmendingRoute(ResolvedRoute):
             self.route.failed += 1
             return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
         amended = self.amended(stated)
-        if amended is not stated:  # the message has just been made: nobody else has it yet
+        if amended is not stated:  # the message is new and referenced only here
             made = property_set(amended)
             crossed.octets += made.octets - crossed.property_set.octets
             crossed.property_set = made
@@ -582,7 +600,7 @@ class AmendingRoute(ResolvedRoute):
 
 
 class UnheardRoute(ResolvedRoute):
-    """A route at the end of which nobody is, whatever the address: it makes no address, and no message."""
+    """A resolved route that leads to no subscriber at any address: it builds neither address nor message."""
 
     __slots__ = ()
 
@@ -590,7 +608,7 @@ class UnheardRoute(ResolvedRoute):
         super().__init__(route, None, HOPS_ANY)
 
     def certain(self, message: Message) -> bool:
-        """Nobody would see the difference."""
+        """Return True: without a subscriber the result makes no difference."""
         return True
 
     def cross(self, message: Message) -> None:
@@ -598,7 +616,7 @@ class UnheardRoute(ResolvedRoute):
 
 
 class RefusedRoute(ResolvedRoute):
-    """An address that the target cannot have: every message is refused, before any broker sees it."""
+    """A resolved route to an invalid target address: every message is refused before a broker gets it."""
 
     __slots__ = ("outcome",)
 
@@ -612,7 +630,7 @@ class RefusedRoute(ResolvedRoute):
 
 
 class ConditionalRoute(ResolvedRoute):
-    """A resolved route, for the messages that satisfy `when`."""
+    """A resolved route for the messages that satisfy `when`; the others do not cross."""
 
     __slots__ = ("_condition", "_fixed", "inner")
 
@@ -629,7 +647,7 @@ class ConditionalRoute(ResolvedRoute):
 
 
 class SenderRoute(ResolvedRoute):
-    """A resolved route for each client and user, for templates that name them."""
+    """A resolved route for templates that name the client or user: one resolved route for each sender."""
 
     __slots__ = ("_address", "_captures", "_hops_max", "_known", "_queue")
 
@@ -642,7 +660,7 @@ class SenderRoute(ResolvedRoute):
         self._known: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
-        """The resolved route of this sender's messages."""
+        """Return the resolved route of this sender's messages; up to SENDERS_MAX are cached."""
         key = (sender.client, sender.user)
         found = self._known.get(key)
         if found is None:

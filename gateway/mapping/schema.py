@@ -1,6 +1,6 @@
-"""A mapping file as its author writes it: names, types, defaults, and which words belong together.
+"""Schema of mapping files as their authors write them: names, types, defaults, and words that exclude others.
 
-Whether a word fits the protocol of its endpoint is not known here; the router and the linter check it.
+The schema does not know the protocol of an endpoint; the router and the linter check that its words match it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Addressed(Strict):
     """Words of an address; a subclass has those of every dialect as fields."""
 
     def given(self) -> dict[str, str]:
-        """The words of an address that the author wrote."""
+        """Return the words of an address that the author wrote, each with its text."""
         return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
 
 
@@ -54,17 +54,17 @@ class Words(Addressed):
 
     @property
     def group(self) -> str | None:
-        """The protocol whose listeners are meant; None: `endpoint` is one by its name."""
+        """Protocol whose listeners are the endpoint, or None if `endpoint` is the name of one endpoint."""
         return self.endpoint.protocol if isinstance(self.endpoint, Group) else None
 
     @property
     def name(self) -> str:
-        """The endpoint's name; of a group, which is meant before it is taken apart, its protocol."""
+        """Name of the endpoint; of a group of listeners, before it is split, its protocol."""
         return self.endpoint.protocol if isinstance(self.endpoint, Group) else self.endpoint
 
     @property
     def dialect(self) -> Dialect:
-        """That of the protocol that the words belong to."""
+        """Dialect of the protocol that the words belong to."""
         return DIALECT_OF_WORD[next(iter(self.given()))]
 
     @model_validator(mode="after")
@@ -99,13 +99,16 @@ class TargetWords(Words):
 
 
 def either(words: Iterable[str]) -> str:
-    """`a, b or c`."""
+    """Join words as in `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
-    """The words of all dialects as fields of a model; `meaning` says what each means there, if anything."""
+    """Build model fields from the words of all dialects.
+
+    `meaning` returns the description of a word in the model, or None if the model does not have the word.
+    """
     found: dict[str, Any] = {}
     for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
         stated = meaning(word)
@@ -177,11 +180,11 @@ class Deduplicate(Strict):
 
     @property
     def window_secs(self) -> float:
-        """The window in seconds."""
+        """Length of the window in seconds."""
         return float(int(self.window[:-1]) * SECONDS_OF[self.window[-1]])
 
 
-# What of a message a rule of `private` is about.
+# Parts of a message that a rule of `private` may name.
 PRIVATE = r"^(client|user|remote_address|body(\.[^.]+)*|headers\.[^.].*|properties\.[a-z_]+)$"
 PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type", "user_id")
 
@@ -345,6 +348,6 @@ class MappingFile(Strict):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a mapping file, for editors."""
+    """Build the JSON Schema (2020-12) of a mapping file, for editors."""
     schema = MappingFile.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,9 +1,9 @@
-"""How the address and the headers of a crossed message are made from what the route's pattern captured.
+"""Templates that build the address and the headers of a crossed message from the captures of its route.
 
-A template is split at the target's separator before anything is filled in, so a captured level can never
-change the number of levels by what it holds. A name that stands for several levels (`{rest...}`, or the whole
-`{topic}`) stands alone between two separators and puts in each of its levels; a name of one level may stand
-inside one (`dev-{id}`). `{{` and `}}` are braces.
+A template is split at the target's separator before names are replaced, so the text of a captured level can
+never change the number of levels. A name that stands for several levels (`{rest...}`, or the whole `{topic}`)
+must be alone between two separators and inserts each of its levels; a name of one level may be a part of
+a level (`dev-{id}`). `{{` and `}}` are braces.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ _PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}
 
 
 class Name(NamedTuple):
-    """A reference in a template."""
+    """A reference in a template, by the name that it refers to."""
 
     name: str
 
 
 class Vocabulary(NamedTuple):
-    """The names that a route's templates may use: those of several levels, and all."""
+    """Names that a route's templates may use: those of several levels (`several`), and all (`known`)."""
 
     several: frozenset[str]
     known: frozenset[str]
 
 
 def vocabulary(pattern: Pattern) -> Vocabulary:
-    """What a route from `pattern` knows: its captures, its address's words, the sender, and `endpoint`."""
+    """Return the names that templates of a route from `pattern` may use.
+
+    They are its captures, the words of its address and of the sender, and `endpoint`.
+    """
     rest = {token.text for token in pattern.tokens if token.kind is Kind.REST and token.text}
     dialect = pattern.dialect
     return Vocabulary(
@@ -46,7 +49,7 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """The text of an error about `name`, with a suggestion when one is near."""
+    """Return the text of an error about `name`, with a similar known name, or else all known names."""
     options = sorted(known)
     near = get_close_matches(name, options, 1)
     return f"unknown name {name!r}; " + (
@@ -71,10 +74,10 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
 
 
 class Template:
-    """A name in a protocol's form with references in it.
+    """A template of a name in a protocol's form, with references in it.
 
-    `levels` holds the pieces of each level; `names` what it refers to. Raises MappingError for a name that
-    the route does not know or that stands where it cannot.
+    `levels` holds the pieces of each level; `names` the names that it refers to. Raises MappingError for
+    a name that the route does not know or that is in a place where it is not allowed.
     """
 
     __slots__ = ("levels", "names", "per_message", "separator", "text")
@@ -105,7 +108,7 @@ class Template:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, values: Values) -> str:
-        """The name; `values` gives the levels of a reference in the target's form."""
+        """Build the name; `values` returns the levels of a reference in the target's form."""
         levels: list[str] = []
         for level in self.levels:
             if len(level) == 1 and isinstance(level[0], Name):
@@ -116,14 +119,15 @@ class Template:
         return self.separator.join(levels)
 
     def literal_octets(self) -> int:
-        """How many octets the template has of its own, whatever is filled in."""
+        """Count the bytes of the template's own text, without references and separators."""
         texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
         return sum(len(text.encode()) for text in texts)
 
     def pattern(self, dialect: Dialect, scope: str, several: frozenset[str]) -> Pattern | None:
-        """The pattern of the names that this template makes, or None when a reference shares its level.
+        """Build the pattern of the names that this template makes.
 
-        A name used twice stays two captures (`name`, then `name '`), which `agree` joins again.
+        Return None if a level holds more than one piece. A name used twice becomes two captures (`name`, then
+        `name '`), which `agree` joins again.
         """
         tokens: list[Token] = []
         used: set[str] = set()
@@ -146,7 +150,7 @@ def _fresh(name: str, used: set[str]) -> str:
 
 
 def agree(captures: Captures) -> Captures | None:
-    """The captures under their own names; None when a repeated name has two values."""
+    """Join the captures of repeated names. Return None if a repeated name has two values."""
     joined: Captures = {}
     for key, levels in captures.items():
         if joined.setdefault(key.rstrip(" '"), levels) != levels:
@@ -155,12 +159,12 @@ def agree(captures: Captures) -> Captures | None:
 
 
 def nothing(name: str) -> Levels:
-    """The values for a template without references."""
+    """Raise AssertionError: the values for a template without references."""
     raise AssertionError(name)
 
 
 class Text:
-    """A header's template: nothing is escaped, and several levels are joined as the source joins them."""
+    """A header's template: nothing is escaped, and several levels are joined by the source's separator."""
 
     __slots__ = ("_pieces", "names", "per_message")
 
@@ -170,12 +174,12 @@ class Text:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, value: Callable[[str], str]) -> str:
-        """The text; `value` gives the text of a reference as the source wrote it."""
+        """Build the text; `value` returns the text of a reference in the source's form."""
         return "".join(value(piece.name) if isinstance(piece, Name) else piece for piece in self._pieces)
 
 
 def typed_value(value: str | int | float | bool) -> Value:
-    """A header's value as YAML says it, with its type. Raises MappingError beyond 64 bits."""
+    """Return a header's value from YAML with its type. Raises MappingError if it has more than 64 bits."""
     if isinstance(value, bool):
         return Value(ValueType.BOOL, value)
     if isinstance(value, int):

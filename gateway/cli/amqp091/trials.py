@@ -1,4 +1,4 @@
-"""What an AMQP 0-9-1 broker is asked: whether queues and exchanges are there, and whether we may publish."""
+"""Trials of an AMQP 0-9-1 broker: the existence of queues and exchanges, and the right to publish."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from gateway.settings import AmqpLink, Link
 
 
 def trials(link: Link, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """A look for each queue and exchange, and a message to each exchange, in a transaction that is rolled
-    back. Whether a queue may be consumed cannot be tried without taking its messages."""
+    """Yield a check for each queue and exchange, and for each target exchange a trial of publishing to it.
+
+    The message is published in a transaction that is rolled back. The right to consume from a queue cannot be
+    tried without consuming its messages.
+    """
     assert isinstance(link, AmqpLink)
     missing = Severity.NOTE if link.declare == "create" else Severity.ERROR
     for queue in dict.fromkeys((*sources.queues, *targets.queues)):
@@ -36,7 +39,7 @@ def _publish(exchange: str) -> Callable[[AmqpClient], object]:
         try:
             client.look_for(exchange=exchange)
         except LinkError:
-            return  # that it is not there was said
+            return  # its own trial has reported that it does not exist
         client.try_publishing(exchange)
 
     return act

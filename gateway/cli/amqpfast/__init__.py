@@ -1,3 +1,4 @@
-"""What `publish` and `subscribe` do at an AMQP/Fast server. Of files, transactions and peer services the
-blocking clients of `gateway.clients` know nothing.
+"""AMQP/Fast's part of `publish` and `subscribe`: files, transactions and peer services.
+
+The blocking clients of `gateway.clients` have none of these.
 """

@@ -1,8 +1,8 @@
-"""AMQP/Fast for the command line: the client of `gateway.egress.amqpfast`, run to its end.
+"""AMQP/Fast for the command line: runs the client of `gateway.egress.amqpfast` until a command is complete.
 
-A file of any size is sent a fragment at a time. Where the server takes restartable transfers, an upload that
-breaks off, by a lost connection or because this command was stopped, goes on where it was when the same file
-is sent to the same destination again: the client-name is made of those.
+A file of any size is sent a fragment at a time. If the server supports restartable transfers, an upload that
+was interrupted, by a lost connection or because this command was stopped, is resumed when the same file is
+sent to the same destination again: the client-name is derived from both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.protocols.amqpfast.translate import encode_properties
 from gateway.settings import Target
 
 NOT_RESTARTABLE: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))
-ATTEMPTS_MAX: Final = 6  # connections of one upload
+ATTEMPTS_MAX: Final = 6  # connections for one upload
 RETRY_SECS: Final = 1.0
 PREFETCH: Final = 100
 STDIN: Final = 0
@@ -43,16 +43,21 @@ EVERYTHING: Final = Wanted()
 
 @dataclass(frozen=True)
 class FastCommands:
-    """A server and how to reach it; each of its methods is one run of a command."""
+    """Commands `publish` and `subscribe` at one server; each call connects and disconnects.
+
+    `timeout_secs`: time limit for connecting and for a reply, in seconds.
+    """
 
     target: Target
     timeout_secs: float
     ca_file: str | None = None
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send one message, with the body of `file` if that is given; or, with `transaction`, each line of
-        its body as a message, committed after so many. What a peer service has answered by then is shown.
-        Returns why it was refused, or "". Raises LinkError.
+        """Send one message, with the content of `file` as its body if that is given.
+
+        With `transaction`, send each line of the body as a message, and commit after so many messages. Show
+        the replies of a peer service that have arrived by then. Return the reason of a refusal, or "". Raises
+        LinkError.
         """
         try:
             if file is not None:
@@ -90,7 +95,7 @@ class FastCommands:
             except Refused as refused:
                 if not restartable or refused.code not in NOT_RESTARTABLE:
                     raise
-                restartable = False  # the server does not know of it
+                restartable = False  # the server does not support it
             except Lost as lost:
                 never = attempt == 1 and isinstance(lost, Unreached)
                 if never or attempt == ATTEMPTS_MAX or not restartable:
@@ -113,7 +118,7 @@ class FastCommands:
             line.finish(sender.resumed_at)
 
     def _name(self, address: Address, file: Path) -> str:
-        """The same for the same file and destination, so that the server knows us again."""
+        """Return the client-name: equal for the same file and destination, so that the server can resume."""
         stated = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
         return f"gateway-cli-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
@@ -130,11 +135,13 @@ class FastCommands:
         save: Path | None = None,
         wanted: Wanted = EVERYTHING,
     ) -> bool:
-        """Show messages until `show` has enough, `seconds` are over, or the user interrupts; `browse` only
-        looks at what waits. Each is acknowledged when it has been shown, and with `transaction` committed
-        after so many. `save`: a folder for the bodies. With a peer service octets are exchanged instead, from
-        standard input and to standard output, until it ends. Returns whether it was the user. Raises
-        LinkError."""
+        """Show messages until `show` returns False, `seconds` are over, or the user interrupts.
+
+        Each message is acknowledged after it was shown, and with `transaction` committed after so many;
+        `browse` shows the waiting messages without consuming them. `save`: a folder for the bodies. With
+        a peer service, bytes are exchanged instead, from standard input and to standard output, until the
+        service closes. Return True if the user interrupted. Raises LinkError.
+        """
         return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, wanted)
 
     async def _subscribe(
@@ -198,12 +205,15 @@ class FastCommands:
 
 
 async def _exchange(stream: PeerStream) -> None:
-    """The end of standard input ends nothing, for the answer to it may still come."""
+    """Copy standard input to a peer service and its bytes to standard output, until the service closes.
+
+    The end of standard input does not close the stream, because the reply may still arrive. Raises LinkError.
+    """
     failure: LinkError | None = None
 
     async def send() -> None:
         while octets := await trio.to_thread.run_sync(os.read, STDIN, READ_OCTETS, abandon_on_cancel=True):
-            with suppress(LinkError):  # whoever receives is told
+            with suppress(LinkError):  # the receiving task gets the error, too
                 await stream.send_all(octets)
 
     async with trio.open_nursery() as nursery:
@@ -251,8 +261,11 @@ async def _consume(
 async def _consume_in_transactions(
     channel: ClientChannel, address: Address, show: Show, count: int, save: Path | None, wanted: Wanted
 ) -> None:
-    """COMMIT may confirm whatever has been delivered, seen or not (3.3.4). So a transaction is so many whole
-    windows; before the last one is acknowledged the handle is paused, and what nobody wants is given back.
+    """Show messages and commit after `count`, or when `show` returns False.
+
+    COMMIT may confirm all that has been delivered, seen or not (3.3.4). So a transaction is a number of whole
+    windows; before the last one is acknowledged the handle is paused, and unwanted messages of a queue are
+    requeued.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
     consumer = await _begin(channel, address, window, wanted)
@@ -278,7 +291,7 @@ async def _consume_in_transactions(
 
 
 async def _saved(delivery: Delivery, folder: Path | None) -> Path | None:
-    """Where the body was saved; None: nowhere, it is small and nobody asked for it."""
+    """Save the body to a file and return its path; return None if no folder is given and it is small."""
     if folder is None and delivery.file is None:
         return None
     place = (folder or Path.cwd()) / f"{delivery.number:08d}"
@@ -303,7 +316,7 @@ def _address(message: Message) -> Address:
 
 
 class ProgressLine:
-    """How far an upload has come, on standard error: kept up to date on a terminal, else said once."""
+    """Progress of an upload on standard error: updated on a terminal, else printed once at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -311,14 +324,14 @@ class ProgressLine:
         self._lively = sys.stderr.isatty()
 
     def show(self, done: int, size: int) -> None:
-        """So many octets of all are there."""
+        """Show that `done` of `size` bytes are sent."""
         self._size = size
         if self._lively:
             share = done / size if size else 1.0
             print(f"\r{self._name}: {done / MEGABYTE:.1f} MB, {share:.0%}", end="", file=sys.stderr)
 
     def finish(self, resumed_at: int) -> None:
-        """All is there; `resumed_at` octets were before."""
+        """Show that the upload is complete; `resumed_at`: bytes that the server had before it."""
         had = f", {resumed_at / MEGABYTE:.1f} MB of them before" if resumed_at else ""
         begin = "\r" if self._lively else ""
         print(f"{begin}{self._name}: {self._size / MEGABYTE:.1f} MB sent{had}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Other brokers' configurations, read line by line, and what becomes of them here."""
+"""Importers of other brokers' configurations, one module for each broker."""

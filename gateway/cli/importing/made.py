@@ -1,4 +1,4 @@
-"""What an import makes: a configuration, a mapping, and what could not be taken."""
+"""Result of an import: a configuration, a mapping, and findings about what could not be imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import yaml
 from gateway.mapping.linter import Finding, Severity
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-NAME_MAX: Final = 64  # of a route
+NAME_MAX: Final = 64  # characters of a route's name
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what is there twice twice: anchors are for people who know YAML."""
+    """A YAML dumper that repeats repeated values instead of writing anchors, which many users do not know."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -24,19 +24,22 @@ class _Plain(yaml.SafeDumper):
 
 @dataclass
 class Made:
-    """`configuration` and `routes` as YAML has them. `folder`: where they will stand."""
+    """Result of an import. `configuration` and `routes` are in YAML's types.
+
+    `source`: the imported file; `folder`: the folder that the results are written to.
+    """
 
     source: Path
     folder: Path
     configuration: dict[str, Any] = field(default_factory=dict)
     routes: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    alien: bool = False  # the file is none of its kind: nothing is to be made of it
-    definitions: bytes = b""  # RabbitMQ's, without what cannot be taken; empty: the source says it all
+    alien: bool = False  # the file is not of the expected kind: nothing is written
+    definitions: bytes = b""  # RabbitMQ's, without what cannot be imported; empty: use the source
 
     @property
     def whole(self) -> bool:
-        """Whether the file could be read to its end."""
+        """True if there are no errors, so that the file could be read to its end."""
         return all(one.severity is not Severity.ERROR for one in self.findings)
 
     def told(
@@ -48,16 +51,16 @@ class Made:
         file: Path | None = None,
         column: int = 0,
     ) -> None:
-        """Note what could not be taken, or was taken otherwise."""
+        """Add a finding about a setting that could not be imported, or was imported differently."""
         self.findings.append(Finding(severity, code, text, str(file or self.source), line, column))
 
     def refused(self, text: str, *at: Any) -> None:
-        """The file is none of its kind; `at`: line, file, column, as far as they are known."""
+        """Mark the file as not of the expected kind, with an error at line, file and column, if known."""
         self.alien = True
         self.told(Severity.ERROR, "alien", text, *at)
 
     def route(self, name: str, source: dict[str, Any], target: dict[str, Any]) -> None:
-        """A route; its name is made one, and differs from the others'."""
+        """Add a route; `name` is changed to be a valid name, different from those of the other routes."""
         taken = {one["name"] for one in self.routes}
         base = name_of(name)
         name, number = base, 2
@@ -66,7 +69,7 @@ class Made:
         self.routes.append({"name": name, "from": source, "to": target})
 
     def texts(self) -> tuple[str, str]:
-        """The configuration, and the mapping; "" for none."""
+        """Return the YAML texts of the configuration and of the mapping, "" if there are no routes."""
         if self.routes:
             self.configuration.setdefault("mappings", []).append(str(self.folder / "mapping.yaml"))
         head = f"# Made of {self.source} by `gateway import`.\n"
@@ -75,7 +78,7 @@ class Made:
 
 
 def name_of(text: str) -> str:
-    """A name for an endpoint or a route."""
+    """Return a valid name for an endpoint or a route, derived from `text`."""
     return (NOT_IN_NAMES.sub("-", text).strip("-.") or "unnamed")[:NAME_MAX]
 
 

@@ -1,7 +1,7 @@
-"""mosquitto.conf(5): listeners, access rules, limits, and bridges.
+"""Importer of mosquitto.conf(5): listeners, access rules, limits, and bridges.
 
-The file is lines of a key and its value. `listener` and `connection` begin a stanza of their own; what stands
-before is about the default listener and about everything.
+Each line of the file is a key and its value. `listener` and `connection` begin a stanza of their own; lines
+before them are about the default listener and about the whole broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.cli.importing.made import Made, name_of
 from gateway.mapping.linter import Severity
 from gateway.protocols.mqtt.dialect import MQTT
 
-EVERY: Final = {"protocol": MQTT.name}  # of endpoints: all listeners of it
+EVERY: Final = {"protocol": MQTT.name}  # endpoint of a route: all listeners of this protocol
 SCHEMES: Final = {one.transport: one.name for one in MQTT.schemes}
 LIMITS: Final = {
     "max_inflight_messages": ("inflight_max", 65_535),
@@ -45,14 +45,14 @@ MEANINGLESS: Final = frozenset(
         *("queue_qos0_messages", "upgrade_outgoing_qos", "retain_available"),
     )
 )
-"""Keys about which nothing has to be said: Mosquitto's own business, or what the gateway does anyway."""
+"""Keys that are ignored without a finding: internals of Mosquitto, or what the gateway does anyway."""
 
 
 KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Line(NamedTuple):
-    """A line that says something."""
+    """A line that is neither empty nor a comment. `number` and `column` count from 1."""
 
     file: Path
     number: int
@@ -62,12 +62,12 @@ class Line(NamedTuple):
 
     @property
     def at(self) -> tuple[int, Path, int]:
-        """Where a finding about it is."""
+        """Position for findings about the line: line number, file, column."""
         return self.number, self.file, self.column
 
 
 class Stanza:
-    """A listener or a bridge: what was said of it."""
+    """A listener or a bridge: its first line, its keys with their values, and its `topic` lines."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -76,7 +76,7 @@ class Stanza:
 
 
 def made_of(file: Path, folder: Path) -> Made:
-    """What becomes of a mosquitto.conf."""
+    """Import a mosquitto.conf. `folder`: where the result will be written; faults become findings."""
     made = Made(file, folder)
     listeners: list[Stanza] = [Stanza(Line(file, 0, "listener", "1883"))]
     bridges: list[Stanza] = []
@@ -99,7 +99,7 @@ def made_of(file: Path, folder: Path) -> Made:
             made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.at)
     first = listeners[0].given
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
-        default = listeners.pop(0)  # only what else is said there holds, and for all
+        default = listeners.pop(0)  # it does not exist, but its other keys apply to all listeners
         for one in listeners:
             one.given = {**default.given, **one.given}
     made.configuration["listeners"] = {
@@ -132,7 +132,7 @@ def _lines(file: Path, made: Made) -> Iterator[Line]:
 
 
 def _names(listeners: list[Stanza]) -> list[str]:
-    """`mqtt` for one, and ports behind it for more."""
+    """Return the listeners' names: `mqtt` for a single one, else `mqtt-PORT` for each."""
     if len(listeners) == 1:
         return [MQTT.name]
     return [f"{MQTT.name}-{(one.given.get('port') or one.line.value).split()[0]}" for one in listeners]
@@ -153,7 +153,7 @@ def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
             tls["client_certificate"] = "optional"
         found["tls"] = tls
     found["anonymous"] = "always" if given.get("allow_anonymous") == "true" else "never"
-    if (number := _number(made, stanza.line, given.get("max_connections", "0"))) > 0:  # -1 is no limit there
+    if (number := _number(made, stanza.line, given.get("max_connections", "0"))) > 0:  # -1: no limit
         found["limits"] = {"connections_max": number}
     return found
 
@@ -169,11 +169,11 @@ def _number(made: Made, line: Line, text: str) -> int:
 def _limit(made: Made, line: Line) -> None:
     name, most = LIMITS[line.key]
     number = _number(made, line, line.value)
-    if number > 0:  # 0 is no limit there
+    if number > 0:  # 0: no limit
         made.configuration.setdefault("limits", {})[name] = min(number, most)
 
 
-# Keys that hold for everything.
+# Keys that apply to the whole broker.
 
 
 def _persistence(made: Made, line: Line) -> None:
@@ -200,7 +200,7 @@ def _passwords(made: Made, line: Line) -> None:
 
 
 def _rules(made: Made, line: Line) -> None:
-    """An ACL file: roles by user, one of those who have no name, and one that everybody has."""
+    """Import an ACL file: a role for each user, one for anonymous clients, and one for all clients."""
     file = Path(line.value)
     role = "anonymous"
     for one in _lines(file, made):
@@ -279,7 +279,10 @@ def _bridge(made: Made, stanza: Stanza) -> None:
 
 
 def _topic(made: Made, name: str, line: Line) -> int:
-    """`topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]`; returns the QoS to subscribe with."""
+    """Add the routes of a line `topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]` of the bridge `name`.
+
+    Return the QoS to subscribe with.
+    """
     words = [one.strip('"') for one in line.value.split()]
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
     if direction not in ("in", "out", "both"):
@@ -295,7 +298,7 @@ def _topic(made: Made, name: str, line: Line) -> int:
 
 
 def _template(prefix: str, pattern: str) -> str:
-    """A pattern of ours: wildcards by name, so that both sides have the same."""
+    """Return the topic with named captures for wildcards, so that source and target have the same ones."""
     levels = pattern.split("/")
     named = [
         f"{{level{at}}}" if one == "+" else "{rest...}" if one == "#" else one

@@ -1,5 +1,7 @@
-"""RabbitMQ's definitions.json. Queues, exchanges, bindings, users and policies are read by the gateway itself
-out of this file (`declare`); dynamic shovels and federated exchanges become links with routes.
+"""Importer of RabbitMQ's definitions.json.
+
+The gateway itself reads queues, exchanges, bindings, users and policies from this file (`declare`); dynamic
+shovels and federated exchanges become links with routes.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from gateway.protocols.mqtt.dialect import MQTT
 from gateway.regexes import Regex, RegexError
 from gateway.settings import parse_url
 
-HERE: Final = AMQP091.name  # the listener that speaks it
+HERE: Final = AMQP091.name  # name of the AMQP 0-9-1 listener
 LISTS: Final = ("queues", "exchanges", "bindings", "users", "permissions", "policies", "parameters", "vhosts")
 DEFINITIONS: Final = "imported-definitions.json"
 SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
 def made_of(file: Path, folder: Path) -> Made:
-    """What becomes of definitions."""
+    """Import a definitions.json. `folder`: where the result will be written; faults become findings."""
     made = Made(file, folder)
     try:
         said = orjson.loads(file.read_bytes())
@@ -63,8 +65,10 @@ def made_of(file: Path, folder: Path) -> Made:
 
 
 def _without_streams(made: Made, said: dict[str, Any]) -> dict[str, Any]:
-    """The definitions without streams and their bindings; if there are any, what is left is a file of its
-    own, for the gateway refuses streams."""
+    """Return the definitions without streams and their bindings, because the gateway refuses streams.
+
+    If there are any, the result is also stored in `made.definitions`, for a file of its own.
+    """
     streams = {(one.get("vhost"), one.get("name")): one for one in _rows(said, "queues") if _is_stream(one)}
     if not streams:
         return said
@@ -100,7 +104,7 @@ def _rows(said: dict[str, Any], word: str) -> list[dict[str, Any]]:
 
 
 def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
-    """The endpoint at one side of a shovel; None: there can be none."""
+    """Return the endpoint at one side of a shovel, or None, with a finding, if it cannot be imported."""
     uris = value.get(f"{side}-uri", [])
     urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
     protocol = value.get(f"{side}-protocol", HERE)
@@ -108,12 +112,12 @@ def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
         made.told(Severity.WARNING, "untaken", f"shovel {name!r}: {side}-protocol {protocol} is not taken")
         return None
     if all(not urlsplit(one).hostname for one in urls):
-        return HERE  # `amqp://` is the broker itself
+        return HERE  # a URI without a host is the broker itself
     return _link(made, f"{name}-{side}", urls)
 
 
 def _link(made: Made, name: str, urls: list[str]) -> str | None:
-    """A link; None, and told, when its address is none."""
+    """Add a link. Return its name, or None, with a finding, if one of its URLs is invalid."""
     plain = [one.partition("?")[0] for one in urls if urlsplit(one).hostname]
     try:
         for one in plain:
@@ -162,7 +166,7 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
 
 
 def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said: dict[str, Any]) -> None:
-    """Exchanges that a policy federates from this upstream, or from all."""
+    """Add a link for an upstream, and a route for each exchange that a policy federates from it (or all)."""
     uris = value.get("uri", [])
     if _link(made, name, [uris] if isinstance(uris, str) else [str(one) for one in uris]) is None:
         return
@@ -198,7 +202,7 @@ def _keyed() -> dict[str, str]:
 
 
 def _pattern(key: str) -> str:
-    """A binding key as a pattern of ours: wildcards by name."""
+    """Return the binding key with named captures for wildcards."""
     words = key.split(".")
     return ".".join(
         f"{{word{at}}}" if one == "*" else "{key...}" if one == "#" else one for at, one in enumerate(words)

@@ -1,4 +1,4 @@
-"""What an MQTT broker is asked: whether we may subscribe, under a client id of our own."""
+"""Trials of an MQTT broker: the right to subscribe, with a client id of the trial's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.settings import Link, MqttLink
 
 
 def trials(link: Link, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """A subscription to each filter. What may be published cannot be known without publishing."""
+    """Yield a trial subscription for each filter. The right to publish cannot be tried without publishing."""
     assert isinstance(link, MqttLink)
     for _, topic in sources.bindings:
         yield Trial(f"subscribe to {topic!r}", Severity.ERROR, _subscribe(topic, link.qos))

@@ -1,7 +1,7 @@
-"""`gateway pipeline …`: the jobs on Spark, one file for each command, imported when it is named.
+"""`gateway pipeline …`: the jobs on Spark, one module for each command, imported when the command is named.
 
-These files import Spark, and all else that a job needs, only when a command runs: `gateway --help` needs no
-extra, and no Java.
+These modules import Spark, and all else that a job needs, only when a command runs: `gateway --help` needs
+no extra, and no Java.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILES: Final = {
         "table",
     )
 }
-"""Which file has which command."""
+"""Module of each command, by the command's name."""
 
 pipeline = typer.Typer(
     name="pipeline",

@@ -1,4 +1,4 @@
-"""`gateway pipeline archive`: the journal as Parquet, or another format of Spark's."""
+"""`gateway pipeline archive`: copies the journal to Parquet or another format of Spark's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,11 @@ def archive(
 
 
 def _follow(spark: SparkSession, given: _Given, every_secs: float, made: Summary) -> None:
-    """Until it is interrupted: a line for each run that had something to do, and the summary after each."""
+    """Archive again and again until interrupted.
+
+    Print a line for each run that archived rows, and write the summary after every run. `every_secs`: seconds
+    between runs.
+    """
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
@@ -117,7 +121,7 @@ class _Given(NamedTuple):
 
 
 def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]]:
-    """What was done, in words and in figures."""
+    """Archive once. Return the result as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job

@@ -1,4 +1,4 @@
-"""`gateway pipeline backtest`: what a changed mapping would do to recorded traffic."""
+"""`gateway pipeline backtest`: shows what a changed mapping would do to recorded traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway pipeline bundle`: what the executors of a cluster need, as files for spark-submit."""
+"""`gateway pipeline bundle`: writes the files for spark-submit that the executors of a cluster need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway pipeline check`: whether there is all that the pipeline needs."""
+"""`gateway pipeline check`: checks that all is installed that the pipeline needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `gateway pipeline` share: their options, and a session for them."""
+"""Shared parts of the commands of `gateway pipeline`: options, and the start of a Spark session."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SummaryFile = Annotated[
 
 
 def installed() -> None:
-    """Raises PipelineError, which says what to install, when the extra is missing."""
+    """Check that the extra is installed. Raises PipelineError, which names what to install, if it is not."""
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise PipelineError(
@@ -67,8 +67,10 @@ def started(
     formats: Iterable[str] = (),
     archive: str | None = None,
 ) -> SparkSession:
-    """A session for the command `name`, which can write tables of these `formats`, and read the `archive`.
-    Raises PipelineError: what has to be installed, or where nobody answers."""
+    """Start a Spark session for the command `name`, to write tables of these `formats` and read `archive`.
+
+    Raises PipelineError if something has to be installed, or if a server does not respond.
+    """
     watched = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}  # Spark's own bar
     options = watched | options_of(conf)
     installed()
@@ -81,12 +83,12 @@ def started(
 
 
 def options_of(conf: list[str] | None) -> dict[str, str]:
-    """Spark's options."""
+    """Return Spark's options from the texts KEY=VALUE of --conf. Raises BadParameter."""
     return dict(_pair(text) for text in conf or ())
 
 
 def hadoop_of(conf: list[str] | None) -> dict[str, str]:
-    """Those of Hadoop among them, for commands that need no session."""
+    """Return Hadoop's options from those of --conf, for commands without a session. Raises BadParameter."""
     from gateway.pipeline.session import hadoop_in
 
     return hadoop_in(options_of(conf))
@@ -100,15 +102,17 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def journal_of(folder: str | None, config: Path | None) -> str:
-    """The journal that was named, else that of the configuration; a path is absolute. Raises
-    ConfigurationError."""
+    """Return the journal's URL or absolute path: `folder`, or that of the configuration if `folder` is None.
+
+    Raises ConfigurationError.
+    """
     if folder is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", folder):
         return folder
     return str(Path(folder or settings_of(config).journal_path()).absolute())
 
 
 def tolerance_of(text: str) -> Tolerance:
-    """What is said with --tolerance. Raises BadParameter."""
+    """Parse the value of --tolerance. Raises BadParameter."""
     from gateway.pipeline.tolerance import Tolerance
 
     try:
@@ -118,8 +122,11 @@ def tolerance_of(text: str) -> Tolerance:
 
 
 def check_file(file: Path | None, option: str, *, folder_made: bool = False) -> None:
-    """What is written at the end is looked at before the work. Raises BadParameter: it is a folder, or the
-    folder that it is in is not there, and is not made (`folder_made`)."""
+    """Check an output file before the work begins; None is accepted.
+
+    Raises BadParameter if the file is a folder, or if its folder does not exist and will not be created
+    (`folder_made` is False).
+    """
     if file is not None and file.is_dir():
         raise typer.BadParameter(f"{option} is a file, and {file} is a folder")
     if file is not None and not folder_made and not file.parent.is_dir():
@@ -127,5 +134,5 @@ def check_file(file: Path | None, option: str, *, folder_made: bool = False) -> 
 
 
 def progress(text: str) -> None:
-    """A line for whoever waits, apart from the results."""
+    """Print a line about the progress to standard error, apart from the results."""
     typer.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`gateway pipeline lineage`: by which mapping files the rows were made."""
+"""`gateway pipeline lineage`: shows the mapping files by which the rows were made."""
 
 from __future__ import annotations
 

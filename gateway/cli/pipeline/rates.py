@@ -1,4 +1,4 @@
-"""`gateway pipeline rates`: messages, octets, errors and latency per window, route, protocol and client."""
+"""`gateway pipeline rates`: messages, bytes, errors and latency per window, route, protocol and client."""
 
 from __future__ import annotations
 

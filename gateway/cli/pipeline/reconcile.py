@@ -1,4 +1,4 @@
-"""`gateway pipeline reconcile`: is anything that was accepted missing, or there twice."""
+"""`gateway pipeline reconcile`: finds accepted messages that are missing or duplicated in the target."""
 
 from __future__ import annotations
 
@@ -128,8 +128,11 @@ def reconcile(
 
 
 def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
-    """What the outboxes of each route hold. A shared one is the same at each gateway, but for what each has
-    been handed."""
+    """Return the number of messages in the outboxes of each route, summed over the gateways.
+
+    A shared outbox has the same waiting messages at each gateway and is counted once, plus the messages in
+    flight at each gateway. Raises PipelineError if a gateway does not know a number.
+    """
     held: Counter[str] = Counter()
     common: dict[str, int] = {}
     for url in urls:
@@ -166,8 +169,7 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | None) -> int:
-    """Rows of that span that the journal says it could not write, or that are damaged or gone from its
-    middle."""
+    """Count the rows of a time span that the journal reports as unwritten, or that are damaged or missing."""
     from gateway.pipeline.journal.options import microseconds_of
     from gateway.pipeline.stores import hadoop_of, place_of
     from gateway.pipeline.times import moment

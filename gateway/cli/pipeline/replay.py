@@ -1,4 +1,4 @@
-"""`gateway pipeline replay`: send recorded messages again."""
+"""`gateway pipeline replay`: sends recorded messages again."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _to(
     service: str,
     destination: str | None,
 ) -> Address | None:
-    """The one address of all messages; None: each has its own."""
+    """Return the address of all messages, or None if each has its own. Raises BadParameter."""
     from gateway.model.dialect import NameRefused
     from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 

@@ -1,4 +1,4 @@
-"""`gateway pipeline schema`: a route as a table of Spark's."""
+"""`gateway pipeline schema`: shows a route as a table of Spark's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway pipeline ship`: what is complete of the journal, copied to a store."""
+"""`gateway pipeline ship`: copies the complete files of the journal to a store."""
 
 from __future__ import annotations
 

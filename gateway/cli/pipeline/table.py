@@ -112,7 +112,7 @@ def table(
 
 
 def _file(candidate: Candidate, name: str) -> Path:
-    """The file that the route names. Raises PipelineError."""
+    """Return the path of the route's `body_schema`. Raises PipelineError if the route has none."""
     from gateway.pipeline.jobs.schema import route_of
 
     route = route_of(candidate, name)

@@ -1,4 +1,4 @@
-"""Options of the commands that read recorded traffic, and what they need besides Spark."""
+"""Options of the commands that read recorded traffic, and their journal, time span and mappings."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ Where = Annotated[
 
 
 def recorded_in(journal: str | None, archive: str | None, config: Path | None) -> str | None:
-    """The journal that is to be read; None: an archive alone. Raises ConfigurationError."""
+    """Return the journal to read, or None if only an archive is given. Raises ConfigurationError."""
     return None if journal is None and archive is not None else journal_of(journal, config)
 
 
 def check_span(begin: str | None, end: str | None) -> None:
-    """Raises BadParameter: one of them is no time, or no row can be between them, of which every check would
-    say that nothing is wrong."""
+    """Check a time span. Raises BadParameter if `begin` or `end` is no time, or if the span is empty.
+
+    In an empty span every check would find nothing wrong.
+    """
     from gateway.pipeline.times import moment
 
     try:
@@ -53,14 +55,14 @@ def check_span(begin: str | None, end: str | None) -> None:
 
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
-    """These mapping files, or those of the configuration. Raises MappingError and ConfigurationError."""
+    """Load `files`, or else the configuration's mapping files. Raises MappingError, ConfigurationError."""
     from gateway.mapping.loading import load
 
     return load(files or settings_of(config).mapping_files())
 
 
 def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> Candidate:
-    """Mappings, for the endpoints of the configuration if there is one. Raises MappingError."""
+    """Build a candidate of the mappings, with the configuration's endpoints if given. Raises MappingError."""
     from gateway.pipeline.traffic.fates import Candidate
 
     settings = settings_of(config) if config is not None else None
