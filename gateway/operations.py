@@ -1,4 +1,4 @@
-"""What an operator can see and do of a running gateway: one row for each operation below `/api/v1`.
+"""Table of the operations on a running gateway: one row for each, with its path below `/api/v1`.
 
 A row has no code. The HTTP server's routes and the OpenAPI document (gateway/admin/operations.py) and
 commands of the command line (gateway/cli/operations.py) are derived from it, so a path, a word or its meaning

@@ -41,7 +41,7 @@ WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
 
 def _told(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
-    """What a caller is told of its own session."""
+    """Return the description of a caller's own session."""
     hosts = None if rights.read_hosts is None else sorted(rights.read_hosts)
     return {"user": principal.name, "right": rights.right, "csrf": csrf, "virtual_hosts": hosts}
 

@@ -372,7 +372,7 @@ class SessionOfCaller(Row):
     right: Literal["read", "write"]
     csrf: str | None
     virtual_hosts: list[str] | None
-    """What the caller sees; null: all of them, and what belongs to none."""
+    """Names of the virtual hosts that the caller sees; null means everything."""
 
 
 class TokenRow(Row):

@@ -526,7 +526,7 @@ class JournalReader:
     def _scan_files(
         self, scan: _Scan, segments: list[Segment], listed: list[tuple[Path, int]] | None
     ) -> Generator[Any, None, bool]:
-        """What is in these files from the row that `scan` expects on. Return False if they are to be listed
+        """Yield what these files hold from the row that `scan` expects. Return False if they are to be listed
         once more, since one is gone or has changed; never with `listed` None, which is how they were listed.
         """
         later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
@@ -577,7 +577,7 @@ class JournalReader:
     def _within(
         self, file: BinaryIO, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[At | Stretch | range]:
-        """What is in one file, from about the expected row on; a range for rows that are not wanted."""
+        """Yield what one file holds from about the expected row; a range for rows that are not wanted."""
         expected, near, wanted = scan.expected, scan.near, scan.wanted
         known = self._summaries.get(segment.path)
         summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
