@@ -33,7 +33,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.store import Store
 from gateway.transport.stream import Stream
-from tests.counters import drift_report
+from tests.counters import drift_report, is_a
 
 POLL_SECS: Final = 0.02
 # Leaves of the walk: they are many, and lead to nothing that waits.
@@ -146,7 +146,7 @@ def idle_report(root: object) -> list[str]:
     found = drift_report(objects)
     for one in objects:
         for kind, check in CHECKS.items():
-            if isinstance(one, kind):
+            if is_a(one, kind):
                 found.extend(check(one))
     return found
 
