@@ -38,6 +38,7 @@ THERE: Final = "what waits is on the cluster and not in the replica's queue, whe
 BEHIND: Final = "what comes back may come behind what was on its way"
 COMING: Final = "what is confirmed may still be on its way here"
 REPLACED: Final = "a replica cannot tell what a durable subscription on the cluster is to, and replaces it"
+UNEVEN: Final = "a client that waits for a reply gets nothing meanwhile, so that others may get more"
 SELECTORS: Final = "a queue of the cluster has no selectors"
 IN_2005: Final = "clients_of_2005_a_conversation_goes_as_it_did"
 ACK_2005: Final = "ACK is answered on its own channel, and takes only what was there when it was read"
@@ -61,6 +62,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
     "services_prefetch_0_is_1_and_unreliable_has_no_window": THERE,
     "transactions_what_a_commit_confirms[acked-1]": THERE,
     "transactions_a_message_for_several_destinations_and_many_messages_commit_as_one": THERE,
+    "services_each_message_goes_to_one_consumer": UNEVEN,
     "services_a_prefix_means_all_that_begin_with_it": "a beginning is empty or ends in a dot",
     **{
         f"services_selectors[{QUEUE}-{mime_type}-{selector.decode()}-wanted{at}]": SELECTORS
