@@ -50,6 +50,7 @@ Schema = Mapping[str, Any]
 
 PLACES: Final = {
     "Truncate": "`{truncate: number}`",
+    "StateDatabase": "[database](#the-database-of-replicas)",
     "AmqpPermissions": "[permissions](roles.md#amqp-0-9-1)",
     "Audit": "[audit log](audit-log.md)",
     "Group": "`{protocol: …}`",

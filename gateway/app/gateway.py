@@ -50,6 +50,7 @@ from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_octets_max, watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
+from gateway.app.state import gauges_of, open_state, start_state, stop_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import (
     LOGS,
@@ -88,6 +89,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.settings.engine import ENGINE
+from gateway.state.interface import Notice
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
@@ -127,8 +129,7 @@ class Gateway:
             several=self._has_several_users,
         )
         self.store = open_store(settings, self._disk_changed, self.quotas.letters)
-        if self.store is not None:
-            self.readiness.watch("store", partial(getattr, self.store, "failure"))
+        self.state = open_state(settings)
         with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
             if self.store is not None:
                 undo.callback(self.store.close)
@@ -192,6 +193,7 @@ class Gateway:
                 self.quotas,
                 self.hosts.alarms,
             )
+            watch_stores(self.readiness, self.store, self.state)
             watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
@@ -223,6 +225,7 @@ class Gateway:
         trio.lowlevel.add_instrument(self.watchdog)
         try:
             start_store(self.store, self.writes)
+            start_state(self.state, self.writes, self._state_noticed)
             await self._serve(task_status, signals)
         finally:
             trio.lowlevel.remove_instrument(self.watchdog)
@@ -232,6 +235,7 @@ class Gateway:
                     await self.authorizer.close()
             await self.identities.close()
             await close_tracing(self.tracing)
+            await stop_state(self.state)
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
@@ -370,6 +374,9 @@ class Gateway:
     def _flush(self) -> None:
         """Write what was encoded outside a wake-up."""
         self.writes.flush()
+
+    def _state_noticed(self, _: Notice) -> None:
+        """Handle a hint of the shared state; nothing depends on one yet."""
 
     def _wake_up_ends(self) -> None:
         self.memory.turned()
@@ -521,6 +528,7 @@ class Gateway:
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
+            **gauges_of(self.state),
             **({} if self.fast_engine is None else self.fast_engine.gauges()),
         }
         return self.fast_hosts.added_to(gauges)

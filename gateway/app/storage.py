@@ -57,8 +57,12 @@ def return_key(store: Store | None) -> bytes:
 
 def start_store(store: Store | None, writes: WriteSet) -> None:
     """Start its thread. What it hands back runs in this loop, as a wake-up of its own."""
-    if store is None:
-        return
+    if store is not None:
+        store.start(caller_of(writes))
+
+
+def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
+    """Return a function for other threads that has this loop call a function as a wake-up of its own."""
     soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def call(function: Callable[[], None]) -> None:
@@ -72,4 +76,4 @@ def start_store(store: Store | None, writes: WriteSet) -> None:
         with suppress(trio.RunFinishedError):  # nobody is left to be told
             soon(call, function)
 
-    store.start(call_soon)
+    return call_soon

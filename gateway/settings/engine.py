@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_serializer, model_validator
 
 from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.settings.endpoints import Remote
+from gateway.settings.endpoints import FilePath, Remote, masked_url, secret_from
 from gateway.settings.limits import Section
 
 EMBEDDED: Final = "embedded"
@@ -23,11 +24,43 @@ class EmbeddedEngine(Section):
     """Which engine this is."""
 
 
+class StateDatabase(Section):
+    """The PostgreSQL database, version 15 or later, in which replicas keep their state."""
+
+    url: str
+    """`postgresql://user@host:port/database`; behind a `?` options of libpq, such as
+    `sslmode=verify-full&sslrootcert=/etc/ssl/ca.pem`. Several hosts, divided by commas, are tried in turn for
+    the one that can be written."""
+    password_file: FilePath | None = None
+    """Instead of the URL's; read for each connection, so that a changed password needs no restart."""
+
+    @model_validator(mode="after")
+    def _is_postgresql(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise ValueError("the url of a PostgreSQL database begins with postgresql://")
+        if self.password_file is not None and parts.password is not None:
+            raise ValueError("say the password once: in the url, or in password_file")
+        return self
+
+    @field_serializer("url")
+    def _hidden(self, url: str) -> str:
+        return masked_url(url)
+
+    def password(self) -> str:
+        """Read `password_file`. Raises ConfigurationError."""
+        assert self.password_file is not None
+        return secret_from(self.password_file)
+
+
 class RabbitEngine(Remote):
     """A RabbitMQ cluster, through which gateways with the same `namespace` serve the same clients."""
 
     engine: Literal["rabbitmq"]
     """Which engine this is."""
+    postgresql: StateDatabase
+    """Where replicas keep what is not a message. They use a schema of this database that has the name of
+    `namespace`, and create it."""
     namespace: str = Field("gateway", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """With what the names of queues and exchanges begin; replicas of one world say the same."""
     topic_exchange: str = Field("amq.topic", min_length=1, max_length=127)

@@ -626,6 +626,7 @@ class Settings(Documented, BaseSettings):
             named += [((*at, "key_file"), own.key_file)]
         if isinstance(broker := self.broker, RabbitEngine):
             named += [(("broker", "password_file"), broker.password_file)]
+            named += [(("broker", "postgresql", "password_file"), broker.postgresql.password_file)]
             named += [
                 (("broker", "tls", key), getattr(broker.tls, key))
                 for key in ("ca_file", "cert_file", "key_file")

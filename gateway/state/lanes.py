@@ -37,6 +37,7 @@ from gateway.state.interface import (
 from gateway.state.queries import run_query
 
 GROUP_MAX: Final = 1_000  # operations in one transaction
+NOT_YET: Final = "not connected yet"
 RETRY_SECS: Final = 0.05  # until the first attempt to connect again
 RETRY_SECS_MAX: Final = 1.0
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class Committer:
     def __init__(
         self, database: Database, patience_secs: float, tell: Callable[[list[Answer]], None]
     ) -> None:
-        self.failure = ""
+        self.failure = NOT_YET
         self.items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._database = database
         self._patience_secs = patience_secs
@@ -101,10 +102,11 @@ class Committer:
             self._database.close()
 
     def _gather(self) -> None:
-        """Add what has come to what is pending; wait if nothing is, and before the next attempt."""
+        """Add what has come to what is pending; wait if nothing is, and before the next attempt to connect,
+        which is made whether anything is pending or not."""
         patience: float | None = None
-        if self._pending or self._doubt is not None or self._is_ending:
-            patience = self._retry_secs if self.failure else 0.0
+        if self._pending or self._doubt is not None or self._is_ending or self._number is None:
+            patience = self._retry_secs if self.failure not in ("", NOT_YET) else 0.0
         try:
             item = self.items.get(timeout=patience)
             while item is not None:

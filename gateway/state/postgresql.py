@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gateway.errors import StoreError
+from gateway.errors import ConfigurationError, StoreError
 from gateway.state.database import (
     AbortedError,
     Call,
@@ -77,9 +77,8 @@ LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 class PostgreSQLDatabase(Database):
     """A connection for one thread."""
 
-    def __init__(self, url: str, schema: str, lane: str) -> None:
-        self._url = url
-        self._schema = schema
+    def __init__(self, server: Server, lane: str) -> None:
+        self._server = server
         self._lane = lane
         self._connection: Connection | None = None
         self._number = 0
@@ -93,8 +92,9 @@ class PostgreSQLDatabase(Database):
 
     def connect(self) -> int:
         self.close()
+        self._server.prepare()
         with _translated(None):
-            self._connection = connection = connect(self._url, self._schema, name=self._lane)
+            self._connection = connection = self._server.connect(self._lane)
             for option in OPTIONS:
                 connection.execute(option)
             connection.execute(END_EARLIER, (self._lane,))
@@ -165,7 +165,7 @@ class PostgreSQLDatabase(Database):
     def notify(self, notices: Sequence[Noted]) -> None:
         """Notify in a transaction of its own: within the group it would hold a lock of the whole server while
         the disk is waited for."""
-        rows = [(channel_of(self._schema, one.replica), _payload(one)) for one in notices]
+        rows = [(channel_of(self._server.schema, one.replica), _payload(one)) for one in notices]
         call = Call("{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows)
         self.run([call])
 
@@ -179,22 +179,85 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
-def connect(url: str, schema: str, *, name: str) -> Connection:
-    """Connect for statements with `$1`, each a transaction unless one was begun. Raises psycopg.Error."""
-    own: dict[str, Any] = {
-        "application_name": name,
-        "connect_timeout": CONNECT_SECS,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 1_000 * CONNECT_SECS,
-        "target_session_attrs": "read-write",
-    }
-    given = conninfo_to_dict(url)
-    conninfo = make_conninfo(url, **{key: value for key, value in own.items() if key not in given})
-    connection = psycopg.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
-    connection.execute(composed.SQL("SET search_path = {}").format(composed.Identifier(schema)))
-    return connection
+class Server:
+    """A schema of a database, and how it is reached.
+
+    `url`: libpq's. `password`: read for each connection; None: that of the URL, of libpq's password file or
+    of its variables. The first lane that connects brings the schema up to date.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: str,
+        password: Callable[[], str] | None = None,
+        migrations: Migrations | None = None,
+    ) -> None:
+        self.schema = schema
+        self._url = url
+        self._password = password
+        self._migrations = load_migrations() if migrations is None else migrations
+        self._lock = threading.Lock()
+        self._is_migrated = False
+
+    def connect(self, name: str) -> Connection:
+        """Connect for statements with `$1`, each a transaction unless one was begun. Raises psycopg.Error,
+        and LostError when the password cannot be read."""
+        own: dict[str, Any] = {
+            "application_name": name,
+            "connect_timeout": CONNECT_SECS,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 1_000 * CONNECT_SECS,
+            "target_session_attrs": "read-write",
+        }
+        given = conninfo_to_dict(self._url)
+        options = {key: value for key, value in own.items() if key not in given}
+        if self._password is not None:
+            try:
+                options["password"] = self._password()
+            except ConfigurationError as error:
+                raise LostError(str(error)) from error
+        conninfo = make_conninfo(self._url, **options)
+        connection = psycopg.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+        connection.execute(composed.SQL("SET search_path = {}").format(composed.Identifier(self.schema)))
+        return connection
+
+    def prepare(self) -> None:
+        """Bring the schema up to date, once. Raises LostError when that cannot be done now."""
+        with self._lock:
+            if not self._is_migrated:
+                try:
+                    self.migrate()
+                except LostError:
+                    raise
+                except StoreError as error:
+                    raise LostError(str(error)) from error
+                self._is_migrated = True
+
+    def migrate(self) -> None:
+        """Bring the schema up to date. Raises StoreError if that cannot be done, or the schema is newer."""
+        try:
+            with self.connect(f"{self.schema} migration") as connection, connection.transaction():
+                self._migrate(connection)
+        except psycopg.Error as error:
+            raise StoreError(f"PostgreSQL: {_said(error)}") from error
+
+    def _migrate(self, connection: Connection) -> None:
+        if connection.info.server_version < VERSION_MIN:
+            raise StoreError("PostgreSQL 15 or later is needed")
+        connection.execute("SELECT pg_advisory_xact_lock($1)", (MIGRATE_LOCK,))
+        row = connection.execute("SELECT to_regnamespace(quote_ident($1))", (self.schema,)).fetchone()
+        if row is None or row[0] is None:
+            connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(self.schema)))
+        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
+        row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
+        assert row is not None
+        for number, statements in missing_steps(row[0], self._migrations, postgresql=True):
+            for statement in statements:
+                connection.execute(statement.encode())
+            connection.execute("INSERT INTO schema_version (version) VALUES ($1)", (number,))
 
 
 def _execute(connection: Connection, call: Call) -> Cursor:
@@ -267,9 +330,8 @@ def _notice(payload: str) -> Notice:
 class NoticeListener:
     """The connection that waits for notices."""
 
-    def __init__(self, url: str, schema: str) -> None:
-        self._url = url
-        self._schema = schema
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._replicas = [EVERYBODY]
         self._ended = threading.Event()
 
@@ -285,9 +347,9 @@ class NoticeListener:
         """Wait for notices until `stop`. Report MISSED whenever some may have been lost."""
         while not self._ended.is_set():
             try:
-                with connect(self._url, self._schema, name=f"{self._schema} notices") as connection:
+                with self._server.connect(f"{self._server.schema} notices") as connection:
                     self._wait(connection, on_notice)
-            except psycopg.Error:
+            except (psycopg.Error, LostError):
                 self._ended.wait(NOTICE_SECS)  # the lanes report why the database is away
 
     def _wait(self, connection: Connection, on_notice: Callable[[Notice], None]) -> None:
@@ -295,7 +357,7 @@ class NoticeListener:
         while not self._ended.is_set():
             if listening < len(self._replicas):
                 for replica in self._replicas[listening:]:
-                    channel = composed.Identifier(channel_of(self._schema, replica))
+                    channel = composed.Identifier(channel_of(self._server.schema, replica))
                     connection.execute(composed.SQL("LISTEN {}").format(channel))
                     listening += 1
                 on_notice(Notice(Event.MISSED))
@@ -303,43 +365,10 @@ class NoticeListener:
                 on_notice(_notice(notify.payload))
 
 
-def migrate(url: str, schema: str, migrations: Migrations) -> None:
-    """Bring the schema up to date. Raises StoreError if that cannot be done, or the schema is newer."""
-    try:
-        with connect(url, schema, name=f"{schema} migration") as connection, connection.transaction():
-            if connection.info.server_version < VERSION_MIN:
-                raise StoreError("PostgreSQL 15 or later is needed")
-            connection.execute("SELECT pg_advisory_xact_lock($1)", (MIGRATE_LOCK,))
-            row = connection.execute("SELECT to_regnamespace(quote_ident($1))", (schema,)).fetchone()
-            if row is None or row[0] is None:
-                connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(schema)))
-            connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
-            row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
-            assert row is not None
-            for number, statements in missing_steps(row[0], migrations, postgresql=True):
-                for statement in statements:
-                    connection.execute(statement.encode())
-                connection.execute("INSERT INTO schema_version (version) VALUES ($1)", (number,))
-    except psycopg.Error as error:
-        raise StoreError(f"PostgreSQL: {_said(error)}") from error
-
-
 class PostgreSQLState(LanedStore):
-    """State in a schema of a PostgreSQL database. Raises StoreError if it cannot be used.
+    """State in a schema of a PostgreSQL database, which need not be there yet: `health` reports why not."""
 
-    `url`: libpq's, with a password file or variables for the password.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        schema: str,
-        *,
-        lanes: int = LANES,
-        patience_secs: float = 5.0,
-        migrations: Migrations | None = None,
-    ) -> None:
-        migrate(url, schema, load_migrations() if migrations is None else migrations)
+    def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:
         process = secrets.token_hex(6)
-        databases = [PostgreSQLDatabase(url, schema, f"{schema} {process} {lane}") for lane in range(lanes)]
-        super().__init__(databases, patience_secs, NoticeListener(url, schema))
+        databases = [PostgreSQLDatabase(server, f"{server.schema} {process} {lane}") for lane in range(lanes)]
+        super().__init__(databases, patience_secs, NoticeListener(server))

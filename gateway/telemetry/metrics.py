@@ -186,6 +186,8 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_spool_bytes": "Octets of large AMQP bodies on disk.",
     "gateway_spool_files": "Files that they are in, those that are begun included.",
     "gateway_spool_held_bytes": "Octets of AMQP/Fast bodies that arrive, and for which memory is reserved.",
+    "gateway_state_pending_operations": "Reads and writes of shared state that wait for the database.",
+    "gateway_state_up": "1 while the database of shared state can be reached.",
     "gateway_subscriptions": "MQTT subscriptions.",
 }
 STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {

@@ -42,7 +42,10 @@ def test_a_right_configuration_is_printed_whole(tmp_path: Path, run: Run) -> Non
 
 
 def test_a_listener_that_the_engine_does_not_serve_is_refused(tmp_path: Path, run: Run) -> None:
-    engine = "broker: {engine: rabbitmq, urls: ['amqp://gateway@one']}\n"
+    engine = (
+        "broker: {engine: rabbitmq, urls: ['amqp://gateway@one'],"
+        " postgresql: {url: 'postgresql://gateway@localhost/gateway'}}\n"
+    )
     listeners = "listeners: {mqtt: {protocol: mqtt}, amqp091: {protocol: amqp091, port: 5673}}\n"
     ran = run("check", "--config", configuration(tmp_path, ROUTE, engine + listeners))
     assert ran.code == Exit.CONFIGURATION

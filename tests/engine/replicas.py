@@ -21,6 +21,7 @@ from gateway.settings.engine import RabbitEngine
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, quickened, settings_of
 from tests.interop.pahos import leave
+from tests.interop.state_database import with_state
 
 PATIENCE_SECS: Final = 30.0
 TAKEN_OVER: Final = 0x8E  # what a client is told whose session another connection has taken
@@ -47,12 +48,13 @@ class Replica(Running):
         if fast is not None:
             own = {"protocol": "amqpfast", "host": LOOPBACK, "port": 0, "negotiation_pause_secs": 0.0}
             listeners["amqpfast"] = make_listener(**own | fast)
-        broker = RabbitEngine(engine="rabbitmq", urls=urls, namespace=namespace, **more)
+        given = with_state({"engine": "rabbitmq", "urls": urls, "namespace": namespace, **more})
+        broker = RabbitEngine.model_validate(given)
         store = Store(enabled=False) if folder is None else Store(path=folder)
-        given = {} if limits is None else {"limits": Limits(**limits)}
+        bounded = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
             settings_of(
-                listeners=listeners, broker=broker, replica=name, store=store, **given, **(settings or {})
+                listeners=listeners, broker=broker, replica=name, store=store, **bounded, **(settings or {})
             )
         )
 

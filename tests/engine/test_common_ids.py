@@ -158,7 +158,7 @@ def test_a_window_that_the_cluster_does_not_keep_is_refused(tmp_path: Path) -> N
     file.write_text(
         f"""
 links: {{far: {{url: "mqtt://far"}}}}
-broker: {{engine: rabbitmq, urls: ["amqp://cluster"]}}
+broker: {{engine: rabbitmq, urls: ["amqp://cluster"], postgresql: {{url: "postgresql://localhost/x"}}}}
 listeners: {{mqtt: {{protocol: mqtt}}}}
 mappings: ["{mapping}"]
 """

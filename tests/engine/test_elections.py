@@ -27,6 +27,7 @@ from tests.configured import make_link
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
+from tests.interop.state_database import NO_CLUSTER
 
 TOKEN = "a secret of eighteen or more characters"
 ROUTES = """
@@ -360,7 +361,7 @@ def test_a_queue_is_consumed_in_order_by_one(rabbitmq: RabbitMQ, tmp_path: Path)
         ({}, "links.far.elected: replicas are elected by broker.engine"),
         (
             {
-                "broker": {"engine": "rabbitmq", "urls": ["amqp://cluster"]},
+                "broker": NO_CLUSTER,
                 "listeners": {"mqtt": {"protocol": "mqtt"}},
             },
             "links.far.client_id: with elected it contains {replica}",

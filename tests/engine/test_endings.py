@@ -33,11 +33,14 @@ from tests.configured import make_link, make_listener
 from tests.egress.amqp091.remote import Remote, World
 from tests.egress.queue_rig import NotedStatus, QueueRig
 from tests.interop.gateway_fixture import settings_of
+from tests.interop.state_database import NOWHERE
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
 LISTENERS: Final = {"mqtt": make_listener(protocol="mqtt"), "amqpfast": make_listener(protocol="amqpfast")}
-ENGINE: Final = RabbitEngine(engine="rabbitmq", urls=("amqp://remote",), namespace="endings")
+ENGINE: Final = RabbitEngine(
+    engine="rabbitmq", urls=("amqp://remote",), namespace="endings", postgresql=NOWHERE
+)
 
 
 class Rig(QueueRig[Any, Any, Remote]):

@@ -26,6 +26,7 @@ from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client
 from tests.engine.test_elections import Door, numbers, until
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
+from tests.interop.state_database import NO_CLUSTER
 
 ROUTES = """
 version: 1
@@ -501,7 +502,7 @@ def test_what_cannot_be(tmp_path: Path, outbox: dict[str, Any], engine: bool, sa
     file = tmp_path / "gateway.yaml"
     given: dict[str, Any] = {"links": {"far": {"url": "mqtt://far", "outbox": outbox}}}
     if engine:
-        given["broker"] = {"engine": "rabbitmq", "urls": ["amqp://cluster"]}
+        given["broker"] = NO_CLUSTER
         given["listeners"] = {"mqtt": {"protocol": "mqtt"}}
     file.write_text(yaml.safe_dump(given))
     with pytest.raises(ConfigurationError) as raised:
@@ -516,7 +517,7 @@ def test_it_needs_no_store_and_knows_no_limits_of_routes(tmp_path: Path, limits:
     file = tmp_path / "gateway.yaml"
     given = {
         "links": {"far": {"url": "mqtt://far", "outbox": {"shared": True}}},
-        "broker": {"engine": "rabbitmq", "urls": ["amqp://cluster"]},
+        "broker": NO_CLUSTER,
         "listeners": {"mqtt": {"protocol": "mqtt"}},
         "mappings": [str(mapping)],
         "store": {"enabled": False},

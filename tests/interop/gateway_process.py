@@ -17,6 +17,7 @@ import yaml
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.servers import free_ports
+from tests.interop.state_database import with_state
 from tests.interop.zygote import IDLE_REPORT, Forked, started
 from tests.needs import needed, refuse_alone
 
@@ -75,7 +76,8 @@ class GatewayProcess:
     def start(self) -> None:
         """Return when every listener is open. AssertionError with the log when it does not come to that."""
         file = self.folder / "gateway.yaml"
-        file.write_text(yaml.safe_dump(self.configuration))
+        broker = with_state(self.configuration.get("broker", {}))
+        file.write_text(yaml.safe_dump(self.configuration | ({"broker": broker} if broker else {})))
         with (self.folder / "log").open("ab") as log:
             self._process = self._started(("run", "--config", str(file)), log)
         try:

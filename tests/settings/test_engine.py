@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.app.state import schema_of
 from gateway.errors import ConfigurationError
 from gateway.protocols import DIALECTS
 from gateway.settings import load_settings
-from gateway.settings.engine import EmbeddedEngine, RabbitEngine
+from gateway.settings.engine import EmbeddedEngine, RabbitEngine, StateDatabase
 
-RABBIT = "broker: {engine: rabbitmq, urls: ['amqp://gateway@one', 'amqp://gateway@two:5673']}\n"
+STATE = "postgresql: {url: 'postgresql://gateway@state/gateway'}"
+RABBIT = f"broker: {{engine: rabbitmq, urls: ['amqp://gateway@one', 'amqp://gateway@two:5673'], {STATE}}}\n"
 
 
 def load(tmp_path: Path, text: str) -> object:
@@ -42,12 +44,15 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, why",
     [
-        ("broker: {engine: rabbitmq}\n", "broker: say url, or urls"),
-        ("broker: {engine: rabbitmq, urls: ['mqtt://one']}\n", "begin with amqp://"),
+        (f"broker: {{engine: rabbitmq, {STATE}}}\n", "broker: say url, or urls"),
+        (f"broker: {{engine: rabbitmq, urls: ['mqtt://one'], {STATE}}}\n", "begin with amqp://"),
+        ("broker: {engine: rabbitmq, urls: ['amqp://one']}\n", "broker: needs 'postgresql'"),
+        (RABBIT.replace("postgresql://", "mysql://"), "begins with postgresql://"),
+        (RABBIT.replace("@state/gateway'", ":a@state/gateway', password_file: /dev/null"), "once"),
         ("broker: {engine: kafka}\n", "broker.engine: "),
         ("broker: {namespace: plant}\n", "broker.namespace: "),
-        (RABBIT.replace("}", ", namespace: 'a b'}"), "broker.namespace: "),
-        (RABBIT.replace("}", ", replica: one}"), "broker.replica: "),
+        (RABBIT.replace("broker: {", "broker: {namespace: 'a b', "), "broker.namespace: "),
+        (RABBIT.replace("broker: {", "broker: {replica: one, "), "broker.replica: "),
         (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
         (RABBIT + "limits: {retained_bytes_max: 300_000_000}\n", "four times limits.retained_bytes_max"),
         (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
@@ -79,3 +84,25 @@ def test_a_password_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(RABBIT.replace("gateway@one", "gateway:secret@one"))
     assert "secret" not in load_settings(path, {}).model_dump_json()
+
+
+def test_a_password_of_the_database_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(RABBIT.replace("gateway@state", "gateway:secret@state"))
+    assert "secret" not in load_settings(path, {}).model_dump_json()
+
+
+def test_a_password_of_the_database_is_read_each_time(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    database = StateDatabase(url="postgresql://gateway@state/gateway", password_file=secret)
+    assert database.password() == "first"
+    secret.write_text("second\n")
+    assert database.password() == "second"
+
+
+def test_a_schema_has_a_name_that_postgresql_accepts() -> None:
+    assert schema_of("plant") == "plant"
+    names = {schema_of("n" * 63 + end) for end in "ab"}
+    assert len(names) == 2
+    assert all(len(name) <= 40 for name in names)

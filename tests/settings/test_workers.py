@@ -15,7 +15,10 @@ from gateway.errors import ConfigurationError, MappingError
 from gateway.settings import Settings, load_settings
 from gateway.settings.workers import settings_of_worker
 
-ENGINE = "broker: {engine: rabbitmq, urls: ['amqp://localhost']}\nlisteners: {mqtt: {protocol: mqtt}}\n"
+ENGINE = (
+    "broker: {engine: rabbitmq, urls: ['amqp://localhost'],"
+    " postgresql: {url: 'postgresql://gateway@localhost/gateway'}}\nlisteners: {mqtt: {protocol: mqtt}}\n"
+)
 
 
 def read(folder: Path, text: str) -> Settings:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from gateway.state.interface import Notice, Operation, Query, Reply, SessionKey, StateStore, Verdict
-from gateway.state.postgresql import PostgreSQLState
+from gateway.state.postgresql import PostgreSQLState, Server
 from gateway.state.schema import Migrations
 from gateway.state.sqlite import SQLiteState
 from tests.interop.servers import PostgreSQL
@@ -57,6 +57,13 @@ class Replica:
         found = reply.result(WAIT_SECS)
         assert found.verdict is Verdict.DONE, found
         return found.value  # type: ignore[return-value]
+
+    def until_healthy(self) -> None:
+        """Return when every lane is connected."""
+        deadline = time.monotonic() + WAIT_SECS
+        while self.store.health.failure:
+            assert time.monotonic() < deadline, self.store.health
+            time.sleep(0.01)
 
     def heard(self, wanted: Callable[[Notice], bool]) -> Notice:
         """Return the next notice of that kind."""
@@ -149,9 +156,9 @@ class PostgreSQLWorld(World):
         self.execute(NOW + CLOCK.format(self._ahead))
 
     def store(self, migrations: Migrations | None = None, patience_secs: float = WAIT_SECS) -> StateStore:
-        return PostgreSQLState(
-            self.server.url, self.schema, migrations=migrations, patience_secs=patience_secs
-        )
+        server = Server(self.server.url, self.schema, migrations=migrations)
+        server.migrate()
+        return PostgreSQLState(server, patience_secs=patience_secs)
 
     def close(self) -> None:
         super().close()

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from gateway.containment import counted
+from gateway.errors import ConfigurationError
 from gateway.state.database import AbortedError, Database, LostError
 from gateway.state.interface import (
     ChangeSession,
@@ -22,7 +23,8 @@ from gateway.state.interface import (
     SessionKey,
     Verdict,
 )
-from gateway.state.postgresql import PostgreSQLDatabase
+from gateway.state.postgresql import PostgreSQLDatabase, PostgreSQLState, Server
+from gateway.state.schema import load_migrations
 from gateway.state.sessions import SessionOperation, Sessions
 from tests.interop.servers import PostgreSQL
 from tests.state.conftest import KEY, PostgreSQLWorld, Replica
@@ -133,7 +135,8 @@ def test_what_is_done_while_it_restarts_is_done_once(own: PostgreSQLWorld) -> No
     waits += [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(50, 100)]
     own.server.start()
     assert {wait.result(60).verdict for wait in waits} == {Verdict.DONE}
-    assert one.store.health == ("", 0)
+    one.until_healthy()
+    assert one.store.health.pending == 0
     assert set(opens(one).contents.subscriptions) == {str(number) for number in range(100)}
     assert one.heard(lambda notice: notice.event is Event.MISSED)
 
@@ -151,7 +154,7 @@ def test_after_some_time_it_is_unavailable_and_then_it_is_back(own: PostgreSQLWo
     while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
         pass
     one.do(Retain("t", b"x"))
-    assert one.store.health.failure == ""
+    one.until_healthy()
     found = opens(one)
     assert (found.present, set(found.contents.subscriptions)) == (True, {"b"})
 
@@ -223,8 +226,8 @@ def test_groups_that_lock_each_other_out_are_tried_again(shared: PostgreSQLWorld
 def test_a_lane_of_two_processes_is_refused(shared: PostgreSQLWorld) -> None:
     """As if an earlier connection came to life again: its next transaction is not this lane's."""
     shared.store()
-    first: Database = PostgreSQLDatabase(shared.server.url, shared.schema, "lane")
-    second: Database = PostgreSQLDatabase(shared.server.url, shared.schema, "lane")
+    first: Database = PostgreSQLDatabase(Server(shared.server.url, shared.schema), "lane")
+    second: Database = PostgreSQLDatabase(Server(shared.server.url, shared.schema), "lane")
     number = first.connect()
     assert second.connect() == number
     second.begin(number + 1)
@@ -258,4 +261,45 @@ def test_a_connection_that_is_lost_while_a_group_is_given_up(
     monkeypatch.setattr(PostgreSQLDatabase, "rollback", fail)
     monkeypatch.setattr(PostgreSQLDatabase, "begin", abort)
     opens(one)
-    assert one.store.health == ("", 0)
+    one.until_healthy()
+    assert one.store.health.pending == 0
+
+
+def test_a_replica_that_starts_before_its_database_is_healthy_later(own: PostgreSQLWorld) -> None:
+    """The first lane that connects creates the schema; nothing has to be submitted for that."""
+    own.server.stop()
+    one = Replica(PostgreSQLState(Server(own.server.url, own.schema), patience_secs=0.5), "one")
+    one.store.start(lambda function: function(), one.notices.put)
+    try:
+        assert one.store.health.failure
+        assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
+        own.server.start()
+        one.until_healthy()
+        one.do(Retain("t", b"x"))
+    finally:
+        one.store.stop()
+
+
+def test_a_newer_schema_keeps_a_replica_out_and_says_why(shared: PostgreSQLWorld) -> None:
+    Server(shared.server.url, shared.schema, migrations=(*load_migrations(), "SELECT 1;\n")).migrate()
+    one = Replica(PostgreSQLState(Server(shared.server.url, shared.schema), patience_secs=0.5), "one")
+    one.store.start(lambda function: function(), one.notices.put)
+    try:
+        assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
+        assert "a newer gateway has changed it" in one.store.health.failure
+    finally:
+        one.store.stop()
+
+
+def test_a_password_that_cannot_be_read_is_the_reason_and_read_again(shared: PostgreSQLWorld) -> None:
+    failures = [ConfigurationError("/secret: cannot be read")]
+
+    def read() -> str:
+        while failures:
+            raise failures.pop()
+        return "changed"
+
+    server = Server(shared.server.url, shared.schema, read)
+    with pytest.raises(LostError, match="/secret"):
+        server.prepare()
+    server.prepare()

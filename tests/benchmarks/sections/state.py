@@ -21,7 +21,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import psycopg
 
 from gateway.state.interface import OpenSession, Operation, Reply, Retain, SessionKey, Verdict, Will
-from gateway.state.postgresql import PostgreSQLState
+from gateway.state.postgresql import PostgreSQLState, Server
 from tests.benchmarks.report import Figure, median
 from tests.interop.servers import PostgreSQL
 
@@ -324,7 +324,7 @@ class Submitting:
     """The store of the gateway, given operations by one thread, WINDOW of which are on their way."""
 
     def __init__(self, url: str) -> None:
-        self._store = PostgreSQLState(url, "gateway")
+        self._store = PostgreSQLState(Server(url, "gateway"))
         self._chance = random.Random(1)
         self._done = 0
 

@@ -12,6 +12,7 @@ from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
 from tests.interop.gateway_fixture import Running, no_errors_logged, quickened, settings_of
 from tests.interop.servers import RabbitMQ
+from tests.interop.state_database import state_database
 
 PROTOCOLS: Final = frozenset(("mqtt", "amqpfast"))
 PATIENCE_SECS: Final = 15.0
@@ -26,6 +27,7 @@ def on_engine(settings: Settings, rabbitmq: RabbitMQ) -> Settings:
         urls=(rabbitmq.url,),
         namespace=f"as-embedded-fast-{next(numbers)}",
         queue_type="classic",
+        postgresql=state_database(),
     )
     kept = {name: one for name, one in settings.listeners.items() if one.protocol in PROTOCOLS}
     return settings.model_copy(update={"broker": engine, "listeners": kept})

@@ -31,6 +31,7 @@ from tests.ingress.mqtt import (
 )
 from tests.interop.gateway_fixture import Running, no_errors_logged, quickened, settings_of
 from tests.interop.servers import RabbitMQ
+from tests.interop.state_database import state_database
 
 MODULES: Final = (
     test_mqtt,
@@ -89,6 +90,7 @@ def on_engine(settings: Settings, rabbitmq: RabbitMQ) -> Settings:
         urls=(rabbitmq.url,),
         namespace=f"as-embedded-{next(numbers)}",
         queue_type="classic",
+        postgresql=state_database(),
     )
     mqtt = {name: one for name, one in settings.listeners.items() if one.protocol == "mqtt"}
     return settings.model_copy(update={"broker": engine, "listeners": mqtt})

@@ -1,0 +1,21 @@
+"""A replica and the database of its state, which comes and goes."""
+
+from __future__ import annotations
+
+from tests.engine.replicas import Replica, replicas
+from tests.interop.servers import PostgreSQL, RabbitMQ
+
+
+def test_a_replica_is_ready_while_its_database_is_there(rabbitmq: RabbitMQ) -> None:
+    """It starts before the database, and is ready when that has come."""
+    with PostgreSQL() as server:
+        server.stop()
+        one = Replica("one", rabbitmq.url, "database", postgresql={"url": server.url})
+        with replicas(one, ready=False):
+            gauges, reasons = one.gateway.metrics.sources.gauges, one.gateway.readiness.reasons
+            one.until(lambda: any("state: PostgreSQL: " in why for why in reasons()))
+            assert one.ask(gauges["gateway_state_up"]) == 0
+            server.start()
+            one.until_ready()
+            assert one.ask(gauges["gateway_state_up"]) == 1
+            assert one.ask(gauges["gateway_state_pending_operations"]) == 0
