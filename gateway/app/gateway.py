@@ -50,13 +50,12 @@ from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_octets_max, watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
-from gateway.app.state import gauges_of, open_state, start_state, stop_state, watch_stores
+from gateway.app.state import open_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import (
     LOGS,
     common_of,
     discarded_of,
-    election_link,
     engine_link,
     logs_link,
     outbox_links,
@@ -89,7 +88,6 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.settings.engine import ENGINE
-from gateway.state.interface import Notice
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
@@ -225,7 +223,8 @@ class Gateway:
         trio.lowlevel.add_instrument(self.watchdog)
         try:
             start_store(self.store, self.writes)
-            start_state(self.state, self.writes, self._state_noticed)
+            if self.state is not None:
+                self.state.start(self.writes)
             await self._serve(task_status, signals)
         finally:
             trio.lowlevel.remove_instrument(self.watchdog)
@@ -235,7 +234,8 @@ class Gateway:
                     await self.authorizer.close()
             await self.identities.close()
             await close_tracing(self.tracing)
-            await stop_state(self.state)
+            if self.state is not None:
+                await self.state.stop()
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
@@ -317,6 +317,8 @@ class Gateway:
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
+            if self.state is not None:
+                nursery.start_soon(forever, "timer", partial(self.state.run, self.writes.flush))
             log_exposures(self.settings, self.identities.hashes)
             log.info(
                 "started",
@@ -375,9 +377,6 @@ class Gateway:
         """Write what was encoded outside a wake-up."""
         self.writes.flush()
 
-    def _state_noticed(self, _: Notice) -> None:
-        """Handle a hint of the shared state; nothing depends on one yet."""
-
     def _wake_up_ends(self) -> None:
         self.memory.turned()
         if self.store is not None:
@@ -433,9 +432,9 @@ class Gateway:
                     self.readiness.require(f"link {link.name}")
         for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics):
             self.links[link.name] = link
-        elections = election_link(settings, self.links.values(), writes, metrics)
-        if elections is not None:  # behind the others: at the end they have let go before it does
-            self.links[elections.name] = elections
+        if self.state is not None and self.engine is not None:
+            engine = self.engine
+            self.state.elect(settings, self.links.values(), lambda: not engine.why_not)
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
         if self.common is not None:
@@ -528,7 +527,7 @@ class Gateway:
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
-            **gauges_of(self.state),
+            **({} if self.state is None else self.state.gauges()),
             **({} if self.fast_engine is None else self.fast_engine.gauges()),
         }
         return self.fast_hosts.added_to(gauges)

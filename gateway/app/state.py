@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
 from typing import Final
 
 import trio
 
+from gateway import __version__, clock
 from gateway.admin import Readiness
 from gateway.app.storage import caller_of
+from gateway.egress.link import Link
+from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
+from gateway.engine.membership import Membership
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
@@ -18,10 +22,71 @@ from gateway.state.interface import Notice, StateStore
 from gateway.store.store import Store
 from gateway.transport.stream import WriteSet
 
+TICK_SECS: Final = 0.2
+SILENT_SECS: Final = 20.0  # besides the time that clients stay, after which a replica counts as dead
 SCHEMA_CHARS_MAX: Final = 40  # a name of PostgreSQL has 63 bytes; channels and lanes append to the schema
 
 
-def open_state(settings: Settings) -> StateStore | None:
+class SharedState:
+    """The database of shared state, and what stands on it whatever the gateway serves."""
+
+    def __init__(self, store: StateStore, membership: Membership) -> None:
+        self.store = store
+        self.membership = membership
+        self.elections = Elections(store, membership)
+
+    @property
+    def why_not(self) -> str:
+        """Why the state cannot be used; empty: it can."""
+        return self.store.health.failure or self.membership.why_not
+
+    def start(self, writes: WriteSet) -> None:
+        """Start its threads; replies and notices are handled in this loop, each as a wake-up of its own."""
+        self.store.start(caller_of(writes), self._noticed)
+
+    async def run(self, flush: Callable[[], None]) -> None:
+        """Do what is due, until cancelled."""
+        while True:
+            self.membership.tick(clock.now())
+            self.elections.tick(clock.now())
+            flush()
+            await trio.sleep(TICK_SECS)
+
+    async def stop(self) -> None:
+        """Give up what this replica holds, and end when the database has it, if it accepts it."""
+        self.elections.stop()
+        self.membership.quit()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self.store.stop)
+
+    def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
+        """Decide by leases who consumes over the elected ones of `links`, over which this replica does not
+        consume at first. `serves` returns True while the cluster can be reached."""
+        for link in links:
+            given = settings.links.get(link.endpoint)
+            if given is not None and given.elected and link.consumes:
+                candidate = Candidate(
+                    link.endpoint,
+                    link.stats,
+                    partial(_decided, link),
+                    serves=partial(_serves, link, serves),
+                    timeout_secs=given.elected_timeout_secs,
+                )
+                self.elections.candidates.append(candidate)
+                link.hold_down(ELSEWHERE)
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Return the gauges of the database."""
+        return {
+            "gateway_state_pending_operations": lambda: self.store.health.pending,
+            "gateway_state_up": lambda: not self.store.health.failure,
+        }
+
+    def _noticed(self, _: Notice) -> None:
+        """Handle a hint; nothing depends on one yet."""
+
+
+def open_state(settings: Settings) -> SharedState | None:
     """Return the state that replicas share, or None without a cluster. Raises ConfigurationError."""
     given = settings.broker
     if not isinstance(given, RabbitEngine):
@@ -34,7 +99,9 @@ def open_state(settings: Settings) -> StateStore | None:
         ) from error
     database = given.postgresql
     password = None if database.password_file is None else database.password
-    return PostgreSQLState(Server(database.url, schema_of(given.namespace), password))
+    store = PostgreSQLState(Server(database.url, schema_of(given.namespace), password))
+    silent_secs = given.engine_timeout_secs + SILENT_SECS
+    return SharedState(store, Membership(store, settings.replica, __version__, silent_secs))
 
 
 def schema_of(namespace: str) -> str:
@@ -45,32 +112,20 @@ def schema_of(namespace: str) -> str:
     return f"{namespace[: SCHEMA_CHARS_MAX - len(digest) - 1]}-{digest}"
 
 
-def start_state(state: StateStore | None, writes: WriteSet, on_notice: Callable[[Notice], None]) -> None:
-    """Start its threads; replies and notices are handled in this loop, each as a wake-up of its own."""
-    if state is not None:
-        state.start(caller_of(writes), on_notice)
-
-
-def watch_stores(readiness: Readiness, store: Store | None, state: StateStore | None) -> None:
+def watch_stores(readiness: Readiness, store: Store | None, state: SharedState | None) -> None:
     """Make the process ready only while the store can be written and the shared state be reached."""
     if store is not None:
         readiness.watch("store", partial(getattr, store, "failure"))
     if state is not None:
-        readiness.watch("state", lambda: state.health.failure)
+        readiness.watch("state", partial(getattr, state, "why_not"))
 
 
-async def stop_state(state: StateStore | None) -> None:
-    """Commit what was submitted, as far as the database accepts it, and end the threads."""
-    if state is not None:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(state.stop)
+def _serves(link: Link, serves: Callable[[], bool]) -> bool:
+    return (link.up or link.paused) and serves()
 
 
-def gauges_of(state: StateStore | None) -> dict[str, Callable[[], float]]:
-    """Return the gauges of the shared state."""
-    if state is None:
-        return {}
-    return {
-        "gateway_state_pending_operations": lambda: state.health.pending,
-        "gateway_state_up": lambda: not state.health.failure,
-    }
+def _decided(link: Link, elected: bool, why: str) -> None:
+    if not elected:
+        link.hold_down(why)
+    for reason in {ELSEWHERE, UNDECIDED} - {why}:
+        link.let_up(reason)

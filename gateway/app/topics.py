@@ -5,7 +5,7 @@ on that besides.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -21,7 +21,6 @@ from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import IdsReader, SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
@@ -38,8 +37,6 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import WriteSet
 
-ELECTIONS: Final = f"{ENGINE} (elections)"  # no endpoint's name has blanks
-ELECTIONS_RECONNECT_SECS: Final = 0.5
 LOGS: Final = f"{ENGINE} (logs)"
 
 
@@ -178,55 +175,6 @@ def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Li
     """What keeps the engine connected."""
     metrics.links[ENGINE] = engine.stats
     return Link(engine.status, engine.settings, engine, writes)
-
-
-def election_link(
-    settings: Settings, links: Iterable[Link], writes: WriteSet, metrics: Metrics
-) -> Link | None:
-    """What decides which replica consumes over elected links, of which this one begins as one that does not.
-    None: there are none."""
-    given = settings.broker
-    consuming = [link for link in links if link.consumes and _is_elected(settings, link)]
-    if not consuming or not isinstance(given, RabbitEngine):
-        return None
-    dialect = DIALECTS[given.protocol]
-    stats = metrics.links[ELECTIONS] = LinkStats(
-        ELECTIONS, dialect.name, dialect.frame_names, given.addresses
-    )
-    remote = given.model_copy(
-        update={
-            "reconnect_min_secs": ELECTIONS_RECONNECT_SECS,
-            "reconnect_max_secs": ELECTIONS_RECONNECT_SECS,
-        }
-    )
-    elections = Elections(given, settings.replica, settings.limits, LinkStatus(ELECTIONS, stats))
-    for link in consuming:
-        elections.candidates.append(
-            Candidate(
-                link.endpoint,
-                link.stats,
-                partial(_decided, link),
-                serves=partial(_serves, link),
-                timeout_secs=settings.links[link.endpoint].elected_timeout_secs,
-            )
-        )
-        link.hold_down(ELSEWHERE)
-    return Link(elections.status, remote, elections, writes)
-
-
-def _is_elected(settings: Settings, link: Link) -> bool:
-    return link.endpoint in settings.links and settings.links[link.endpoint].elected
-
-
-def _serves(link: Link) -> bool:
-    return link.up or link.paused
-
-
-def _decided(link: Link, elected: bool, why: str) -> None:
-    if not elected:
-        link.hold_down(why)
-    for reason in {ELSEWHERE, UNDECIDED} - {why}:
-        link.let_up(reason)
 
 
 def outbox_links(

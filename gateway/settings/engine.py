@@ -59,8 +59,8 @@ class RabbitEngine(Remote):
     engine: Literal["rabbitmq"]
     """Which engine this is."""
     postgresql: StateDatabase
-    """Where replicas keep what is not a message. They use a schema of this database that has the name of
-    `namespace`, and create it."""
+    """Where replicas keep what is not a message, in a schema with the name of `namespace`, which they create.
+    Two clusters with the same namespace need a database each."""
     namespace: str = Field("gateway", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """With what the names of queues and exchanges begin; replicas of one world say the same."""
     topic_exchange: str = Field("amq.topic", min_length=1, max_length=127)

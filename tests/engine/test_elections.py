@@ -19,15 +19,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.engine import elections
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from tests.chaos.proxy import Proxy
-from tests.configured import make_link
-from tests.engine.replicas import PATIENCE_SECS, Client, Replica, lasting, replicas
+from tests.engine.replicas import PATIENCE_SECS, Client, lasting
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
-from tests.interop.state_database import NO_CLUSTER
+from tests.interop.state_database import NO_CLUSTER, state_server
 
 TOKEN = "a secret of eighteen or more characters"
 ROUTES = """
@@ -214,7 +212,6 @@ def test_one_alone_consumes_and_all_publish(rabbitmq: RabbitMQ, mosquitto: Mosqu
         assert "another replica consumes over it" not in first.asked("/api/v1/endpoints")[1]
         assert second.sample("gateway_link_up", endpoint="far") == 1
         assert second.sample("gateway_link_up", endpoint="far (in)") == 0
-        assert second.sample("gateway_link_up", endpoint="engine (elections)") == 1
 
 
 def test_it_moves_when_its_owner_is_killed(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -234,23 +231,42 @@ def test_it_moves_when_its_owner_is_frozen(rabbitmq: RabbitMQ, mosquitto: Mosqui
 
 
 def test_it_moves_when_its_owner_is_cut_off(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """It reaches the far broker still, but not the cluster, and lets go by itself."""
+    """It reaches the far broker and the cluster still, but not the database, and stops by itself."""
     with ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(rabbitmq.port)) for _ in range(2)]
-        given = [
-            Door(tmp_path, "cut", f"amqp://guest:guest@{LOOPBACK}:{proxy.port}/", mosquitto.url, ROUTES, name)
-            for name, proxy in zip(("one", "other"), proxies, strict=True)
-        ]
+        proxies = [stack.enter_context(Proxy(state_server().port)) for _ in range(2)]
+        given = pair(tmp_path, "cut", rabbitmq.url, mosquitto.url)
+        for door, proxy in zip(given, proxies, strict=True):
+            url = f"postgresql://postgres@{LOOPBACK}:{proxy.port}/postgres"
+            door.configuration["broker"]["postgresql"] = {"url": url}
         first, second = stack.enter_context(doors(*given))
         proxy = proxies[given.index(first)]
         moved(first, second, proxy.stall, mosquitto, "cut")
         until(lambda: not first.leads)
-        why = "link far (in): who consumes over it cannot be decided without the cluster"
+        why = "link far (in): who consumes over it cannot be decided without the database"
         until(lambda: why in first.asked("/readyz")[1])
         proxy.shut()
         proxy.open()
         until(lambda: first.asked("/readyz") == (200, "ready\n"), 3 * PATIENCE_SECS)
         assert second.leads
+
+
+def test_it_moves_when_its_owner_loses_the_cluster(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """What it consumed would get no further, though its lease is renewed."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(rabbitmq.port)) for _ in range(2)]
+        given = [
+            Door(
+                tmp_path, "lost", f"amqp://guest:guest@{LOOPBACK}:{proxy.port}/", mosquitto.url, ROUTES, name
+            )
+            for name, proxy in zip(("one", "other"), proxies, strict=True)
+        ]
+        for door in given:
+            door.configuration["links"]["far"]["elected_timeout_secs"] = 2.0
+        first, second = stack.enter_context(doors(*given))
+        moved(first, second, proxies[given.index(first)].shut, mosquitto, "lost")
+        assert not first.leads
 
 
 def test_it_moves_when_its_owner_does_not_reach_the_broker(
@@ -304,27 +320,6 @@ def test_an_owner_that_is_paused_or_alone_stays(
             until(lambda: first.log.count(gave_up) >= 2)
             proxy.open()
             until(lambda: first.consumes)
-
-
-def test_a_token_is_not_held_for_longer_than_the_cluster_lets(
-    tmp_path: Path, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """RabbitMQ closes the channel over what is not acknowledged for `consumer_timeout`."""
-    monkeypatch.setattr(elections, "RENEW_SECS", 0.5)
-    mapping = tmp_path / "mapping.yaml"
-    mapping.write_text(ROUTES.replace("NAME", "token"))
-    link = make_link(url=mosquitto.url, elected=True, client_id="token-{replica}")
-    settings = {"links": {"far": link}, "mappings": (str(mapping),)}
-    with RabbitMQ(tmp_path / "rabbitmq", lines=("consumer_timeout = 3000",)) as rabbitmq:
-        rabbitmq.control("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
-        one = Replica("one", rabbitmq.url, "token", settings=settings)
-        with replicas(one):
-            stats = one.gateway.links["engine (elections)"].stats
-            one.until(lambda: bool(one.gateway.links["far (in)"].stats.leads))
-            began = time.monotonic()
-            until(lambda: time.monotonic() - began > 9)  # three times as long
-            assert one.gateway.links["far (in)"].stats.leads
-            assert stats.connects == 1
 
 
 def test_an_orderly_stop_hands_it_over(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from tests.interop.servers import PostgreSQL, RabbitMQ
 
 
 def test_a_replica_is_ready_while_its_database_is_there(rabbitmq: RabbitMQ) -> None:
-    """It starts before the database, and is ready when that has come."""
+    """It starts before the database, serves when that has come, and reports when it has gone."""
     with PostgreSQL() as server:
         server.stop()
         one = Replica("one", rabbitmq.url, "database", postgresql={"url": server.url})
@@ -18,4 +18,9 @@ def test_a_replica_is_ready_while_its_database_is_there(rabbitmq: RabbitMQ) -> N
             server.start()
             one.until_ready()
             assert one.ask(gauges["gateway_state_up"]) == 1
-            assert one.ask(gauges["gateway_state_pending_operations"]) == 0
+            server.stop(kill=True)
+            one.until(lambda: any("state: PostgreSQL: " in why for why in reasons()))
+            assert one.ask(gauges["gateway_state_up"]) == 0
+            server.start()
+            one.until_ready()
+            one.until(lambda: not gauges["gateway_state_pending_operations"]())

@@ -1,0 +1,221 @@
+"""Leases and the incarnation of a replica, over a database that answers when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway import clock
+from gateway.engine import elections
+from gateway.engine.elections import ELSEWHERE, LEASE_SECS, REST_SECS, UNDECIDED, Candidate, Elections
+from gateway.engine.membership import HEARTBEAT_SECS, Membership
+from gateway.model.times import Monotonic
+from gateway.state.interface import (
+    DONE,
+    FENCED,
+    UNAVAILABLE,
+    AcquireLease,
+    Health,
+    Heartbeat,
+    JoinReplica,
+    Lease,
+    Notice,
+    QuitReplica,
+    Reap,
+    ReleaseLease,
+    Reply,
+    StateStore,
+    Verdict,
+)
+from gateway.telemetry.stats import LinkStats
+
+
+class Answering(StateStore):
+    """A store whose replies the test gives."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, Callable[[Reply[Any]], None]]] = []
+        self.listening: list[str] = []
+
+    def start(
+        self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
+    ) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def submit(self, operation: Any, done: Callable[[Reply[Any]], None]) -> None:
+        self.waiting.append((operation, done))
+
+    def query(self, query: Any, done: Callable[[Reply[Any]], None]) -> None:
+        self.waiting.append((query, done))
+
+    def listen(self, replica: str) -> None:
+        self.listening.append(replica)
+
+    @property
+    def health(self) -> Health:
+        return Health("", len(self.waiting))
+
+    def answer(self, kind: type, reply: Reply[Any]) -> Any:
+        """Reply to the first operation of a kind, and return it."""
+        for at, (operation, done) in enumerate(self.waiting):
+            if isinstance(operation, kind):
+                del self.waiting[at]
+                done(reply)
+                return operation
+        raise AssertionError(f"no {kind.__name__} in {self.waiting}")
+
+    def kinds(self) -> list[type]:
+        return [type(operation) for operation, _ in self.waiting]
+
+
+class Rig:
+    """One candidate at a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(clock, "now", lambda: Monotonic(self.now))
+        self.state = Answering()
+        self.membership = Membership(self.state, "one", "1", 20.0)
+        self.heard: list[tuple[bool, str]] = []
+        self.serves = True
+        self.stats = LinkStats("far", "mqtt", (), ())
+        self.candidate = Candidate(
+            "far",
+            self.stats,
+            lambda elected, why: self.heard.append((elected, why)),
+            serves=lambda: self.serves,
+            timeout_secs=10.0,
+        )
+        self.elections = Elections(self.state, self.membership)
+        self.elections.candidates.append(self.candidate)
+
+    def tick(self, secs: float = 0.0) -> None:
+        self.now += secs
+        self.elections.tick(Monotonic(self.now))
+
+    def grant(self, holder: str = "") -> None:
+        lease = Lease(holder or self.membership.incarnation, 1)
+        self.state.answer(AcquireLease, Reply(Verdict.DONE, lease))
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+def test_a_lease_counts_from_its_request(rig: Rig) -> None:
+    """However late the reply is, the holder stops before the database lets another one begin."""
+    rig.tick()
+    rig.now += LEASE_SECS - 1
+    rig.grant()
+    assert rig.heard == [(True, "")]
+    rig.tick(1)
+    assert rig.heard[-1] == (False, UNDECIDED)
+
+
+def test_a_reply_that_is_later_than_the_lease_elects_nobody(rig: Rig) -> None:
+    rig.tick()
+    rig.now += LEASE_SECS
+    rig.grant()
+    assert not rig.candidate.is_elected
+
+
+def test_a_holder_that_slept_has_stopped_before_it_asks(rig: Rig) -> None:
+    rig.tick()
+    rig.grant()
+    rig.tick(10 * LEASE_SECS)
+    assert rig.heard[-1] == (False, UNDECIDED)
+    assert rig.state.kinds() == [AcquireLease]
+
+
+def test_a_lease_outlives_a_short_absence_of_the_database(rig: Rig) -> None:
+    rig.tick()
+    rig.grant()
+    rig.tick(elections.RENEW_SECS)
+    rig.state.answer(AcquireLease, UNAVAILABLE)
+    assert rig.candidate.is_elected
+    rig.tick(elections.TRY_SECS)
+    rig.grant()
+    rig.tick(LEASE_SECS - 0.1)
+    assert rig.candidate.is_elected
+
+
+def test_who_does_not_hold_it_stands_by(rig: Rig) -> None:
+    rig.tick()
+    rig.grant("another")
+    assert rig.heard == [(False, ELSEWHERE)]
+    rig.tick(elections.TRY_SECS)
+    rig.grant()
+    assert rig.candidate.is_elected
+
+
+def test_who_cannot_serve_gives_it_up_and_rests(rig: Rig) -> None:
+    """A renewal that was on its way when it did so elects nobody."""
+    rig.tick()
+    rig.grant()
+    rig.serves = False
+    for _ in range(9):
+        rig.tick(1)
+        if AcquireLease in rig.state.kinds():
+            rig.grant()
+    assert rig.candidate.is_elected
+    while rig.candidate.is_elected:
+        rig.tick(0.5)
+    assert rig.now - 100 == pytest.approx(10, abs=1)
+    assert rig.state.kinds()[-1] is ReleaseLease
+    if AcquireLease in rig.state.kinds():
+        rig.grant()
+    assert not rig.candidate.is_elected
+    rig.tick(REST_SECS - 0.1)
+    assert AcquireLease not in rig.state.kinds()
+    rig.tick(0.1)
+    rig.grant()
+    assert rig.candidate.is_elected
+
+
+def test_an_end_in_order_frees_what_is_held(rig: Rig) -> None:
+    rig.tick()
+    rig.grant()
+    rig.elections.stop()
+    assert rig.state.kinds() == [ReleaseLease]
+    assert not rig.candidate.is_elected
+    rig.tick(1)
+    assert rig.state.kinds() == [ReleaseLease]
+
+
+def test_an_incarnation_joins_and_lives(rig: Rig) -> None:
+    one = rig.membership
+    assert one.why_not
+    one.tick(Monotonic(1.0))
+    one.tick(Monotonic(1.2))
+    assert rig.state.kinds() == [JoinReplica]  # one at a time
+    rig.state.answer(JoinReplica, UNAVAILABLE)
+    one.tick(Monotonic(1.4))
+    rig.state.answer(JoinReplica, DONE)
+    assert one.why_not == ""
+    one.tick(Monotonic(1.4 + HEARTBEAT_SECS))
+    assert rig.state.kinds() == [Heartbeat, Reap]
+    rig.state.answer(Heartbeat, DONE)
+    one.quit()
+    one.tick(Monotonic(100.0))
+    assert rig.state.kinds() == [Reap, QuitReplica]
+
+
+def test_an_incarnation_that_was_declared_dead_is_followed_by_another(rig: Rig) -> None:
+    one, buried = rig.membership, list[str]()
+    one.on_buried.append(buried.append)
+    one.tick(Monotonic(1.0))
+    first = rig.state.answer(JoinReplica, DONE).replica
+    one.tick(Monotonic(1.0 + HEARTBEAT_SECS))
+    rig.state.answer(Heartbeat, FENCED)
+    assert buried == [first]
+    assert one.why_not
+    one.tick(Monotonic(1.2 + HEARTBEAT_SECS))
+    second = rig.state.answer(JoinReplica, DONE).replica
+    assert second != first
+    assert rig.state.listening == [first, second]
