@@ -152,7 +152,7 @@ class Gateway:
                 memory=self.memory,
                 forward=settings.dead_letters.forward,
                 common_letters=None if self.common is None else self.common.letters,
-                deduplication=None if self.common is None else self.common.ids,
+                deduplication=None if self.state is None else self.state.ids,
                 journaling=self.journaling,
                 tracing=self.tracing,
                 quotas=self.quotas,

@@ -17,7 +17,6 @@ from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import Mapping as MappingFile
 from gateway.mapping import load, parse
 from gateway.mapping.linter import (
-    forgetful_routes,
     returning_routes,
     undivided_routes,
     unkeyed_routes,
@@ -27,7 +26,6 @@ from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.reloads import Stamp, Watched, stamp_if_there
 from gateway.settings import Settings
-from gateway.settings.engine import RabbitEngine
 
 WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
 
@@ -51,8 +49,6 @@ def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingErro
     if given.one_way:
         found += returning_routes(routes, given.links)
     found += undivided_routes(routes, given.divides, given.workers)
-    if isinstance(given.broker, RabbitEngine):
-        found += forgetful_routes(routes, given.broker.ids_secs)
     if given.journal.enabled and given.journal.hash_key is None:
         found += unkeyed_routes(routes)
     return found

@@ -14,6 +14,7 @@ from gateway.admin import Readiness
 from gateway.app.storage import caller_of
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
+from gateway.engine.ids import SharedIds
 from gateway.engine.membership import Membership
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
@@ -34,6 +35,7 @@ class SharedState:
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
+        self.ids = SharedIds(store, membership)
 
     @property
     def why_not(self) -> str:

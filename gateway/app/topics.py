@@ -21,7 +21,6 @@ from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.ids import IdsReader, SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
 from gateway.engine.names import names_of
@@ -110,7 +109,6 @@ class Common(NamedTuple):
     """What replicas have in common besides topics, and the connection of its logs."""
 
     letters: SharedLetters
-    ids: SharedIds
     session: Logs
 
 
@@ -130,14 +128,10 @@ def common_of(settings: Settings, time: ClusterClock, shares: UserShares) -> Com
         shares=shares,
     )
     of_letters.use(letters)
-    kept = stream_arguments(given, octets_max=given.ids_bytes_max, secs=given.ids_secs)
-    of_ids = SharedLog(names.ids, kept, life, time, readable_secs=lambda: ids.readable_secs)
-    ids = SharedIds(of_ids, given.engine_timeout_secs, time.utc)
-    of_ids.use(IdsReader(ids))
     dialect = DIALECTS[given.protocol]
     stats = LinkStats(LOGS, dialect.name, dialect.frame_names, given.addresses)
-    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters, of_ids))
-    return Common(letters, ids, session)
+    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters,))
+    return Common(letters, session)
 
 
 def watch_cluster(

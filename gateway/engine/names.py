@@ -38,7 +38,6 @@ class Names(NamedTuple):
     sessions: str  # and those of sessions, and
     shares: str  # of shared subscriptions
     letters: str  # the log of dead letters
-    ids: str  # and that of the ids of deduplicating routes
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
     clock: str  # with what the names of queues begin by which a replica learns the time
     direct: str  # the exchange that leads to queues and logs by their names
@@ -55,7 +54,6 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.session",
         f"{namespace}.share",
         f"{namespace}.letters",
-        f"{namespace}.ids",
         f"{namespace}.dropped",
         f"{namespace}.clock",
         f"{namespace}.direct",

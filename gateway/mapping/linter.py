@@ -412,24 +412,6 @@ def unstorable_routes(
     return found
 
 
-def forgetful_routes(routes: Iterable[Route], ids_secs: float) -> list[MappingError]:
-    """Return an error for each route that deduplicates for longer than replicas of a cluster store ids.
-
-    `ids_secs`: that time, in seconds.
-    """
-    return [
-        MappingError(
-            f"route {route.name!r}: deduplicate: window: {route.rule.deduplicate.window} is longer than"
-            f" broker.ids_secs, {ids_secs:g} s, for which the cluster keeps ids",
-            file=route.file,
-            line=route.line,
-            column=route.column,
-        )
-        for route in routes
-        if route.rule.deduplicate is not None and route.rule.deduplicate.window_secs > ids_secs
-    ]
-
-
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
     """Return an error for each route whose `private` hashes, for use when there is no key."""
     return [

@@ -81,12 +81,6 @@ class RabbitEngine(Remote):
     """Octets of the log of dead letters, also of those that were redriven or purged; one that is still there
     is written again before half of that lies behind it. At least four times `limits.dead_letters_bytes_max`.
     The same for all replicas."""
-    ids_secs: float = Field(86_400.0, ge=60.0)
-    """How long the cluster keeps ids of deduplicating routes, whose windows are as long at most. The same for
-    all replicas."""
-    ids_bytes_max: int = Field(256 * 1024 * 1024, ge=1_048_576)
-    """Octets of them: 32 for each id, and up to 300 where messages come one by one. What is beyond it a
-    replica that starts does not know. The same for all replicas."""
     engine_timeout_secs: float = Field(60.0, gt=0)
     """How long clients stay connected while the cluster is away; a replica that is silent for 20 s longer is
     held dead by the others."""

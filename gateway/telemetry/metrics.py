@@ -163,7 +163,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters": "Dead letters kept; of replicas over a cluster, those of all.",
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
     "gateway_dead_letters_unwanted": "Of them those that no route and no subscriber wanted: no fault.",
-    "gateway_deduplication_ids": "Message ids that routes remember; those of all replicas over a cluster.",
+    "gateway_deduplication_ids": "Message ids that routes remember; over a cluster those passed on here.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
     "gateway_engine_destinations": "Queues and subscriptions of AMQP/Fast on the cluster that are used here.",

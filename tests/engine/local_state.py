@@ -1,0 +1,102 @@
+"""State of replicas in one SQLite file, committed by hand: no threads, and a clock that the test sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.engine.membership import Membership
+from gateway.model.times import Monotonic
+from gateway.state.group import run_group
+from gateway.state.interface import UNAVAILABLE, Health, Notice, Operation, Reply, StateStore, Verdict
+from gateway.state.queries import run_query
+from gateway.state.sqlite import SQLiteDatabase, SQLiteState
+
+SILENT_SECS: Final = 20.0
+
+
+class LocalDatabase:
+    """The database. `utc` is its clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.utc = time.time()
+        self.stores: list[LocalState] = []
+        path = folder / "state.db"
+        SQLiteState(path, clock=lambda: self.utc)  # creates the schema
+        self.database = SQLiteDatabase(path, lambda: self.utc, self._noticed)
+        self.number = self.database.connect()
+
+    def _noticed(self, notice: Notice) -> None:
+        for store in self.stores:
+            store.notices.append(notice)
+
+    def store(self) -> LocalState:
+        """Return the store of another replica."""
+        store = LocalState(self)
+        self.stores.append(store)
+        return store
+
+    def settle(self) -> None:
+        """Do all that waits, and what comes of it."""
+        while [store for store in self.stores if store.step()]:
+            pass
+
+
+class LocalState(StateStore):
+    """The store of one replica. While `is_away` it answers that the database is."""
+
+    def __init__(self, local: LocalDatabase) -> None:
+        self.is_away = False
+        self.notices: list[Notice] = []
+        self._local = local
+        self._waiting: list[tuple[Any, Callable[[Reply[Any]], None]]] = []
+
+    def start(
+        self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
+    ) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def submit(self, operation: Any, done: Callable[[Reply[Any]], None]) -> None:
+        self._waiting.append((operation, done))
+
+    def query(self, query: Any, done: Callable[[Reply[Any]], None]) -> None:
+        self._waiting.append((query, done))
+
+    def listen(self, replica: str) -> None:
+        """All notices are noted."""
+
+    @property
+    def health(self) -> Health:
+        return Health("away" if self.is_away else "", len(self._waiting))
+
+    def step(self) -> bool:
+        """Do what waits longest. False: nothing does."""
+        if not self._waiting:
+            return False
+        work, done = self._waiting.pop(0)
+        if self.is_away:
+            done(UNAVAILABLE)
+        elif isinstance(work, Operation):
+            database, self._local.number = self._local.database, self._local.number + 1
+            (reply,), noted = run_group(database, [work], self._local.number)
+            database.commit()
+            done(reply)
+            database.notify(noted)
+        else:
+            done(Reply(Verdict.DONE, run_query(self._local.database, work)))
+        return True
+
+
+def joined(local: LocalDatabase, name: str) -> tuple[LocalState, Membership]:
+    """Return the store and the membership of a replica that has joined."""
+    state = local.store()
+    membership = Membership(state, name, "1", SILENT_SECS)
+    membership.tick(Monotonic(0.0))
+    local.settle()
+    assert not membership.why_not
+    return state, membership
