@@ -20,7 +20,6 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.elections import Candidate, Elections
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
 from gateway.model.shares import UserShares
@@ -110,16 +109,6 @@ def logs() -> Any:
     return common.session
 
 
-def elections() -> Any:
-    made = Elections(ENGINE, "one", Limits(), status())
-    for name in ("far", "near"):
-        stats = LinkStats(name, "mqtt")
-        made.candidates.append(
-            Candidate(name, stats, lambda _, __: None, serves=lambda: False, timeout_secs=1.0)
-        )
-    return made
-
-
 def destinations() -> Any:
     made = FastEngineSession(ENGINE, "one", dispatcher(), Limits(), status(), lambda: None)
     made.serve(lambda: None, lambda now: None)
@@ -170,7 +159,7 @@ ENDS: Final = {"connection": over, "channels": channels, "all": all_over} | {
 }
 
 
-@pytest.mark.parametrize("make", [topics, logs, elections, destinations, outboxes])
+@pytest.mark.parametrize("make", [topics, logs, destinations, outboxes])
 @pytest.mark.parametrize("first", [True, False], ids=["before answers", "behind answers"])
 @pytest.mark.parametrize("end", ENDS)
 def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> None:
