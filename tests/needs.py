@@ -26,7 +26,6 @@ FOLDERS: Final = (
     "adversary",
     "clients",
     "durable",
-    "engine/amqpfast",
     "engine/listener",
     "fuzz",
     "interop",

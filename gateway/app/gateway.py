@@ -43,7 +43,6 @@ from gateway.app.clients import announced_version, connected, consuming, dismiss
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divided_descriptors
-from gateway.app.destinations import DESTINATIONS, destinations_link, destinations_of
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
@@ -67,6 +66,7 @@ from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
@@ -181,18 +181,18 @@ class Gateway:
                 definition_shares=self.quotas.definitions,
             )
             self.host = next(iter(self.hosts.values()))
-            self.fast_hosts, self.fast_engine = destinations_of(
-                settings,
-                self.dispatcher,
+            self.fast_hosts = FastHosts(
+                settings.virtual_hosts(),
+                self.dispatcher.changed,
+                limits,
                 self.store,
                 self.bodies,
-                self._flush,
-                self.full_queues,
-                self.quotas,
-                self.hosts.alarms,
+                full_queues=self.full_queues,
+                quotas=self.quotas,
+                alarms=self.hosts.alarms,
             )
             watch_stores(self.readiness, self.store, self.state)
-            watch_cluster(self.readiness, self.engine, self.common, self.fast_engine)
+            watch_cluster(self.readiness, self.engine, self.common)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.identities = Identities(settings)
@@ -439,8 +439,6 @@ class Gateway:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
         if self.common is not None:
             self.links[LOGS] = logs_link(self.common, writes, metrics)
-        if self.fast_engine is not None:
-            self.links[DESTINATIONS] = destinations_link(self.fast_engine, writes, metrics)
         pause_links(self)
         services = Services(
             settings=settings,
@@ -528,7 +526,6 @@ class Gateway:
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
             **({} if self.state is None else self.state.gauges()),
-            **({} if self.fast_engine is None else self.fast_engine.gauges()),
         }
         return self.fast_hosts.added_to(gauges)
 

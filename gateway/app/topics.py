@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 from gateway.admin import Readiness
-from gateway.app.destinations import DESTINATIONS
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
@@ -19,7 +18,6 @@ from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.pressure import MayHold
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
-from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.letters import SharedLetters
 from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
@@ -134,11 +132,9 @@ def common_of(settings: Settings, time: ClusterClock, shares: UserShares) -> Com
     return Common(letters, session)
 
 
-def watch_cluster(
-    readiness: Readiness, engine: EngineSession | None, common: Common | None, fast: FastEngineSession | None
-) -> None:
+def watch_cluster(readiness: Readiness, engine: EngineSession | None, common: Common | None) -> None:
     """The process is ready when the cluster is there, and all logs have been read."""
-    sessions = {ENGINE: engine, LOGS: None if common is None else common.session, DESTINATIONS: fast}
+    sessions = {ENGINE: engine, LOGS: None if common is None else common.session}
     for name, session in sessions.items():
         if session is not None:
             readiness.watch(name, partial(getattr, session, "why_not"))

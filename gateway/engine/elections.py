@@ -100,7 +100,7 @@ class Elections:
             if candidate.is_useless(now):
                 log.warning("this replica gives an elected link up: it cannot serve it", link=candidate.link)
                 self._release(candidate)
-                candidate.next_at = Monotonic(now + REST_SECS)
+                candidate.next_at = now + REST_SECS
             elif now >= candidate.next_at and not candidate.is_pending:
                 self._request(candidate, now)
 
@@ -133,7 +133,7 @@ class Elections:
             return
         now = clock.now()
         candidate.is_pending = False
-        candidate.next_at = Monotonic(since + TRY_SECS)
+        candidate.next_at = since + TRY_SECS
         if reply.verdict is not Verdict.DONE:
             if now >= candidate.until:
                 candidate.decide(False, UNDECIDED)
@@ -142,8 +142,8 @@ class Elections:
         if reply.value.holder != incarnation:
             candidate.decide(False, ELSEWHERE)
             return
-        candidate.until = Monotonic(since + LEASE_SECS)
-        candidate.next_at = Monotonic(since + RENEW_SECS)
+        candidate.until = since + LEASE_SECS
+        candidate.next_at = since + RENEW_SECS
         if now < candidate.until:
             candidate.decide(True)
 

@@ -56,7 +56,7 @@ class Membership:
     def tick(self, now: Monotonic) -> None:
         """Join, or send what is due."""
         if not self._is_pending and (not self._is_joined or now >= self._heartbeat_at):
-            self._is_pending, self._heartbeat_at = True, Monotonic(now + HEARTBEAT_SECS)
+            self._is_pending, self._heartbeat_at = True, now + HEARTBEAT_SECS
             if self._is_joined:
                 self._state.submit(Heartbeat(self.incarnation), self._heard)
             else:
@@ -64,7 +64,7 @@ class Membership:
                 join = JoinReplica(self.incarnation, self._name, "", self._version)
                 self._state.submit(join, self._heard)
         if self._is_joined and not self._is_reaping and now >= self._reap_at:
-            self._is_reaping, self._reap_at = True, Monotonic(now + REAP_SECS)
+            self._is_reaping, self._reap_at = True, now + REAP_SECS
             self._state.submit(Reap(self._silent_secs), self._reaped)
 
     def quit(self) -> None:

@@ -166,8 +166,6 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids that routes remember; over a cluster those passed on here.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
-    "gateway_engine_destinations": "Queues and subscriptions of AMQP/Fast on the cluster that are used here.",
-    "gateway_engine_held_messages": "Messages of them that are here: with clients, or about to be.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
     "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",

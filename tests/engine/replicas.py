@@ -38,16 +38,12 @@ class Replica(Running):
         folder: Path | None = None,
         limits: dict[str, Any] | None = None,
         *,
-        fast: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """`fast`: keys of a listener for AMQP/Fast; `settings`: other parts."""
+        """`settings`: other parts."""
         urls = (url,) if isinstance(url, str) else url
         listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0)}
-        if fast is not None:
-            own = {"protocol": "amqpfast", "host": LOOPBACK, "port": 0, "negotiation_pause_secs": 0.0}
-            listeners["amqpfast"] = make_listener(**own | fast)
         given = with_state({"engine": "rabbitmq", "urls": urls, "namespace": namespace, **more})
         broker = RabbitEngine.model_validate(given)
         store = Store(enabled=False) if folder is None else Store(path=folder)

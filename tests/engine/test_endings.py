@@ -18,12 +18,10 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
-from gateway.engine.amqpfast.session import FastEngineSession
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
 from gateway.model.shares import UserShares
-from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.engine import RabbitEngine
@@ -36,7 +34,7 @@ from tests.interop.state_database import NOWHERE
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
-LISTENERS: Final = {"mqtt": make_listener(protocol="mqtt"), "amqpfast": make_listener(protocol="amqpfast")}
+LISTENERS: Final = {"mqtt": make_listener(protocol="mqtt")}
 ENGINE: Final = RabbitEngine(
     engine="rabbitmq", urls=("amqp://remote",), namespace="endings", postgresql=NOWHERE
 )
@@ -109,14 +107,6 @@ def logs() -> Any:
     return common.session
 
 
-def destinations() -> Any:
-    made = FastEngineSession(ENGINE, "one", dispatcher(), Limits(), status(), lambda: None)
-    made.serve(lambda: None, lambda now: None)
-    for name in ("a", "b"):
-        made.ask(m.QueueDeclare(name, durable=True))
-    return made
-
-
 def outboxes() -> Any:
     return SharedOutboxes(
         "far",
@@ -159,7 +149,7 @@ ENDS: Final = {"connection": over, "channels": channels, "all": all_over} | {
 }
 
 
-@pytest.mark.parametrize("make", [topics, logs, destinations, outboxes])
+@pytest.mark.parametrize("make", [topics, logs, outboxes])
 @pytest.mark.parametrize("first", [True, False], ids=["before answers", "behind answers"])
 @pytest.mark.parametrize("end", ENDS)
 def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> None:

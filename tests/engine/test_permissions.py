@@ -17,7 +17,6 @@ from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.engine.test_common_ids import Sender
 from tests.engine.test_elections import Door, numbers, until
-from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "guides" / "replicas.md"
@@ -55,8 +54,8 @@ def url(rabbitmq: RabbitMQ) -> Iterator[str]:
     rabbitmq.control("delete_user", "gateway")
 
 
-def test_topics_sessions_and_destinations(url: str) -> None:
-    one, other = (Replica(name, url, NAME, fast={}, engine_timeout_secs=4.0) for name in ("one", "other"))
+def test_topics_and_sessions(url: str) -> None:
+    one, other = (Replica(name, url, NAME, engine_timeout_secs=4.0) for name in ("one", "other"))
     with replicas(one, other), Client(one.mqtt, "feeds") as feeding:
         feeding.publish("topics/kept", b"kept", retain=True)
         feeding.publish("topics/gone", b"gone", retain=True)
@@ -80,15 +79,6 @@ def test_topics_sessions_and_destinations(url: str) -> None:
             feeding.subscribe("topics/will", qos=1)
             dies.vanish()
             feeding.until(lambda: feeding.messages)
-        with Fast(one).open() as sender, Fast(other).open() as receiver:
-            receiver.consume(receiver.handle("a.queue", QUEUE))
-            sender.put(sender.handle("a.queue", QUEUE), b"1", b"2")
-            assert [row[4] for row in receiver.rows(2)] == [b"1", b"2"]
-            receiver.ack(2)
-        with Fast(one).open() as sender, Fast(other).open() as receiver:
-            receiver.consume(receiver.handle("a.topic", TOPIC))
-            sender.put(sender.handle("a.topic", TOPIC), b"3")
-            assert [row[4] for row in receiver.rows(1)] == [b"3"]
 
 
 class Apart(Door):

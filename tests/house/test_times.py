@@ -52,7 +52,8 @@ MAKERS: Final = {
     "gateway/engine/session.py": "before the clock runs",
     "gateway/engine/cluster_clock.py": "the time that a broker says",
     "gateway/engine/cursor.py": "before the clock runs",
-    "gateway/engine/ids.py": "before the clock runs",
+    "gateway/engine/elections.py": "before the clock runs",
+    "gateway/engine/membership.py": "before the clock runs",
     "gateway/admin/queues.py": "how long nobody uses a queue",
     "gateway/admin/rabbitmq.py": "how long it runs",
 }

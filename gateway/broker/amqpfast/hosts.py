@@ -37,7 +37,7 @@ class ActiveClients:
         return len(self._clients)
 
     def is_active(self, name: str) -> bool:
-        """Whether somebody is called so already. Raises Pending when that has to be waited for."""
+        """Return True if a client has that name already."""
         return name in self._clients
 
     def enter(self, name: str, client: FastClient) -> None:
@@ -61,20 +61,16 @@ class FastHosts(dict[str, FastHost]):
         store: Store | None,
         bodies: Bodies,
         *,
-        make: Callable[..., FastHost] = FastHost,
-        clients: ActiveClients | None = None,
-        keeps: bool = True,
         full_queues: FullQueues | None = None,
         quotas: UserQuotas | None = None,
         alarms: Alarms | None = None,
     ) -> None:
-        """`changed` is called when routing may have changed. `make` makes a virtual host; not `keeps`: the
-        store has transfers, and nothing else of it. `alarms` ring for selectors that had no time. Before the
-        store starts."""
+        """`changed` is called when routing may have changed. `alarms` ring for selectors that had no time.
+        Before the store starts."""
         super().__init__()
         self.work = SelectionWork(alarms)
         quotas = UserQuotas(limits) if quotas is None else quotas
-        self.clients = ActiveClients() if clients is None else clients
+        self.clients = ActiveClients()
         self.partials = Partials(
             bodies.spool,
             store,
@@ -83,7 +79,7 @@ class FastHosts(dict[str, FastHost]):
         )
         for name, stated in given.items():
             definitions = None
-            if store is not None and keeps:
+            if store is not None:
                 definitions = FastDefinitions(
                     store,
                     name,
@@ -92,7 +88,7 @@ class FastHosts(dict[str, FastHost]):
                     memory_octets_max=limits.queue_memory_bytes_max,
                 )
             try:
-                self[name] = make(
+                self[name] = FastHost(
                     name,
                     changed,
                     queues=stated.destinations.queues,

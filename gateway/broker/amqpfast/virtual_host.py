@@ -22,8 +22,7 @@ from gateway.errors import GatewayError
 from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.model.pending import Awaited
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
@@ -341,22 +340,6 @@ class FastHost:
             self._definitions.remove(QUEUE, queue.name)
         self._changed()
         return queue.delete()
-
-    # What is otherwise where destinations are on a cluster.
-
-    def awaited(self, subscription: Subscription) -> Awaited | None:
-        """What a subscription has to wait for before it is one; None: nothing."""
-        return None
-
-    def outcome_of(self, subscription: Subscription) -> Outcome:
-        """What has become of one that was waited for."""
-        return ACCEPTED
-
-    def check_selecting(self) -> None:
-        """Whether queues may be consumed with a selector. Refused 540."""
-
-    def look(self, asker: object, queues: list[FastQueue]) -> None:
-        """What waits in these queues is to be listed. Raises Pending when that has to be waited for."""
 
     # Temporary destinations, 3.5.2.2.
 

@@ -171,8 +171,6 @@ class ActingGuest(FastGuest):
     ) -> None:
         if command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
-        if selects is not None:
-            self.host.check_selecting()
         found = self.host.find(
             "queue",
             handle.name + command.dest_name,
@@ -241,10 +239,7 @@ class ActingGuest(FastGuest):
                 consumer.queues.append(subscription)
                 subscription.add(consumer)
 
-        awaited = host.awaited(subscription)
-        if awaited is not None:
-            self.ingress.suspend(self.stream, awaited, lambda: begin(host.outcome_of(subscription)))
-        elif key is None or subscription is known:
+        if key is None or subscription is known:
             begin(ACCEPTED)
         else:  # a new durable subscription is promised when it is on disk
             self.ingress.after_commit(begin)
@@ -321,9 +316,7 @@ class ActingGuest(FastGuest):
         if handle.service != "queue":
             return list(handle.subscriptions)
         named = self.host.find("queue", name, whole=whole, creates=False)
-        found = [one for one in named if isinstance(one, FastQueue)]
-        self.host.look(handle, found)
-        return [*found]
+        return [one for one in named if isinstance(one, FastQueue)]
 
     @staticmethod
     def _waiting(

@@ -27,10 +27,8 @@ from tests.chaos.replicas.faults import FAULTS
 from tests.chaos.replicas.rows import ReplicaRow
 from tests.chaos.rig import ADDRESSES, LIMITS, PROBES_MAX, PROBES_RATE, complaints
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
-from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
-from tests.ingress.amqpfast.client import QUEUE
 from tests.ingress.clients import Mqtt
 from tests.interop.cluster import RabbitCluster
 from tests.interop.gateway_fixture import LOOPBACK
@@ -123,11 +121,8 @@ def replica_of(
 ) -> GatewayProcess:
     """A replica, not yet started, of the nodes at these ports, with a link to what is `far`. Every second one
     keeps what it has read of the log."""
-    port, fast = free_ports(2)
-    listeners: dict[str, Any] = {
-        "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port},
-        "fast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
-    }
+    (port,) = free_ports(1)
+    listeners: dict[str, Any] = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}}
     more: dict[str, Any] = {}
     if far is not None:
         mapping = folder / f"{name}.yaml"
@@ -196,16 +191,11 @@ def _sender(
     if row.source == "elected":
         queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
         return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
-    if row.source == "fast":
-        transacted = row.guarantee == "tx"
-        return FastSender(name, port, history, service=QUEUE, prefix="q.", transacted=transacted, **common)
     qos = 2 if row.guarantee == "qos2" else 1
     return MqttSender(name, port, history, prefix=tag, qos=qos, version=version, **common)
 
 
 def _receiver(row: ReplicaRow, port: int, tag: str, history: History, version: Version) -> Receiver:
-    if row.target == "fast":
-        return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix="q.")
     if row.target != "mqtt":
         many = row.nodes > 1
         where: tuple[str, Literal["", "topic"]] = (f"{tag}.far", "topic") if row.linked else (EXCHANGE, "")
@@ -238,10 +228,9 @@ def replicas_rigged(
         ]
 
         def leg(place: str) -> Proxy:
-            listener = {"mqtt": "mqtt", "fast": "fast"}.get(place)
             to = [node.port for node in nodes]
-            if listener is not None:
-                to = [one.configuration["listeners"][listener]["port"] for one in replicas]
+            if place == "mqtt":
+                to = [one.configuration["listeners"]["mqtt"]["port"] for one in replicas]
             return stack.enter_context(Balancer(to))
 
         near, far = leg(row.source), leg(row.target)

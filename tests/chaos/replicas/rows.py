@@ -1,10 +1,9 @@
 """The rows of replicas over a RabbitMQ of one node or three: from where to where, with which guarantee, and
 what goes wrong.
 
-`mqtt` are clients of the replicas with persistent sessions, `fast` those that send to queues and consume
-them: either connects to any of them. `amqp` are programs at the RabbitMQ itself. From `elected` comes what
-one of the replicas alone consumes over a link; to `outbox` goes what waits for a link on the cluster, and to
-`once` what a route sends there that deduplicates.
+`mqtt` are clients of the replicas with persistent sessions: each connects to any of them. `amqp` are programs
+at the RabbitMQ itself. From `elected` comes what one of the replicas alone consumes over a link; to `outbox`
+goes what waits for a link on the cluster, and to `once` what a route sends there that deduplicates.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
-Place = Literal["mqtt", "amqp", "elected", "outbox", "once", "fast"]
-Guarantee = Literal["qos1", "qos2", "confirm", "tx"]
+Place = Literal["mqtt", "amqp", "elected", "outbox", "once"]
+Guarantee = Literal["qos1", "qos2", "confirm"]
 QueueType = Literal["classic", "quorum"]
 
 
@@ -56,8 +55,8 @@ class ReplicaRow(NamedTuple):
 
     @property
     def ordered(self) -> bool:
-        """Nothing may be overtaken: what comes back to a queue may stand behind what was on its way."""
-        return self.target != "fast"
+        """Nothing may be overtaken."""
+        return True
 
     @property
     def flagged(self) -> bool:
@@ -81,8 +80,6 @@ WAYS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
     ("mqtt", "amqp", "qos1"),
     ("mqtt", "amqp", "qos2"),
     ("amqp", "mqtt", "confirm"),
-    ("fast", "fast", "confirm"),
-    ("fast", "fast", "tx"),
 )
 FAULTS: Final[tuple[tuple[str, ...], ...]] = (
     ("kill-replica",),
@@ -121,7 +118,6 @@ CLUSTER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
 WORKERS: Final[tuple[tuple[Place, Place, Guarantee], ...]] = (
     ("mqtt", "mqtt", "qos1"),
     ("mqtt", "mqtt", "qos2"),
-    ("fast", "fast", "confirm"),
 )
 WORKER_FAULTS: Final[tuple[tuple[str, ...], ...]] = (
     ("kill-worker",),
@@ -156,8 +152,5 @@ REPLICAS_SHORT: Final = (
     ),
     ReplicaRow(
         "amqp", "mqtt", "confirm", "quorum", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
-    ),
-    ReplicaRow(
-        "fast", "fast", "confirm", "classic", ("freeze-replica", "cut"), times=1, messages=2_000, seconds=6.0
     ),
 )
