@@ -26,6 +26,7 @@ from gateway.settings import load_settings
 from tests.engine.replicas import PATIENCE_SECS, Client, lasting
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ, free_ports
+from tests.interop.state_database import with_state
 from tests.needs import needed
 
 NAMESPACE = "workers"
@@ -275,6 +276,7 @@ def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(workers, "ASK_SECS", 0.1)
     monkeypatch.setattr(workers, "SILENT_MAX", 3)
     given = with_workers(tmp_path, "amqp://localhost:1", http={"enabled": False}).configuration
+    given["broker"] = with_state(given["broker"])
     file = tmp_path / "gateway.yaml"
     file.write_text(yaml.safe_dump(given))
     with Supervised(file) as supervisor:
