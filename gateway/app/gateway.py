@@ -51,17 +51,7 @@ from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.state import open_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
-from gateway.app.topics import (
-    LOGS,
-    common_of,
-    discarded_of,
-    engine_link,
-    logs_link,
-    outbox_links,
-    records_of,
-    topics_of,
-    watch_cluster,
-)
+from gateway.app.topics import engine_link, outbox_links, topics_of
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import tracing_of
 from gateway.broker.amqp091.declaring import policies_of
@@ -76,7 +66,6 @@ from gateway.broker.redacting import PrivateFields
 from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.egress.link import Link
-from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
@@ -127,7 +116,7 @@ class Gateway:
             several=self._has_several_users,
         )
         self.store = open_store(settings, self._disk_changed, self.quotas.letters)
-        self.state = open_state(settings)
+        self.state = open_state(settings, self.quotas.common_letters)
         with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
             if self.store is not None:
                 undo.callback(self.store.close)
@@ -142,8 +131,6 @@ class Gateway:
                 latency_of_route=lambda name: self.dispatcher.latencies.get(name),
                 latency_of_endpoint=lambda name: self.metrics.latency_of(name),
             )
-            cluster_clock = ClusterClock()
-            self.common = common_of(settings, cluster_clock, self.quotas.common_letters)
             self.core = BrokerCore(
                 self.store,
                 router,
@@ -151,7 +138,7 @@ class Gateway:
                 links=settings.links,
                 memory=self.memory,
                 forward=settings.dead_letters.forward,
-                common_letters=None if self.common is None else self.common.letters,
+                common_letters=None if self.state is None else self.state.letters,
                 deduplication=None if self.state is None else self.state.ids,
                 journaling=self.journaling,
                 tracing=self.tracing,
@@ -166,7 +153,6 @@ class Gateway:
                 self._let_clients_go,
                 self._may_hold,
                 self.quotas,
-                cluster_clock,
             )
             self.bodies = Bodies(limits, self.store, self.quotas.spool)
             self.hosts = AmqpHosts(
@@ -192,7 +178,8 @@ class Gateway:
                 alarms=self.hosts.alarms,
             )
             watch_stores(self.readiness, self.store, self.state)
-            watch_cluster(self.readiness, self.engine, self.common)
+            if self.engine is not None:
+                self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.identities = Identities(settings)
@@ -437,8 +424,6 @@ class Gateway:
             self.state.elect(settings, self.links.values(), lambda: not engine.why_not)
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
-        if self.common is not None:
-            self.links[LOGS] = logs_link(self.common, writes, metrics)
         pause_links(self)
         services = Services(
             settings=settings,
@@ -485,8 +470,8 @@ class Gateway:
             evicted_sessions=lambda: self.mqtt.evicted,
             share_refused=self.quotas.refused,
             share_evicted=self.quotas.pushed_out,
-            engine_records=dict if engine is None else partial(records_of, engine, self.common),
-            engine_discarded=dict if engine is None else partial(discarded_of, engine, self.common),
+            engine_records=dict if engine is None else lambda: engine.records,
+            engine_discarded=dict if engine is None else lambda: {engine.names.state: engine.discarded},
             dropped_letters=lambda: self.dead_letters.crowded_out,
             refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,

@@ -15,8 +15,10 @@ from gateway.app.storage import caller_of
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import SharedIds
+from gateway.engine.letters import SharedLetters
 from gateway.engine.membership import Membership
 from gateway.errors import ConfigurationError
+from gateway.model.shares import UserShares
 from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
 from gateway.state.interface import Notice, StateStore
@@ -31,11 +33,13 @@ SCHEMA_CHARS_MAX: Final = 40  # a name of PostgreSQL has 63 bytes; channels and 
 class SharedState:
     """The database of shared state, and what stands on it whatever the gateway serves."""
 
-    def __init__(self, store: StateStore, membership: Membership) -> None:
+    def __init__(self, store: StateStore, membership: Membership, letters: UserShares) -> None:
+        """`letters` has the limits of dead letters."""
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
         self.ids = SharedIds(store, membership)
+        self.letters = SharedLetters(store, membership, letters)
 
     @property
     def why_not(self) -> str:
@@ -51,12 +55,14 @@ class SharedState:
         while True:
             self.membership.tick(clock.now())
             self.elections.tick(clock.now())
+            self.letters.tick(clock.now())
             flush()
             await trio.sleep(TICK_SECS)
 
     async def stop(self) -> None:
         """Give up what this replica holds, and end when the database has it, if it accepts it."""
         self.elections.stop()
+        self.letters.stop()
         self.membership.quit()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self.store.stop)
@@ -88,8 +94,9 @@ class SharedState:
         """Handle a hint; nothing depends on one yet."""
 
 
-def open_state(settings: Settings) -> SharedState | None:
-    """Return the state that replicas share, or None without a cluster. Raises ConfigurationError."""
+def open_state(settings: Settings, letters: UserShares) -> SharedState | None:
+    """Return the state that replicas share, or None without a cluster. `letters` has the limits of dead
+    letters. Raises ConfigurationError."""
     given = settings.broker
     if not isinstance(given, RabbitEngine):
         return None
@@ -103,7 +110,7 @@ def open_state(settings: Settings) -> SharedState | None:
     password = None if database.password_file is None else database.password
     store = PostgreSQLState(Server(database.url, schema_of(given.namespace), password))
     silent_secs = given.engine_timeout_secs + SILENT_SECS
-    return SharedState(store, Membership(store, settings.replica, __version__, silent_secs))
+    return SharedState(store, Membership(store, settings.replica, __version__, silent_secs), letters)
 
 
 def schema_of(namespace: str) -> str:

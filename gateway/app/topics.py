@@ -1,15 +1,11 @@
-"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share, with what stands
-on that besides.
-"""
+"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import cast
 
-from gateway.admin import Readiness
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
@@ -19,13 +15,9 @@ from gateway.broker.pressure import MayHold
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.letters import SharedLetters
-from gateway.engine.logs import LIFE_CHARS, Logs, SharedLog, stream_arguments
-from gateway.engine.names import names_of
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
-from gateway.model.shares import UserShares
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings
 from gateway.settings.engine import ENGINE, RabbitEngine
@@ -33,8 +25,6 @@ from gateway.store.store import Store
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import WriteSet
-
-LOGS: Final = f"{ENGINE} (logs)"
 
 
 def topics_of(
@@ -44,13 +34,11 @@ def topics_of(
     let_go: Callable[[], None],
     may_hold: MayHold,
     quotas: UserQuotas,
-    time: ClusterClock,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
     `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers, `quotas` has the shares of users, `time` is the
-    cluster's clock, if there is one.
+    publishers, `quotas` has the shares of users.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -76,6 +64,7 @@ def topics_of(
         dialect = DIALECTS[given.protocol]
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
+        time = ClusterClock()
         engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go, time)
         topics = EngineNamespace(
             engine,
@@ -101,64 +90,6 @@ def topics_of(
         definition_shares=quotas.definitions,
     )
     return embedded, None
-
-
-class Common(NamedTuple):
-    """What replicas have in common besides topics, and the connection of its logs."""
-
-    letters: SharedLetters
-    session: Logs
-
-
-def common_of(settings: Settings, time: ClusterClock, shares: UserShares) -> Common | None:
-    """Return what replicas have in common, or None without a cluster. `shares` has the limits of letters."""
-    given, limits = settings.broker, settings.limits
-    if not isinstance(given, RabbitEngine):
-        return None
-    names, life = names_of(given.namespace, given.topic_exchange), secrets.token_hex(LIFE_CHARS // 2)
-    bounds = stream_arguments(given, octets_max=given.letters_bytes_max)
-    of_letters = SharedLog(names.letters, bounds, life, time)
-    letters = SharedLetters(
-        of_letters,
-        messages_max=limits.dead_letters_max,
-        octets_max=limits.dead_letters_bytes_max,
-        stream_octets_max=given.letters_bytes_max,
-        shares=shares,
-    )
-    of_letters.use(letters)
-    dialect = DIALECTS[given.protocol]
-    stats = LinkStats(LOGS, dialect.name, dialect.frame_names, given.addresses)
-    session = Logs(given, settings.replica, limits, LinkStatus(LOGS, stats), (of_letters,))
-    return Common(letters, session)
-
-
-def watch_cluster(readiness: Readiness, engine: EngineSession | None, common: Common | None) -> None:
-    """The process is ready when the cluster is there, and all logs have been read."""
-    sessions = {ENGINE: engine, LOGS: None if common is None else common.session}
-    for name, session in sessions.items():
-        if session is not None:
-            readiness.watch(name, partial(getattr, session, "why_not"))
-
-
-def records_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
-    """Records of all logs, by what came of them."""
-    found = dict(engine.records)
-    if common is not None:
-        found["passed_over"] += sum(one.passed_over for one in common.session.logs)
-    return found
-
-
-def discarded_of(engine: EngineSession, common: Common | None) -> dict[str, int]:
-    """Times that a log was cut and read again, by its stream."""
-    logs = () if common is None else common.session.logs
-    return {engine.names.state: engine.discarded} | {one.stream: one.discarded for one in logs}
-
-
-def logs_link(common: Common, writes: WriteSet, metrics: Metrics) -> Link:
-    """What keeps their connection."""
-    session = common.session
-    metrics.links[LOGS] = session.stats
-    return Link(session.status, session.settings, session, writes)
 
 
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:

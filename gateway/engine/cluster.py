@@ -1,12 +1,12 @@
-"""What connections of the engine to the cluster have in common; and further those of them that publish with
-confirms, declare, and consume queues.
+"""What connections of the engine to the cluster have in common: they publish with confirms, declare, and
+consume queues.
 
 What the broker does not grant ends such a connection, which says why; the next one begins anew. It has read
 the octets of a wake-up when the first event of them is heard, so the connection, or a channel, may have ended
 since: of what came before that, only what became of messages still counts.
 
-Those that publish have a channel for declarations, whose answers come in the order of the questions; one to
-publish; and those on which queues are consumed (consumers.py).
+Each has a channel for declarations, whose answers come in the order of the questions; one to publish; and
+those on which queues are consumed (consumers.py).
 """
 
 from __future__ import annotations
@@ -47,10 +47,30 @@ log = structlog.get_logger(limited=True)
 UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
-class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     """The owner of its stream, for as long as that connection lives."""
 
     _codes = ReplyCode
+
+    def __init__(
+        self,
+        machine: ClientConnection,
+        stats: LinkStats,
+        publisher: AmqpLinkPublisher,
+        exchange: str,
+        stream: Stream,
+        deadline: float,
+        *,
+        direct: str = "",
+    ) -> None:
+        """`exchange` is what queues are bound to, and `direct` by which they are reached by their names; the
+        handshake must be over at `deadline`."""
+        super().__init__(machine, stats, stream, deadline)
+        self.consumers = Consumers(self, exchange, direct)
+        self._publisher = publisher
+        self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
+        self._declaring = self._publishing = 0
+        self.answered_at = clock.now()  # the last declaration
 
     # What the stream asks.
 
@@ -61,12 +81,34 @@ class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
             self._stream.again()
         self._stream.expect(self.machine.due)
 
-    # What the session asks.
+    def drained(self) -> None:
+        """The broker reads again."""
+        self._publisher.pump()
+
+    # What the session, and the consumers, ask.
 
     def give_up(self, why: str) -> None:
         """End the connection at once; the next one begins anew."""
         self._why = why
         self._stream.abort(why)
+
+    def ask(self, method: m.Method, done: Done | None = None) -> None:
+        """Ask for a declaration that no broker refuses; `done` is called when it is answered."""
+        self._asked.append(done)
+        self.machine.send_method(self._declaring, method)
+        self._stream.mark()
+
+    def open_channel(self) -> int:
+        """A further channel."""
+        return self.machine.open_channel()
+
+    def wake(self) -> None:
+        """Something is to be written when the wake-up ends."""
+        self._stream.mark()
+
+    @abstractmethod
+    def decided(self) -> None:
+        """Of no queue it is open any more whether it is there."""
 
     # Events.
 
@@ -86,11 +128,32 @@ class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     def _method(self, event: MethodReceived) -> None:
         """A method has come."""
 
-    def _confirmed(self, event: Confirms) -> None:
-        """Messages have an answer."""
-
     def _returned(self, event: Returned) -> None:
         """A mandatory message came back."""
+
+    def _confirmed(self, event: Confirms) -> None:
+        self._publisher.confirm(event.confirms)
+
+    def _common_method(self, event: MethodReceived) -> bool:
+        """What every such connection does about a method; False: it is not one of those."""
+        method, number = event.method, event.channel
+        if self.consumers.answered(number, method):
+            return True
+        elif number == self._declaring:
+            self.answered_at = clock.now()
+            done = self._asked.popleft() if self._asked else None
+            if done is not None:
+                done()
+        elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
+            self._publisher.open(self.machine, number, self._stream)
+            self._publisher.flow(not self._stats.blocked)
+            self._confirming()
+        else:
+            return False
+        return True
+
+    def _confirming(self) -> None:
+        """Messages can be published."""
 
     def _process(self, events: list[Event]) -> None:
         for event in events:
@@ -135,8 +198,14 @@ class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
 
     def _block(self, on: bool) -> None:
         self._stats.blocked = on
+        self._publisher.flow(not on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
+        looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
+        if looked and self.consumers.closed(event.channel, event.text):
+            return
+        if event.channel == self._publishing:
+            self._publisher.close_over(event.reply_code, event.text)
         if not event.by_peer:
             self._count_fault(event.reply_code)
         log.warning("the cluster has closed a channel", link=self._stats.name, why=event.text)
@@ -152,100 +221,9 @@ class EngineLink(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._why = self._why or f"{event.reply_code} {event.text}"
         if event.reply_code not in POLITE:
             self._count_fault(event.reply_code)
-
-    def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""
-
-
-class ClusterConnection(EngineLink):
-    """One that publishes, declares and consumes."""
-
-    def __init__(
-        self,
-        machine: ClientConnection,
-        stats: LinkStats,
-        publisher: AmqpLinkPublisher,
-        exchange: str,
-        stream: Stream,
-        deadline: float,
-        *,
-        direct: str = "",
-    ) -> None:
-        """`exchange` is what queues are bound to, and `direct` by which they are reached by their names; the
-        handshake must be over at `deadline`."""
-        super().__init__(machine, stats, stream, deadline)
-        self.consumers = Consumers(self, exchange, direct)
-        self._publisher = publisher
-        self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
-        self._declaring = self._publishing = 0
-        self.answered_at = clock.now()  # the last declaration
-
-    # What the stream asks.
-
-    def drained(self) -> None:
-        """The broker reads again."""
-        self._publisher.pump()
-
-    # What the session, and the consumers, ask.
-
-    def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Ask for a declaration that no broker refuses; `done` is called when it is answered."""
-        self._asked.append(done)
-        self.machine.send_method(self._declaring, method)
-        self._stream.mark()
-
-    def open_channel(self) -> int:
-        """A further channel."""
-        return self.machine.open_channel()
-
-    def wake(self) -> None:
-        """Something is to be written when the wake-up ends."""
-        self._stream.mark()
-
-    @abstractmethod
-    def decided(self) -> None:
-        """Of no queue it is open any more whether it is there."""
-
-    # Events.
-
-    def _confirmed(self, event: Confirms) -> None:
-        self._publisher.confirm(event.confirms)
-
-    def _common_method(self, event: MethodReceived) -> bool:
-        """What every such connection does about a method; False: it is not one of those."""
-        method, number = event.method, event.channel
-        if self.consumers.answered(number, method):
-            return True
-        elif number == self._declaring:
-            self.answered_at = clock.now()
-            done = self._asked.popleft() if self._asked else None
-            if done is not None:
-                done()
-        elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
-            self._publisher.open(self.machine, number, self._stream)
-            self._publisher.flow(not self._stats.blocked)
-            self._confirming()
-        else:
-            return False
-        return True
-
-    def _confirming(self) -> None:
-        """Messages can be published."""
-
-    def _block(self, on: bool) -> None:
-        super()._block(on)
-        self._publisher.flow(not on)
-
-    def _channel_closed(self, event: ChannelClosed) -> None:
-        looked = event.by_peer and event.reply_code in UNUSED and not self.machine.ending
-        if looked and self.consumers.closed(event.channel, event.text):
-            return
-        if event.channel == self._publishing:
-            self._publisher.close_over(event.reply_code, event.text)
-        super()._channel_closed(event)
-
-    def _closed(self, event: Closed) -> None:
-        super()._closed(event)
         over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
             self._publisher.close_over(event.reply_code, event.text)
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """There are no consumers that come and go."""

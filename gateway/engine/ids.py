@@ -24,6 +24,7 @@ from gateway import clock
 from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd
 from gateway.broker.poison import poisoned
 from gateway.engine.membership import Membership
+from gateway.engine.repeats import Repeats
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
@@ -54,7 +55,7 @@ class SharedIds(Deduplication):
         super().__init__(None, clock.now)
         self._state = state
         self._membership = membership
-        self._again: list[Callable[[], None]] = []  # what the database was away for
+        self._repeats = Repeats(state)
 
     @property
     def is_ready(self) -> bool:
@@ -68,9 +69,7 @@ class SharedIds(Deduplication):
     def tick(self) -> None:
         """Forget what is older than its window, and repeat what the database was away for."""
         super().tick()
-        again, self._again = self._again, []
-        for repeat in again:
-            repeat()
+        self._repeats.tick()
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
         """Claim identifiers. `done` is called with a claim for each, or None if the database is away."""
@@ -89,14 +88,7 @@ class SharedIds(Deduplication):
         """Remember identifiers of messages that the target has; `then` is called when that is committed,
         which may be long after."""
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
-
-        def accepted(reply: Reply[None]) -> None:
-            if reply.verdict is Committed.UNAVAILABLE:
-                self._again.append(partial(self._state.submit, operation, accepted))
-            else:
-                then()
-
-        self._state.submit(operation, accepted)
+        self._repeats.submit(operation, lambda reply: then())
 
     def free(self, route: str, ids: Iterable[str]) -> None:
         """Give claims up: whoever has one of the identifiers next may try."""
@@ -106,7 +98,7 @@ class SharedIds(Deduplication):
 
         def freed(reply: Reply[Any]) -> None:
             if reply.verdict is Committed.UNAVAILABLE:
-                self._again.append(partial(self.free, route, ids))
+                self._repeats.later(partial(self.free, route, ids))
 
         self._state.submit(FreeIds(route, _raw(ids), self._membership.incarnation), freed)
 

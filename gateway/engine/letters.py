@@ -1,266 +1,374 @@
-"""Dead letters of all replicas: a log of letters, and of what becomes of them.
+"""Dead letters of all replicas, in the database.
 
-Every replica reads it, so each knows the same letters, the newest within `limits`, and any of them lists,
-redrives and purges. A letter counts when its record has come back; before that its source is not told.
+Any replica lists, redrives and purges them. A source is told when the database has its letter; while it is
+away letters wait in memory, within the limits. What each user has is read from the database every second, so
+each replica knows whether there is room; replicas that add letters in the same second may exceed the limits
+by these. A replica that adds a letter without regard to the limits deletes the oldest ones beyond them.
 
-Whoever redrives says so first, and does it when the log has that: of two replicas the first one on the log
-does. A claim holds for twenty seconds, and is renewed while the message is on its way; of a replica that is
-killed in between it runs out, and the letter is still there. If the target had taken the message by then,
-whoever redrives the letter again sends it twice.
-
-The stream keeps so many octets of everything, be it purged by now. So a letter is written again before half
-of them lie behind it, by whoever looks first; by its id it is known to be the same.
+Whoever redrives a letter claims it first: of two replicas one gets the claim. It holds for CLAIM_SECS, and is
+renewed while the message is on its way. The claim of a replica that is killed runs out, and the letter is
+still there: if the target had accepted the message by then, it gets it twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from struct import Struct
-from struct import error as StructError
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import orjson
+import structlog
 
+from gateway import clock
 from gateway.broker.dead_letters import Letter
-from gateway.engine.logs import LIFE_CHARS, Record, SharedLog
-from gateway.errors import StoreError
+from gateway.containment import contained
+from gateway.engine.membership import INCARNATION_BYTES, Membership
+from gateway.engine.repeats import Repeats
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.shares import UserEntries, UserShares
+from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic, WallTime
+from gateway.state.interface import (
+    CLAIM_SECS,
+    AddLetter,
+    ClaimLetters,
+    DeadLetter,
+    DeleteLetters,
+    FindLetters,
+    FreeLetters,
+    ListLetters,
+    Reply,
+    StateStore,
+    WeighLetters,
+)
+from gateway.state.interface import Verdict as Committed
 from gateway.store.messages import MessageReader, encode_sound
 
-CLAIM_SECS: Final = 20.0
+log = structlog.get_logger(limited=True)
+
 RENEW_SECS: Final = 5.0
-LOOK_SECS: Final = 60.0  # between two looks at what has to be written again
-DELETED_MAX: Final = 100_000  # ids that are known to be gone, should their letters come again
-IDS_MAX: Final = 1_000  # in one record
-LETTER: Final = b"L"
-DELETED: Final = b"D"
-CLAIMED: Final = b"C"
-FREED: Final = b"F"
-SIZE: Final = Struct(">I")
-Told = Callable[[], None]
-Claimed = Callable[[list[str]], None]
-"""Hears which of the letters are one's own to redrive."""
+WEIGH_SECS: Final = 1.0
+WEIGH_SECS_MAX: Final = 10.0
+RESTS: Final = 10  # times as long as weighing took, at least, until the next time
+IDS_MAX: Final = 1_000  # in one operation
+PAGE_LETTERS: Final = 200  # in one query
+PREFIX_CHARS: Final = 2 * INCARNATION_BYTES  # of an id
+Then = Callable[[], None]
+Weights = dict[str, tuple[int, int]]
+
+
+class Unsaved(NamedTuple):
+    """A letter that is not known to be in the database, and who waits for that."""
+
+    letter: DeadLetter
+    then: Then | None
+    crowds: bool  # there was no room for it
 
 
 class SharedLetters:
-    """The dead letters on the cluster, as this replica has read them."""
+    """The dead letters of all replicas. `shares` has the limits, with the part that one user may have."""
 
-    def __init__(
-        self,
-        log: SharedLog,
-        *,
-        messages_max: int,
-        octets_max: int,
-        stream_octets_max: int,
-        shares: UserShares | None = None,
-    ) -> None:
-        """`shares` has the limits as well, with the part that one user may have."""
-        self.shares = shares or UserShares("dead letters", count_max=messages_max, octets_max=octets_max)
-        self._entries: UserEntries[str] = UserEntries(self.shares)
-        self._log = log
-        self._messages_max = messages_max
-        self._octets_max = octets_max
-        self._stream_octets_max = stream_octets_max
-        self._letters: dict[str, tuple[Letter, int]] = {}  # with how much of the log was behind it
-        self._deleted: dict[str, None] = {}
-        self._claims: dict[str, tuple[str, WallTime]] = {}  # who redrives which, until when
-        self._mine: dict[str, None] = {}  # what is being redriven here
-        self._asked: dict[int, Claimed] = {}  # by the number of the record
-        self._lasts = 0
-        self._renew_at = self._look_at = Monotonic(0.0)
+    def __init__(self, state: StateStore, membership: Membership, shares: UserShares) -> None:
+        self.shares = shares
+        self._state = state
+        self._membership = membership
+        self._repeats = Repeats(state)
         self._reader = MessageReader()
+        self._last = 0
+        self._unsaved: dict[str, Unsaved] = {}
+        self._unsaved_octets = 0
+        self._unsubmitted: dict[str, None] = {}  # of them those for which the database was away
+        self._added: list[DeadLetter] = []  # stored while the letters are weighed
+        self._mine: dict[str, None] = {}  # what is being redriven here
+        self._is_weighing = self._is_pushing = False
+        self._crowding: str | None = None  # the user whose letter was added though there was no room
+        self._weigh_at = self._renew_at = Monotonic(0.0)
+
+    # What the dead letters ask.
 
     def has_room(self, messages: list[Message]) -> bool:
         """Return True if no letter has to go for these, and no user exceeds its share, counting those that
-        are not read back yet."""
-        return self.shares.has_room_for(messages, self._log.unlogged_octets, len(self._log))
+        are not stored yet."""
+        return self.shares.has_room_for(messages)
 
     def __len__(self) -> int:
-        return len(self._letters)
-
-    # What the dead letters ask.
+        return self.shares.count
 
     def add(
         self,
         messages: Iterable[Message],
         route: str,
         outcome: Outcome,
-        utc: WallTime,
         *,
         crossed: bool,
-        then: Told | None,
+        then: Then | None,
     ) -> None:
-        """Keep `messages`; `then` is called when the cluster has them."""
+        """Store `messages`; `then` is called when the database has them."""
         given = list(messages)
-        for at, message in enumerate(given):
-            self._lasts += 1
-            letter = Letter(f"{self._log.life}-{self._lasts}", message, route, outcome, utc, crossed)
-            self._log.put(_encode(letter), then if at == len(given) - 1 else None)
-        while len(self._log) > self._messages_max or self._log.unlogged_octets > self._octets_max:
-            if not self._log.drop(LETTER):
-                break
-            self.shares.pushed_out += 1
+        reason = _encode(outcome, crossed)
+        crowds = not self.has_room(given)
+        for at, message in enumerate(given, start=1):
+            self._last += 1
+            id = f"{self._membership.incarnation}-{self._last:08}"
+            octets = message.octets
+            letter = DeadLetter(
+                id, _storable(route), reason, encode_sound(message), _storable(message.sender.user), octets
+            )
+            self.shares.add(letter.user, octets)
+            self._unsaved[id] = Unsaved(letter, then if at == len(given) else None, crowds)
+            self._unsaved_octets += octets
+            self._submit(letter)
+        while len(self._unsaved) > self.shares.count_max or self._unsaved_octets > self.shares.octets_max:
+            self._drop(next(iter(self._unsaved)))
 
-    def __iter__(self) -> Iterator[Letter]:
-        """The oldest first."""
-        return (letter for letter, _ in self._letters.values())
+    def _submit(self, letter: DeadLetter) -> None:
+        self._state.submit(AddLetter(letter), partial(self._stored, letter))
 
-    def find(self, ids: Iterable[str]) -> list[Letter]:
-        """Those of them that there are."""
-        return [self._letters[id][0] for id in ids if id in self._letters]
+    def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
+        if letter.id not in self._unsaved:
+            return  # it was dropped
+        if reply.verdict is Committed.UNAVAILABLE:
+            self._unsubmitted[letter.id] = None
+        elif reply.verdict is Committed.REFUSED:
+            log.error("dead letter lost, the database rejects it", route=letter.route)
+            self._drop(letter.id)
+        else:
+            crowds = self._unsaved[letter.id].crowds
+            if self._is_weighing:
+                self._added.append(letter)
+            self._forget(letter.id)
+            if crowds:
+                self._crowding = letter.user
+                self._weigh()
+
+    def _drop(self, id: str) -> None:
+        """Give up a letter that the database does not have; whoever waits for it is told."""
+        letter = self._unsaved[id].letter
+        self.shares.pushed_out += 1
+        self.shares.last_user = letter.user
+        self.shares.remove(letter.user, letter.weight)
+        self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        unsaved = self._unsaved.pop(id)
+        self._unsubmitted.pop(id, None)
+        self._unsaved_octets -= unsaved.letter.weight
+        if unsaved.then is not None:
+            try:
+                unsaved.then()
+            except Exception as error:  # it concerns one letter
+                contained("batch", error)
 
     def is_one(self, id: str) -> bool:
-        """Whether this is the id of such a letter, be it here or not."""
-        return len(id) > LIFE_CHARS and id[LIFE_CHARS] == "-"
+        """Return True if this is the id of such a letter, be it there or not."""
+        return len(id) > PREFIX_CHARS and id[PREFIX_CHARS] == "-"
 
-    def delete(self, ids: Iterable[str], then: Told) -> None:
-        """Forget letters, at every replica; `then` is called when the cluster knows."""
-        gone = list(ids)
-        for id in gone:
-            self._mine.pop(id, None)
-        if not gone:
-            then()
-        for start in range(0, len(gone), IDS_MAX):
-            some = gone[start : start + IDS_MAX]
-            self._say(DELETED, some, then if start + IDS_MAX >= len(gone) else None)
+    def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
+        """Call `then` with at most `count` letters, newest first, of one route, or all. It is not called if
+        the database is away; nor are those of the other methods that read."""
 
-    def claim(self, ids: Iterable[str], then: Claimed) -> None:
-        """`then` hears which of them no other replica redrives, and are there."""
-        self._asked[self._say(CLAIMED, list(ids))] = then
+        def found(letters: list[DeadLetter]) -> None:
+            then(list(self._decoded(letters)))
+
+        self._list([], count, route, found)
+
+    def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
+        """Call `then` with the times and ids of all letters of a route (None: of all), the oldest first."""
+
+        def found(letters: list[DeadLetter]) -> None:
+            then([(WallTime(letter.at), letter.id) for letter in reversed(letters)])
+
+        self._list([], None, route, found, only_ids=True)
+
+    def _list(
+        self,
+        found: list[DeadLetter],
+        count: int | None,
+        route: str | None,
+        then: Callable[[list[DeadLetter]], None],
+        *,
+        only_ids: bool = False,
+    ) -> None:
+        """Read on behind what was found, until there are `count`. `only_ids`: drop the messages."""
+        limit = PAGE_LETTERS if count is None else min(PAGE_LETTERS, count - len(found))
+        if limit <= 0:
+            then(found)
+            return
+        after = (found[-1].at, found[-1].id) if found else None
+
+        def read(reply: Reply[list[DeadLetter]]) -> None:
+            if reply.value is None:
+                return
+            found.extend(one._replace(message=b"") if only_ids else one for one in reply.value)
+            if len(reply.value) < limit:
+                then(found)
+            else:
+                self._list(found, count, route, then, only_ids=only_ids)
+
+        self._state.query(ListLetters(route, newest_first=True, after=after, limit=limit), read)
+
+    def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
+        """Call `then` with those of these letters that there are, in any order."""
+
+        def read(reply: Reply[list[DeadLetter]]) -> None:
+            if reply.value is not None:
+                then(list(self._decoded(reply.value)))
+
+        self._state.query(FindLetters(tuple(ids)), read)
+
+    def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Call `then` with those that are there, and are this replica's to redrive now."""
+        wanted, since = tuple(ids), clock.now()
+
+        def claimed(reply: Reply[list[str]]) -> None:
+            got = reply.value or []
+            # The database was away, or this process: another replica may come next.
+            if reply.value is None or clock.now() >= since + CLAIM_SECS / 2:
+                self._release(wanted)
+                got = []
+            self._mine.update(dict.fromkeys(got))
+            then(got)
+
+        self._state.submit(ClaimLetters(wanted, self._membership.incarnation), claimed)
 
     def free(self, ids: Iterable[str]) -> None:
-        """They are not on their way any more."""
+        """Give up claims."""
         freed = [id for id in ids if id in self._mine]
         for id in freed:
             del self._mine[id]
-        if freed:
-            self._say(FREED, freed)
+        self._release(freed)
 
-    def _say(self, kind: bytes, ids: list[str], then: Told | None = None) -> int:
-        return self._log.put(kind + orjson.dumps(ids), then)
+    def _release(self, ids: Iterable[str]) -> None:
+        """End claims in the database, but not those of letters that were claimed here again meanwhile."""
+        for some in _parts(id for id in ids if id not in self._mine):
+            self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
-    # What the log asks.
+    def _released(self, ids: tuple[str, ...], reply: Reply[None]) -> None:
+        if reply.verdict is Committed.UNAVAILABLE:
+            self._repeats.later(partial(self._release, ids))
 
-    def begin_anew(self) -> None:
-        """All is read again."""
-        self._letters.clear()
-        self._entries.clear()
-        self._claims.clear()
-        self._deleted.clear()
+    def delete(self, ids: Iterable[str], then: Then) -> None:
+        """Delete letters; `then` is called when they are not in the database, which may be long after."""
+        gone = list(ids)
+        for id in gone:
+            self._mine.pop(id, None)
+        parts = list(_parts(gone))
+        left = len(parts)
+        if not parts:
+            then()
 
-    def lost(self) -> None:
-        """Who has asked something is answered when the cluster is there again."""
+        def deleted(_: Reply[list[str]]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._weigh()
+                then()
 
-    def stop(self) -> None:
-        """The process ends: others may redrive what it has not."""
-        self.free(list(self._mine))
+        for some in parts:
+            self._repeats.submit(DeleteLetters(some, self._membership.incarnation), deleted)
+
+    # What the shared state asks.
 
     def tick(self, now: Monotonic) -> None:
-        """What is on its way stays claimed, and what is far behind is written again."""
+        """Repeat what the database was away for, renew claims, and read what there is."""
+        self._repeats.tick()
+        unsubmitted, self._unsubmitted = self._unsubmitted, {}
+        for id in unsubmitted:
+            self._submit(self._unsaved[id].letter)
+        if now >= self._weigh_at:
+            self._weigh_at = now + WEIGH_SECS
+            self._weigh()
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECS
-            mine = list(self._mine)
-            for start in range(0, len(mine), IDS_MAX):
-                self._say(CLAIMED, mine[start : start + IDS_MAX])
-        if now >= self._look_at:
-            self._look_at = now + LOOK_SECS
-            self._log.read_up(self._write_again)
+            for some in _parts(self._mine):
+                self._state.submit(ClaimLetters(some, self._membership.incarnation), lambda reply: None)
 
-    def _write_again(self) -> None:
-        far = self._log.octets_read - self._stream_octets_max // 2
-        for letter, behind in list(self._letters.values()):
-            if behind < far:
-                self._log.put(_encode(letter))
+    def stop(self) -> None:
+        """Let others redrive what this process has not."""
+        self.free(list(self._mine))
 
-    def apply(self, record: Record) -> None:
-        """Raises what a record that is none leads to; it costs that record alone."""
-        kind, said = record.body[:1], record.body[1:]
-        if kind == LETTER:
-            self._take(record, said)
+    # Limits.
+
+    def _weigh(self) -> None:
+        """Read what each user has."""
+        if not self._is_weighing:
+            self._is_weighing = True
+            self._added.clear()
+            self._state.query(WeighLetters(), partial(self._weighed, clock.now()))
+
+    def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
+        """Take what each user has. A query that takes long, of many letters, is not made every second."""
+        self._is_weighing = False
+        if reply.value is None:
             return
-        if kind not in (DELETED, CLAIMED, FREED):
-            self._log.passed_over += 1
+        now = clock.now()
+        rest = min(RESTS * (now - since), WEIGH_SECS_MAX)
+        self._weigh_at = max(self._weigh_at, Monotonic(now + rest))
+        self.shares.replace(reply.value)
+        # Whatever was stored meanwhile was counted or not: for one second it may count twice.
+        for letter in (*self._added, *(one.letter for one in self._unsaved.values())):
+            self.shares.add(letter.user, letter.weight)
+        if self._crowding is not None and not self._is_pushing:
+            self._push_out(reply.value, self._crowding)
+
+    def _push_out(self, weights: Weights, crowding: str) -> None:
+        """Delete the oldest letters of the user who has too many, until all are within the limits."""
+        shares = self.shares
+        exact = UserShares(shares.what, count_max=shares.count_max, octets_max=shares.octets_max)
+        exact.replace(weights)
+        if not exact.is_exceeded:
+            if not self._added:
+                self._crowding = None
             return
-        ids: list[str] = orjson.loads(said)
-        if kind == DELETED:
-            for id in ids:
-                self._forget(id)
-        elif kind == CLAIMED:
-            self._claim(record, ids)
-        else:
-            for id in ids:
-                if self._claims.get(id, ("",))[0] == record.life:
-                    del self._claims[id]
+        user = exact.crowder(crowding)
+        self._is_pushing = True
 
-    def _claim(self, record: Record, ids: list[str]) -> None:
-        got: list[str] = []
-        for id in ids:
-            holder, until = self._claims.get(id, (record.life, record.utc))
-            if id in self._letters and (holder == record.life or until <= record.utc):
-                self._claims[id] = record.life, record.utc + CLAIM_SECS
-                got.append(id)
-        then = self._asked.pop(record.number, None) if record.life == self._log.life else None
-        if then is None:
-            return
-        # The cluster was away: another replica may come next.
-        if record.utc + CLAIM_SECS / 2 < self._log.time.utc():
-            if got:
-                self._say(FREED, got)
-            got = []
-        self._mine.update(dict.fromkeys(got))
-        then(got)
+        def listed(reply: Reply[list[DeadLetter]]) -> None:
+            gone = []
+            for letter in reply.value or ():
+                if not exact.is_exceeded or exact.crowder(crowding) != user:
+                    break
+                exact.remove(user, letter.weight)
+                gone.append(letter.id)
+            self._state.submit(DeleteLetters(tuple(gone), self._membership.incarnation), deleted)
 
-    def _take(self, record: Record, said: bytes) -> None:
-        letter = self._decode(said)
-        known = self._letters.get(letter.id)
-        if known is not None:
-            self._letters[letter.id] = known[0], record.behind
-            return
-        if letter.id in self._deleted:
-            return
-        self._letters[letter.id] = letter, record.behind
-        user = letter.message.sender.user
-        self._entries.add(letter.id, user, letter.message.octets)
-        while (gone := self._entries.crowded_out(user)) is not None:
-            self._forget(gone)
-            self.shares.pushed_out -= record.life != self._log.life  # counted by the replica that wrote it
+        def deleted(reply: Reply[list[str]]) -> None:
+            self._is_pushing = False
+            if reply.value is not None:
+                shares.pushed_out += len(reply.value)
+                shares.last_user = user
+                self._weigh()
 
-    def _forget(self, id: str) -> None:
-        self._letters.pop(id, None)
-        self._entries.discard(id)
-        self._claims.pop(id, None)
-        self._deleted[id] = None
-        if len(self._deleted) > DELETED_MAX:
-            del self._deleted[next(iter(self._deleted))]
+        self._state.query(ListLetters(user=user, limit=PAGE_LETTERS), listed)
 
-    def _decode(self, said: bytes) -> Letter:
-        """Raises StoreError for what is no letter."""
-        try:
-            (size,) = SIZE.unpack_from(said)
-            head: dict[str, Any] = orjson.loads(said[SIZE.size : SIZE.size + size])
-            outcome = Outcome(Verdict(head["verdict"]), Reason(head["reason"]), head["text"])
-            message = self._reader.decode_one(said[SIZE.size + size :])
-            return Letter(
-                head["id"], message, head["route"], outcome, WallTime(head["utc"]), bool(head["crossed"])
-            )
-        except (StructError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"a dead letter on the cluster cannot be read: {error}") from error
+    # Encoding.
+
+    def _decoded(self, letters: Iterable[DeadLetter]) -> Iterator[Letter]:
+        """Decode letters, but those that cannot be."""
+        for one in letters:
+            try:
+                why: dict[str, Any] = orjson.loads(one.reason)
+                outcome = Outcome(Verdict(why["verdict"]), Reason(why["reason"]), why["text"])
+                message = self._reader.decode_one(one.message)
+                yield Letter(one.id, message, one.route, outcome, WallTime(one.at), bool(why["crossed"]))
+            except Exception as error:
+                contained("message", error, letter=one.id)
 
 
-def _encode(letter: Letter) -> bytes:
-    verdict, reason, text = letter.outcome
-    head = orjson.dumps(
-        {
-            "id": letter.id,
-            "utc": letter.utc,
-            "route": letter.route,
-            "verdict": int(verdict),
-            "reason": reason.value,
-            "text": text.encode(errors="replace").decode(),  # a peer may have had a hand in it
-            "crossed": letter.crossed,
-        }
+def _encode(outcome: Outcome, crossed: bool) -> bytes:
+    verdict, reason, text = outcome
+    return orjson.dumps(
+        {"verdict": int(verdict), "reason": reason.value, "text": _storable(text), "crossed": crossed}
     )
-    return LETTER + SIZE.pack(len(head)) + head + encode_sound(letter.message)
+
+
+def _storable(text: str) -> str:
+    """Return a text without what a database rejects: a peer may have had a hand in it."""
+    return text.encode(errors="replace").decode().replace("\0", "")
+
+
+def _parts(ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Split ids into as many as one operation has."""
+    every = tuple(ids)
+    for start in range(0, len(every), IDS_MAX):
+        yield every[start : start + IDS_MAX]

@@ -37,7 +37,6 @@ class Names(NamedTuple):
     queues: str  # with what the names of replicas' queues begin
     sessions: str  # and those of sessions, and
     shares: str  # of shared subscriptions
-    letters: str  # the log of dead letters
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
     clock: str  # with what the names of queues begin by which a replica learns the time
     direct: str  # the exchange that leads to queues and logs by their names
@@ -53,7 +52,6 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
         f"{namespace}.replica",
         f"{namespace}.session",
         f"{namespace}.share",
-        f"{namespace}.letters",
         f"{namespace}.dropped",
         f"{namespace}.clock",
         f"{namespace}.direct",

@@ -7,7 +7,7 @@ entry of a user who has more than an equal part is removed, so that no user disp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
 from gateway.model.message import Message
@@ -136,6 +136,18 @@ class UserShares:
         if not self._counts[name] and not self._octets[name]:
             del self._counts[name], self._octets[name]
 
+    def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
+        """Forget what was counted, and take the number and bytes of each user from `weights`."""
+        self._counts = {user: count for user, (count, _) in weights.items()}
+        self._octets = {user: octets for user, (_, octets) in weights.items()}
+        self.count = sum(self._counts.values())
+        self.total = sum(self._octets.values())
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Return True if there is more than the limits for all allow."""
+        return self.count > self.count_max or self.total > self.octets_max
+
     def crowder(self, user: str) -> str:
         """Return the user who has to give up an entry when there are too many: `user`, who adds one, if that
         user has more than an equal part, otherwise the user who has the most.
@@ -197,7 +209,7 @@ class UserEntries(Generic[K]):
         in `shares.pushed_out`; the caller removes it.
         """
         shares = self.shares
-        if not self._entries or (shares.count <= shares.count_max and shares.total <= shares.octets_max):
+        if not self._entries or not shares.is_exceeded:
             return None
         crowder = shares.crowder(user)
         shares.pushed_out += 1

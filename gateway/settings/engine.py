@@ -77,10 +77,6 @@ class RabbitEngine(Remote):
     it. At least four times `limits.retained_bytes_max`. The same for all replicas."""
     state_segment_bytes: int = Field(16 * 1024 * 1024, ge=65_536)
     """Octets in one file of that log, which goes as a whole. The same for all replicas."""
-    letters_bytes_max: int = Field(256 * 1024 * 1024, ge=1_048_576)
-    """Octets of the log of dead letters, also of those that were redriven or purged; one that is still there
-    is written again before half of that lies behind it. At least four times `limits.dead_letters_bytes_max`.
-    The same for all replicas."""
     engine_timeout_secs: float = Field(60.0, gt=0)
     """How long clients stay connected while the cluster is away; a replica that is silent for 20 s longer is
     held dead by the others."""

@@ -358,8 +358,6 @@ class Settings(Documented, BaseSettings):
                 )
         if self.broker.state_bytes_max < 4 * self.limits.retained_bytes_max:
             raise ValueError("broker.state_bytes_max is at least four times limits.retained_bytes_max")
-        if self.broker.letters_bytes_max < 4 * self.limits.dead_letters_bytes_max:
-            raise ValueError("broker.letters_bytes_max is at least four times limits.dead_letters_bytes_max")
         if self.declare != Declare():
             raise ValueError("declare is for the embedded broker; declare queues at the cluster itself")
         return self

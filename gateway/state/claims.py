@@ -188,10 +188,13 @@ class LetterRow(NamedTuple):
 
 LETTER: Final = "id text, claimed_by text, claimed_until double precision"
 ADD: Final = (
-    "{op} INSERT INTO dead_letter (id, route, reason, message, at, claimed_by, claimed_until)"
-    " SELECT id, route, reason, message, at, '', 0 FROM op WHERE true ON CONFLICT (id) DO NOTHING"
+    "{op} INSERT INTO dead_letter (id, route, reason, message, login, weight, at, claimed_by, claimed_until)"
+    " SELECT id, route, reason, message, login, weight, at, '', 0 FROM op WHERE true"
+    " ON CONFLICT (id) DO NOTHING"
 )
-ADDED: Final = "id text, route text, reason bytea, message bytea, at double precision"
+ADDED: Final = (
+    "id text, route text, reason bytea, message bytea, login text, weight bigint, at double precision"
+)
 CLAIM: Final = (
     "{op} UPDATE dead_letter SET claimed_by = op.claimed_by, claimed_until = op.claimed_until"
     " FROM op WHERE dead_letter.id = op.id"
@@ -224,7 +227,7 @@ class Letters:
             self._deleted.discard(letter.id)
             rows.setdefault((letter.id,), LetterRow(letter.id, NOBODY, 0.0))
             return DONE
-        claimed = []
+        found = []  # by this operation
         for id in operation.ids:
             row = rows.get((id,))
             if row is None:
@@ -234,13 +237,14 @@ class Letters:
                 self._claims.pop(id, None)
                 self._added.pop(id, None)
                 self._deleted.add(id)
+                found.append(id)
             elif isinstance(operation, ClaimLetters):
                 if row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now:
                     rows[id,] = self._claims[id] = LetterRow(id, operation.replica, now + CLAIM_SECS)
-                    claimed.append(id)
+                    found.append(id)
             elif row.claimed_by == operation.replica:
                 rows[id,] = self._claims[id] = LetterRow(id, NOBODY, 0.0)
-        return Reply(Verdict.DONE, claimed) if isinstance(operation, ClaimLetters) else DONE
+        return DONE if isinstance(operation, FreeLetters) else Reply(Verdict.DONE, found)
 
     def writes(self) -> list[Call]:
         """Return the statements that write what has changed."""

@@ -477,25 +477,30 @@ class FreeIds(OfRoute, Operation[None]):
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter; `at` is when it was added, in UTC seconds of the database."""
+    """A dead letter; `at` is when it was added, in UTC seconds of the database.
+
+    `user` sent the message, `weight` is its size in bytes as limits count it.
+    """
 
     id: str
     route: str
     reason: bytes
     message: bytes
+    user: str = ""
+    weight: int = 0
     at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AddLetter(Operation[None]):
-    """Keep a dead letter."""
+    """Store a dead letter."""
 
     letter: DeadLetter
 
     @property
     def subject(self) -> object:
-        """Return the letter."""
-        return "letter", self.letter.id
+        """Return one subject for all letters: they are stored in the order in which they were added."""
+        return "letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,8 +512,8 @@ class OfLetters:
 
     @property
     def subject(self) -> object:
-        """Return the first letter: what is done to one letter at a time is the caller's to order."""
-        return "letter", self.ids[0] if self.ids else ""
+        """Return the subject of all letters."""
+        return "letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,16 +527,34 @@ class FreeLetters(OfLetters, Operation[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteLetters(OfLetters, Operation[None]):
-    """Forget letters, whoever has claimed them."""
+class DeleteLetters(OfLetters, Operation[list[str]]):
+    """Delete letters, whoever has claimed them. Returns those that were there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
-    """List dead letters, the oldest first, from behind the one with this time and id."""
+    """List dead letters of a route and of a user (None: of all), the oldest or the newest first.
 
-    after: tuple[float, str] = (0.0, "")
+    `after` is the time and id of the letter behind which the list begins; None: it begins with the first.
+    """
+
+    route: str | None = None
+    user: str | None = None
+    newest_first: bool = False
+    after: tuple[float, str] | None = None
     limit: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FindLetters(Query[list[DeadLetter]]):
+    """Find dead letters by their ids, in any order."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeighLetters(Query[dict[str, tuple[int, int]]]):
+    """Return the number and the weight of the dead letters of each user."""
 
 
 # The store.

@@ -9,6 +9,7 @@ from gateway.state.interface import (
     CHANGES_SECS,
     Changes,
     DeadLetter,
+    FindLetters,
     FindSession,
     FindTaken,
     ListLetters,
@@ -20,6 +21,7 @@ from gateway.state.interface import (
     RetainedChanges,
     SessionKey,
     SessionView,
+    WeighLetters,
 )
 
 SESSION: Final = (
@@ -38,10 +40,11 @@ POSITION: Final = "SELECT state_settled(), state_now()"
 CHANGED: Final = (
     "{op} SELECT DISTINCT t.topic FROM op JOIN retained_change AS t ON t.version >= op.since ORDER BY t.topic"
 )
-LETTERS: Final = (
-    "{op} SELECT t.id, t.route, t.reason, t.message, t.at FROM op JOIN dead_letter AS t"
-    " ON (t.at, t.id) > (op.at, op.id) ORDER BY t.at, t.id LIMIT "
-)
+LETTER: Final = "{op} SELECT t.id, t.route, t.reason, t.message, t.login, t.weight, t.at FROM "
+LETTERS: Final = LETTER + "op JOIN dead_letter AS t ON t.id = op.id"
+WEIGHTS: Final = "SELECT login, count(*), CAST(sum(weight) AS bigint) FROM dead_letter GROUP BY login"
+OLDEST: Final = (0.0, "")
+NEWEST: Final = (1e15, "")  # later than any time
 
 
 def run_query(database: Database, query: object) -> Any:
@@ -58,12 +61,32 @@ def run_query(database: Database, query: object) -> Any:
         return [Retained(topic, bytes(message), expires_in) for topic, message, expires_in in found]
     if isinstance(query, RetainedChanges):
         return _changes(database, query.position)
-    assert isinstance(query, ListLetters)
-    call = Call(f"{LETTERS}{query.limit}", "at double precision, id text", [query.after])
-    rows = database.run([call])[0]
+    if isinstance(query, WeighLetters):
+        return {user: (count, weight) for user, count, weight in database.run([Call(WEIGHTS)])[0]}
+    if isinstance(query, FindLetters):
+        call = Call(LETTERS, "id text", [(id,) for id in query.ids])
+    else:
+        assert isinstance(query, ListLetters)
+        call = _listing(query)
+    rows = database.run([call])[0] if call.rows else []
     return [
-        DeadLetter(id, route, bytes(reason), bytes(message), at) for id, route, reason, message, at in rows
+        DeadLetter(id, route, bytes(reason), bytes(message), user, weight, at)
+        for id, route, reason, message, user, weight, at in rows
     ]
+
+
+def _listing(query: ListLetters) -> Call:
+    """Return the statement for a list. It has subqueries, and no join, so that an index gives the order."""
+    columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
+    given: tuple[float | str, ...] = row
+    than, order = ("<", " DESC") if query.newest_first else (">", "")
+    sql = f"{LETTER}dead_letter AS t WHERE (t.at, t.id) {than} ((SELECT at FROM op), (SELECT id FROM op))"
+    for name, value in (("route", query.route), ("login", query.user)):
+        if value is not None:
+            columns += f", {name} text"
+            given += (value,)
+            sql += f" AND t.{name} = (SELECT {name} FROM op)"
+    return Call(f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given])
 
 
 def _session(database: Database, key: SessionKey) -> SessionView | None:

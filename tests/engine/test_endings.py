@@ -12,16 +12,14 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.app.topics import common_of, topics_of
+from gateway.app.topics import topics_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
-from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
-from gateway.model.shares import UserShares
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.engine import RabbitEngine
@@ -91,20 +89,9 @@ def topics() -> Any:
         lambda: None,
         lambda user: True,
         UserQuotas(Limits()),
-        ClusterClock(),
     )
     assert engine is not None
     return engine
-
-
-def logs() -> Any:
-    common = common_of(
-        settings_of(broker=ENGINE, replica="one", listeners=LISTENERS),
-        ClusterClock(),
-        UserShares("dead letters"),
-    )
-    assert common is not None
-    return common.session
 
 
 def outboxes() -> Any:
@@ -149,7 +136,7 @@ ENDS: Final = {"connection": over, "channels": channels, "all": all_over} | {
 }
 
 
-@pytest.mark.parametrize("make", [topics, logs, outboxes])
+@pytest.mark.parametrize("make", [topics, outboxes])
 @pytest.mark.parametrize("first", [True, False], ids=["before answers", "behind answers"])
 @pytest.mark.parametrize("end", ENDS)
 def test_it_ends_at_any_step(make: Callable[[], Any], end: str, first: bool) -> None:

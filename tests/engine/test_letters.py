@@ -1,6 +1,9 @@
-"""Dead letters that replicas have in common: read alike, redriven by one, kept within limits."""
+"""Dead letters that replicas have in common: redriven by one, kept within limits, safe while the database is
+away."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import trio
@@ -8,315 +11,338 @@ import trio.testing
 
 from gateway import containment
 from gateway.broker.dead_letters import DeadLetters, Letter
-from gateway.engine.letters import CLAIM_SECS, SharedLetters
-from gateway.engine.logs import RETURN_SECS
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.engine.letters import SharedLetters
+from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.model.times import Monotonic, WallTime
+from gateway.model.shares import UserShares
+from gateway.model.times import Monotonic
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.state.interface import CLAIM_SECS, AddLetter, DeadLetter, DeleteLetters, FindLetters
 from tests.broker.parts import amqp
-from tests.engine.streams import Stream
+from tests.engine.local_state import LocalDatabase, joined
 
-REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no \ud800")
+REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no \ud800\0")
+SINCE = 1_000.0  # from now on by the clock of the loop, so that everything is due
 
 
 class Replica:
     """The letters of one replica."""
 
-    def __init__(self, stream: Stream, *, connect: bool = True, **limits: int) -> None:
-        self.log = stream.log()
-        given = {"messages_max": 100, "octets_max": 1_000_000, "stream_octets_max": 4_000_000} | limits
-        self.common = SharedLetters(self.log, **given)
-        self.log.use(self.common)
+    def __init__(
+        self, local: LocalDatabase, *, count_max: int = 100, octets_max: int = 1_000_000, share: float = 1.0
+    ) -> None:
+        self.local = local
+        self.state, self.membership = joined(local, "one")
+        shares = UserShares("letters", count_max=count_max, octets_max=octets_max, user_share=share)
+        self.common = SharedLetters(self.state, self.membership, shares)
         self.letters = DeadLetters(common=self.common)
-        if connect:
-            stream.connect(self.log)
 
-    def bodies(self, count: int = 100) -> list[bytes]:
+    def tick(self, secs: float = SINCE) -> None:
+        self.common.tick(Monotonic(trio.current_time() + secs))
+        self.local.settle()
+
+    def add(self, *bodies: bytes, route: str = "up", user: str = "") -> list[str]:
+        """Add letters as one that has no other choice, and return what was told at once."""
+        told: list[str] = []
+        self.local.utc += 1.0
+        messages = [sent(body, user) for body in bodies]
+        self.letters.add(messages, route, REFUSED, lambda: told.append("kept"), crossed=True)
+        return told
+
+    def bodies(self, count: int = 100, route: str | None = None) -> list[bytes]:
         found: list[Letter] = []
-        self.letters.newest(count, found.extend)
+        self.letters.newest(count, found.extend, route=route)
+        self.local.settle()
         return [letter.message.body for letter in found]
 
     def ids(self, route: str | None = None) -> list[str]:
         found: list[str] = []
         self.letters.ids(route, found.extend)
+        self.local.settle()
+        return found
+
+    def find(self, *ids: str) -> list[Letter]:
+        found: list[Letter] = []
+        self.letters.find(ids, found.extend)
+        self.local.settle()
         return found
 
     def claim(self, *ids: str) -> list[tuple[list[str], list[str]]]:
-        """The answers: which of them are this replica's, and which are not."""
+        """The replies, when the database has settled: which are this replica's, and which are not."""
         told: list[tuple[list[str], list[str]]] = []
-        found: list[Letter] = []
-        self.letters.find(ids, found.extend)
         self.letters.claim(
-            found, lambda ours, others: told.append(([a.id for a in ours], [b.id for b in others]))
+            self.find(*ids),
+            lambda ours, others: told.append(([a.id for a in ours], [b.id for b in others])),
         )
         return told
 
+    def claims(self, *ids: str) -> list[tuple[list[str], list[str]]]:
+        told = self.claim(*ids)
+        self.local.settle()
+        return told
 
-async def test_every_replica_knows_them_also_one_that_begins_later() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    told: list[str] = []
-    one.letters.add([amqp(b"1"), amqp(b"2")], "up", REFUSED, lambda: told.append("one"), crossed=True)
-    assert not told  # the source waits for the cluster
-    stream.settle()
-    other.letters.add([amqp(b"3")], "down", REFUSED)
-    stream.settle()
-    later = Replica(stream)
-    assert told == ["one"]
+
+def sent(body: bytes, user: str = "") -> Message:
+    return Message(amqp_address("", "key"), body, sender=Sender("amqp", "client", user))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalDatabase:
+    return LocalDatabase(tmp_path)
+
+
+async def test_every_replica_has_them_also_one_that_begins_later(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    told = one.add(b"1", b"2")
+    assert not told  # the source waits for the database
+    local.settle()
+    other.add(b"3", route="down")
+    local.settle()
+    later = Replica(local)
+    assert told == ["kept"]
     for replica in (one, other, later):
+        replica.tick()
         assert replica.bodies() == [b"3", b"2", b"1"]
         assert replica.bodies(1) == [b"3"]
+        assert replica.bodies(route="up") == [b"2", b"1"]
         assert (len(replica.letters), replica.letters.octets) == (3, 3 * (1 + MESSAGE_OCTETS))
-        found: list[Letter] = []
-        replica.letters.find(replica.ids("up"), found.extend)
+        found = replica.find(*replica.ids("up"))
         assert [(letter.route, letter.crossed, letter.outcome.text) for letter in found] == [
             ("up", True, "no ?")
         ] * 2
 
 
-async def test_what_nobody_wanted_stays_in_memory() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
+async def test_many_letters_are_read_in_pages_and_in_order(local: LocalDatabase) -> None:
+    """Also those of one moment."""
+    one = Replica(local, count_max=1_000)
+    bodies = [b"%d" % number for number in range(250)]
+    one.add(*bodies)
+    local.settle()
+    assert one.bodies(1_000) == bodies[::-1]
+    assert one.bodies(220) == bodies[:-221:-1]
+    assert [letter.message.body for letter in one.find(*one.ids())] == bodies
+
+
+async def test_what_nobody_wanted_stays_in_memory(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
     one.letters.add([amqp(b"1")], "", Outcome(Verdict.REJECTED, Reason.NO_ROUTE))
-    stream.settle()
-    assert (one.bodies(), other.bodies()) == ([b"1"], [])
+    one.add(b"2")
+    local.settle()
+    assert (one.bodies(), other.bodies()) == ([b"2", b"1"], [b"2"])
+    assert len(one.ids()) == len(one.find(*one.ids())) == 2
 
 
-async def test_what_one_purges_is_gone_everywhere() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1"), amqp(b"2")], "up", REFUSED)
-    stream.settle()
+async def test_what_one_purges_is_gone_everywhere(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(b"1", b"2")
+    local.settle()
     told: list[Outcome] = []
     other.letters.delete([one.ids()[0], "m1", "000000000009-1"], told.append)
     assert not told
-    stream.settle()
+    local.settle()
     assert told == [ACCEPTED]
-    assert one.bodies() == other.bodies() == Replica(stream).bodies() == [b"2"]
+    assert one.bodies() == other.bodies() == Replica(local).bodies() == [b"2"]
+    assert len(other.letters) == 1
 
 
-async def test_of_two_that_redrive_a_letter_one_does() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    stream.settle()
+async def test_of_two_that_redrive_a_letter_one_does(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(b"1")
+    local.settle()
     (id,) = one.ids()
-    first, second = other.claim(id), one.claim(id)  # in this order on the log
-    stream.settle()
+    first, second = other.claim(id), one.claim(id)
+    local.settle()
     assert (first, second) == ([([id], [])], [([], [id])])
     other.letters.free([id])
-    again = one.claim(id)
-    stream.settle()
-    assert again == [([id], [])]
+    assert one.claims(id) == [([id], [])]
+    one.common.stop()  # the process ends
+    assert other.claims(id) == [([id], [])]
 
 
-async def test_what_is_gone_meanwhile_is_nobodys_to_redrive() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    stream.settle()
-    (id,) = one.ids()
-    one.letters.delete([id])
-    told = other.claim(id)
-    stream.settle()
-    assert told == [([], [id])]
+async def test_what_is_gone_meanwhile_is_nobodys_to_redrive(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(b"1")
+    local.settle()
+    (found,) = other.find(*one.ids())
+    one.letters.delete([found.id])
+    told: list[tuple[int, int]] = []
+    other.letters.claim([found], lambda ours, others: told.append((len(ours), len(others))))
+    local.settle()
+    assert told == [(0, 1)]
 
 
 async def test_the_claim_of_a_lost_replica_runs_out_and_that_of_a_living_one_does_not(
-    monkeypatch: pytest.MonkeyPatch,
+    local: LocalDatabase,
 ) -> None:
-    utc = [1_000.0]
-    monkeypatch.setattr("gateway.clock.utc", lambda: WallTime(utc[0]))
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1"), amqp(b"2")], "up", REFUSED)
-    stream.settle()
+    one, other, dying = Replica(local), Replica(local), Replica(local)
+    one.add(b"1", b"2")
+    local.settle()
     lost, held = one.ids()
-    dying = Replica(stream)
-    for replica, id in ((dying, lost), (one, held)):
-        assert replica.claim(id) is not None
-    stream.settle()
-    dying.log.disconnected()
-    utc[0] += CLAIM_SECS / 2
-    one.common.tick(Monotonic(trio.current_time() + 1_000))  # says that it still does
-    assert not any(other.claim(lost, held))
-    stream.settle()
-    utc[0] += CLAIM_SECS / 2 + 1
-    told = other.claim(lost, held)
-    stream.settle()
-    assert told == [([lost], [held])]
+    dying.claim(lost)
+    one.claim(held)
+    local.settle()
+    dying.state.is_away = True
+    local.utc += CLAIM_SECS / 2
+    one.tick()  # renews
+    assert other.claims(lost, held) == [([], [lost, held])]
+    local.utc += CLAIM_SECS / 2 + 1
+    assert other.claims(lost, held) == [([lost], [held])]
 
 
-async def test_a_claim_that_the_cluster_heard_too_late_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    utc = [1_000.0]
-    monkeypatch.setattr("gateway.clock.utc", lambda: WallTime(utc[0]))
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    stream.settle()
-    one.log.disconnected()
+async def test_a_claim_whose_reply_comes_too_late_is_none(
+    local: LocalDatabase, autojump_clock: trio.testing.MockClock
+) -> None:
+    """As at a process that was frozen: it gives the claim up."""
+    one, other = Replica(local), Replica(local)
+    one.add(b"1")
+    local.settle()
     told = one.claim(*one.ids())
-    utc[0] += CLAIM_SECS
-    stream.connect(one.log)
-    stream.settle()
+    await trio.sleep(CLAIM_SECS / 2)
+    local.settle()
     assert told == [([], one.ids())]
-    again = other.claim(*one.ids())
-    stream.settle()
-    assert again == [(one.ids(), [])]
+    assert other.claims(*one.ids()) == [(one.ids(), [])]
 
 
-async def test_the_oldest_go_and_are_counted_once() -> None:
-    stream = Stream()
-    one, other = Replica(stream, messages_max=2), Replica(stream, messages_max=2)
+async def test_a_claim_while_the_database_is_away_is_none_and_is_given_up(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(b"1")
+    local.settle()
+    (id,) = one.ids()
+    told = one.claim(id)
+    one.state.is_away = True  # and it may have been committed
+    local.settle()
+    assert told == [([], [id])]
+    one.state.is_away = False
+    assert one.claims(id) == [([id], [])]
+    one.tick()  # what is repeated does not end the later claim
+    assert other.claims(id) == [([], [id])]
+
+
+async def test_the_oldest_go_and_are_counted_once(local: LocalDatabase) -> None:
+    one, other = Replica(local, count_max=2), Replica(local, count_max=2)
     for number in range(5):
-        one.letters.add([amqp(b"%d" % number)], "up", REFUSED)
-        stream.settle()
-    later = Replica(stream, messages_max=2)
+        one.add(b"%d" % number)
+        local.settle()
+    later = Replica(local, count_max=2)
     for replica in (one, other, later):
+        replica.tick()
         assert replica.bodies() == [b"4", b"3"]
     assert [replica.letters.crowded_out for replica in (one, other, later)] == [3, 0, 0]
 
 
-async def test_while_the_cluster_is_away_letters_wait_within_limits() -> None:
-    stream = Stream()
-    one, other = Replica(stream, messages_max=3), Replica(stream)
-    one.letters.add([amqp(b"purged")], "up", REFUSED)
-    stream.settle()
+async def test_letters_go_by_bytes_and_of_the_user_who_has_most(local: LocalDatabase) -> None:
+    """And not of one who has little, however old that is."""
+    each = 1 + MESSAGE_OCTETS
+    one, other = Replica(local, octets_max=4 * each), Replica(local, octets_max=4 * each)
+    one.add(b"a", user="ann")
+    local.settle()
+    other.add(b"1", b"2", b"3", user="bob")
+    local.settle()
+    other.tick()
+    other.add(b"4", b"5", user="bob")
+    local.settle()
+    assert one.bodies() == [b"5", b"4", b"3", b"a"]
+    assert other.letters.crowded_out == 2
+
+
+async def test_at_a_limit_a_message_stays_with_its_source(local: LocalDatabase) -> None:
+    one, other = Replica(local, count_max=4, share=0.5), Replica(local, count_max=4, share=0.5)
+    one.add(b"1", b"2", user="bob")
+    local.settle()
+    other.tick()
+    refused: list[Outcome] = []
+    other.letters.add([sent(b"3", "bob")], "up", REFUSED, full=refused.append)
+    assert [outcome.reason for outcome in refused] == [Reason.QUOTA]  # of bob's share
+    local.utc += 1.0
+    other.letters.add([sent(b"4", "ann"), sent(b"5", "ann")], "up", REFUSED, full=refused.append)
+    other.letters.add([sent(b"6", "eve")], "up", REFUSED, full=refused.append)  # those are on their way
+    assert (len(refused), other.letters.refused) == (2, 2)
+    local.settle()
+    assert other.bodies() == [b"5", b"4", b"2", b"1"]
+    other.letters.delete(other.ids()[:1])
+    local.settle()
+    assert other.letters.has_room_for([sent(b"7", "bob")])
+
+
+async def test_while_the_database_is_away_letters_wait_within_limits(local: LocalDatabase) -> None:
+    one, other = Replica(local, count_max=3), Replica(local)
+    one.add(b"purged")
+    local.settle()
     purged = one.ids()
-    one.log.disconnected()
-    one.letters.delete(purged)  # which is not what makes room
-    told: list[int] = []
-    for number in range(4):
-        one.letters.add([amqp(b"%d" % number)], "up", REFUSED, lambda number=number: told.append(number))
-    assert told == [0, 1]  # crowded out
-    assert one.letters.crowded_out == 2
-    stream.connect(one.log)
-    stream.settle()
-    assert told == [0, 1, 2, 3]
-    assert one.bodies() == other.bodies() == [b"3", b"2"]
+    one.state.is_away = True
+    one.letters.delete(purged)
+    told = [one.add(b"%d" % number) for number in range(4)]
+    local.settle()
+    assert told == [["kept"], [], [], []]  # crowded out
+    assert one.letters.crowded_out == 1
+    one.tick()
+    assert sum(map(len, told)) == 1
+    one.state.is_away = False
+    one.tick()
+    assert told == [["kept"]] * 4
+    assert one.bodies() == other.bodies() == [b"3", b"2", b"1"]
+    one.tick(2 * SINCE)
+    assert len(one.letters) == 3
 
 
-async def test_what_comes_twice_is_one_and_what_is_deleted_does_not_come_again() -> None:
-    stream = Stream()
-    one, other = Replica(stream), Replica(stream)
-    one.letters.add([amqp(b"1"), amqp(b"2")], "up", REFUSED)
-    stream.settle()
-    written = stream.rows[-2:]
-    stream.rows += written
-    stream.settle()
-    assert one.bodies() == other.bodies() == [b"2", b"1"]
-    one.letters.delete(one.ids()[:1])
-    stream.settle()
-    stream.rows += written
-    stream.settle()
-    assert one.bodies() == other.bodies() == [b"2"]
+async def test_what_is_read_while_the_database_is_away_has_no_answer(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(b"1")
+    local.settle()
+    ids = one.ids()
+    one.state.is_away = True
+    assert one.bodies() == one.ids() == one.find(*ids) == []
 
 
-async def test_what_is_far_behind_is_written_again() -> None:
-    """And so is not lost with the beginning of the stream."""
-    stream = Stream()
-    one = Replica(stream, stream_octets_max=4_000)
-    one.letters.add([amqp(b"kept")], "up", REFUSED)
-    stream.settle()
-    kept = one.ids()
-    for _ in range(30):
-        one.letters.add([amqp(b"gone")], "up", REFUSED)
-        stream.settle()
-        one.letters.delete([id for id in one.ids() if id not in kept])
-        stream.settle()
-    count = len(stream.rows) + 1
-    one.common.tick(Monotonic(trio.current_time() + 1_000))
-    assert len(stream.rows) == count  # a mark: first it reads what others have done to letters
-    stream.settle()
-    assert len(stream.rows) == count + 1
-    other = Replica(stream, connect=False)
-    stream.read[other.log] = count  # the rest is forgotten
-    stream.connect(other.log)
-    assert (other.ids(), other.bodies()) == (kept, [b"kept"])
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"L",
-        b"L\0\0\0\x02{}",
-        b"L\xff\xff\xff\xff{}",
-        b"D",
-        b"Dnull",
-        b"D[[]]",
-        b"C{",
-        b"X",
-        b"C" + b"\xff" * 9,
-    ],
-)
-async def test_what_is_no_record_costs_itself(body: bytes) -> None:
-    stream = Stream()
-    one, writer = Replica(stream), Replica(stream)
-    writer.log.put(body)
-    writer.letters.add([amqp(b"1")], "up", REFUSED)
-    while stream.read[one.log] < len(stream.rows):
-        try:
-            stream.step(one.log)
-        except Exception:  # the connection contains it
-            assert body[:1] in b"LDC"
+async def test_what_is_no_letter_costs_itself(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(b"1")
+    local.settle()
+    (id,) = one.ids()
+    found: list[DeadLetter] = []
+    one.state.query(FindLetters((id,)), lambda reply: found.extend(reply.value or ()))
+    local.settle()
+    for at, (reason, message) in enumerate([(b"{", b""), (b"{}", b""), (found[0].reason, b"\xff\xff")]):
+        one.state.submit(AddLetter(DeadLetter(f"{id}{at}", "up", reason, message)), lambda reply: None)
+    local.settle()
+    before = containment.counted["message"]
     assert one.bodies() == [b"1"]
+    assert containment.counted["message"] > before
+    one.letters.delete(one.ids())  # what cannot be read can be purged
+    local.settle()
+    assert not one.ids()
 
 
-async def test_who_waits_for_one_record_and_fails_costs_no_other() -> None:
-    stream = Stream()
-    one = Replica(stream)
-    told: list[int] = []
+async def test_who_waits_for_one_letter_and_fails_costs_no_other(local: LocalDatabase) -> None:
+    one = Replica(local)
 
     def fail() -> None:
-        raise RuntimeError("of one record")
+        raise RuntimeError("of one letter")
 
     before = containment.counted["batch"]
     one.letters.add([amqp(b"1")], "up", REFUSED, fail)
-    one.letters.add([amqp(b"2")], "up", REFUSED, lambda: told.append(2))
-    stream.settle()
-    assert told == [2]
+    told = one.add(b"2")
+    local.settle()
+    assert told == ["kept"]
     assert containment.counted["batch"] == before + 1
 
 
-async def test_a_later_version_is_passed_over() -> None:
-    stream = Stream()
-    one = Replica(stream)
-    stream.rows.append(b"\x02" + b"later")
-    stream.rows.append(b"")
-    stream.settle()
-    assert one.log.passed_over == 2
-
-
-async def test_records_that_do_not_come_back_have_the_connection_given_up() -> None:
-    stream = Stream()
-    one = Replica(stream)
-    one.letters.add([amqp(b"1")], "up", REFUSED)
-    now = Monotonic(trio.current_time())
-    assert not one.log.tick(now, blocked=False)
-    assert not one.log.tick(now + RETURN_SECS + 1, blocked=True)
-    assert "did not come back" in one.log.tick(now + RETURN_SECS + 1, blocked=False)
+async def test_letters_of_one_that_was_declared_dead_stay_its_own(local: LocalDatabase) -> None:
+    """It has another incarnation then, and no two letters have one id."""
+    one = Replica(local)
+    one.add(b"1")
+    local.settle()
+    one.membership.incarnation = "f" * len(one.membership.incarnation)
+    one.add(b"2")
+    local.settle()
+    assert one.bodies() == [b"2", b"1"]
+    assert len(set(one.ids())) == 2
+    one.state.submit(DeleteLetters(tuple(one.ids()), "another"), lambda reply: None)
+    local.settle()
+    assert not one.bodies()
 
 
 def test_ids_are_told_from_others() -> None:
     letters = SharedLetters.__new__(SharedLetters)
     assert letters.is_one("0123456789ab-7")
     assert not any(letters.is_one(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
-
-
-async def test_who_has_not_read_that_a_letter_is_purged_does_not_write_it_again(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """As one that was frozen: it reads first."""
-    stream = Stream()
-    one, other = Replica(stream, stream_octets_max=10), Replica(stream)
-    one.letters.add([amqp(b"gone")], "up", REFUSED)
-    stream.settle()
-    other.letters.delete(other.ids())
-    one.common.tick(Monotonic(trio.current_time() + 1_000))
-    count = len(stream.rows)
-    await trio.sleep(RETURN_SECS + 1)  # and what it reads is old by then
-    stream.settle()
-    one.common.tick(Monotonic(trio.current_time() + 2_000))
-    stream.settle()
-    assert len(stream.rows) == count + 1
-    assert not one.bodies()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +14,7 @@ from gateway.engine import session
 from gateway.engine.records import Mark, encode_record
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
-from tests.engine.test_common_ids import ROUTES as ONCE
-from tests.engine.test_common_ids import Sender
-from tests.engine.test_elections import Door, numbers, until
-from tests.interop.servers import Mosquitto, RabbitMQ
+from tests.interop.servers import RabbitMQ
 
 SEGMENT: Final = 1_048_576
 FILES: Final = 3
@@ -29,12 +25,6 @@ LOG_CUT: Final = "log cut, reading it again"
 # A sign of life with a long name says nothing; of other logs it is passed over.
 FILL: Final = encode_record(Mark("x" * 4_096, "filler", 1))
 STATE: Final = {"state_segment_bytes": SEGMENT, "engine_timeout_secs": 4.0, "reconnect_max_secs": 0.5}
-LETTERS: Final = """
-  - name: letters
-    from: {endpoint: mqtt, topic: "letters/NAME/{rest...}"}
-    to: {endpoint: nowhere, exchange: "NAME-nowhere", routing_key: "{rest...}"}
-    on_reject: dead_letter
-"""
 
 
 def fill(rabbitmq: RabbitMQ, stream: str, files: int, each: Callable[[], None] = lambda: None) -> None:
@@ -153,58 +143,6 @@ def _due(replica: Replica) -> bool:
     engine = replica.engine
     oldest = engine.kept.oldest(engine.settings.state_bytes_max / 2)
     return any(placed.offset <= oldest for placed in list(engine.kept._placed.values()))
-
-
-class Apart(Door):
-    """A replica with a route that deduplicates, and one whose messages become dead letters."""
-
-    def __init__(self, folder: Path, name: str, rabbitmq: RabbitMQ, far: str, replica: str) -> None:
-        super().__init__(folder, name, rabbitmq.url, far, ONCE + LETTERS, replica)
-        waits: dict[str, Any] = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3}
-        self.configuration["links"] = {
-            "far": {"url": far, **waits},
-            "nowhere": {"url": rabbitmq.url, **waits},
-        }
-        self.configuration["broker"] |= STATE
-
-    def until_ready(self) -> None:
-        until(lambda: self.asked("/readyz") == (200, "ready\n"))
-        until(lambda: self.sample("gateway_link_up", endpoint="far"))
-        until(lambda: self.sample("gateway_link_up", endpoint="nowhere"))
-
-
-def test_new_segment_files_cost_no_dead_letter_and_no_id(
-    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
-) -> None:
-    name = "long"
-    far = f"mqtt://127.0.0.1:{mosquitto.port}"
-    with ExitStack() as stack:
-        one = stack.enter_context(Apart(tmp_path, name, rabbitmq, far, "one"))
-        one.until_ready()
-        there = stack.enter_context(Client(mosquitto.port, "long-far"))
-        there.subscribe(f"there/{name}/#", qos=1)
-        near = stack.enter_context(Client(one.port("mqtt"), "long-near"))
-        sender = Sender(near, f"away/{name}/x")
-        for at in range(10):
-            sender.send(at)
-        near.paho.on_publish = None
-        for at in range(10):
-            near.publish(f"letters/{name}/{at}", b"%d" % at)
-        until(lambda: one.sample("gateway_dead_letters") == 10)
-        for log in ("letters", "ids"):
-            fill(rabbitmq, f"{name}.{log}", FILES)
-        other = stack.enter_context(Apart(tmp_path, name, rabbitmq, far, "other"))
-        other.until_ready()
-        for door in (one, other):
-            assert door.sample("gateway_dead_letters") == 10
-            with Client(door.port("mqtt"), "long-again") as again:
-                repeats = Sender(again, f"away/{name}/x")
-                for at in range(10):
-                    repeats.send(at)
-            assert door.sample("gateway_engine_state_discarded_total") == 0
-        Sender(near, f"away/{name}/x").send(10)
-        there.until(lambda: len(there.messages) > 10)
-        assert sorted(numbers(there)) == list(range(11))
 
 
 def test_a_replica_that_reads_for_long_becomes_ready(

@@ -48,7 +48,6 @@ MAKERS: Final = {
     "gateway/broker/amqp091/virtual_host.py": "how long nobody uses a queue",
     "gateway/store/writer.py": "the store's own thread",
     "gateway/engine/letters.py": "read from a log, and before the clock runs",
-    "gateway/engine/logs.py": "read from a log",
     "gateway/engine/session.py": "before the clock runs",
     "gateway/engine/cluster_clock.py": "the time that a broker says",
     "gateway/engine/cursor.py": "before the clock runs",

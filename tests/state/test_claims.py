@@ -12,6 +12,7 @@ from gateway.state.interface import (
     ClaimLetters,
     DeadLetter,
     DeleteLetters,
+    FindLetters,
     FreeIds,
     FreeLetters,
     Heartbeat,
@@ -23,6 +24,7 @@ from gateway.state.interface import (
     Reap,
     ReleaseLease,
     Verdict,
+    WeighLetters,
 )
 from tests.state.conftest import Replica, World
 
@@ -124,7 +126,7 @@ def test_a_letter_is_redriven_by_one(world: World, one: Replica, two: Replica) -
     one.do(AddLetter(letter("a")))  # repeated, for nobody knew
     found = two.ask(ListLetters())
     assert [one._replace(at=0.0) for one in found] == [letter("a"), letter("b"), letter("c")]
-    assert [one.id for one in two.ask(ListLetters((found[0].at, "a"), limit=1))] == ["b"]
+    assert [one.id for one in two.ask(ListLetters(after=(found[0].at, "a"), limit=1))] == ["b"]
     assert one.do(ClaimLetters(("a", "b", "none"), "one")) == ["a", "b"]
     assert two.do(ClaimLetters(("a", "b", "c"), "two")) == ["c"]
     one.do(FreeLetters(("a", "c"), "one"))
@@ -134,7 +136,8 @@ def test_a_letter_is_redriven_by_one(world: World, one: Replica, two: Replica) -
     world.advance(CLAIM_SECS / 2 + 1)
     assert two.do(ClaimLetters(("b",), "two")) == []
     assert one.do(ClaimLetters(("c",), "one")) == ["c"]
-    two.do(DeleteLetters(("a", "b", "none"), "two"))
+    assert two.do(DeleteLetters(("a", "b", "none"), "two")) == ["a", "b"]
+    assert two.do(DeleteLetters(("a",), "two")) == []
     assert [one.id for one in one.ask(ListLetters())] == ["c"]
 
 
@@ -149,3 +152,45 @@ def test_letters_in_one_group(one: Replica) -> None:
     assert replies[1].value == ["a"]
     assert [one.id for one in one.ask(ListLetters())] == ["a"]
     assert one.do(ClaimLetters(("a",), "two")) == ["a"]
+
+
+def test_letters_are_listed_by_route_and_user_from_either_end(
+    world: World, one: Replica, two: Replica
+) -> None:
+    rows = [("a", "up", "ann", 3), ("b", "down", "bob", 5), ("c", "up", "bob", 7), ("d", "up", "ann", 0)]
+    for id, route, user, weight in rows:
+        one.do(AddLetter(DeadLetter(id, route, b"why", b"what", user, weight)))
+        world.advance(1)
+
+    def ids(query: ListLetters) -> list[str]:
+        return [found.id for found in two.ask(query)]
+
+    assert ids(ListLetters(newest_first=True)) == ["d", "c", "b", "a"]
+    assert ids(ListLetters("up", newest_first=True, limit=2)) == ["d", "c"]
+    third = two.ask(FindLetters(("c",)))[0]
+    assert third[:6] == ("c", "up", b"why", b"what", "bob", 7)
+    behind = (third.at, third.id)
+    assert ids(ListLetters("up", newest_first=True, after=behind)) == ["a"]
+    assert ids(ListLetters(user="bob")) == ["b", "c"]
+    assert ids(ListLetters("up", "bob")) == ["c"]
+    assert ids(ListLetters("up", after=behind)) == ["d"]
+    assert ids(ListLetters("none")) == ids(ListLetters(user="")) == []
+
+
+def test_letters_are_found_by_ids_and_weighed_by_user(one: Replica, two: Replica) -> None:
+    assert two.ask(WeighLetters()) == {}
+    for id, user, weight in (("a", "ann", 3), ("b", "", 1 << 40), ("c", "ann", 4)):
+        one.do(AddLetter(DeadLetter(id, "route", b"", b"", user, weight)))
+    one.do(AddLetter(DeadLetter("a", "route", b"", b"", "ann", 3)))  # repeated
+    assert sorted(found.id for found in two.ask(FindLetters(("c", "none", "a")))) == ["a", "c"]
+    assert two.ask(FindLetters(())) == []
+    assert two.ask(WeighLetters()) == {"ann": (2, 7), "": (1, 1 << 40)}
+    one.do(DeleteLetters(("a", "b"), "one"))
+    assert two.ask(WeighLetters()) == {"ann": (1, 4)}
+
+
+def test_letters_that_are_added_at_once_keep_their_order(one: Replica) -> None:
+    wanted = [f"{number:04}" for number in range(300)]
+    waits = [one.send(AddLetter(letter(id))) for id in wanted]
+    assert all(wait.result(30).verdict is Verdict.DONE for wait in waits)
+    assert [found.id for found in one.ask(ListLetters())] == wanted

@@ -15,7 +15,7 @@ tells which. In the store's column for the route the latter has CROSSED behind t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -69,15 +69,11 @@ class CommonLetters(Protocol):
     def __len__(self) -> int:
         """How many there are."""
 
-    def __iter__(self) -> Iterator[Letter]:
-        """The oldest first."""
-
     def add(
         self,
         messages: Iterable[Message],
         route: str,
         outcome: Outcome,
-        utc: WallTime,
         *,
         crossed: bool,
         then: Callable[[], None] | None,
@@ -87,8 +83,14 @@ class CommonLetters(Protocol):
     def is_one(self, id: str) -> bool:
         """Whether this is the id of such a letter, be it there or not."""
 
-    def find(self, ids: Iterable[str]) -> list[Letter]:
-        """Those that there are."""
+    def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
+        """Call `then` with at most `count` letters, newest first, of one route, or all."""
+
+    def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
+        """Call `then` with the times and ids of all letters of a route (None: of all), the oldest first."""
+
+    def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
+        """Call `then` with those of these letters that there are, in any order."""
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
         """`then` hears which of them are this replica's to redrive now."""
@@ -221,7 +223,7 @@ class DeadLetters:
             except Exception as error:  # the letters are kept all the same
                 contained("message", error, route=route)
         if self._common is not None and not unwanted:
-            self._common.add(messages, route, outcome, utc, crossed=crossed, then=then)
+            self._common.add(messages, route, outcome, crossed=crossed, then=then)
             return
         if self._store is None or unwanted:
             self._hold(messages, route, outcome, utc, crossed=crossed)
@@ -276,19 +278,30 @@ class DeadLetters:
 
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
         """`then` gets at most `count` letters, newest first; of one route, or all."""
+        common = self._common
+        if common is None:
+            self._own(count, route, then)
+            return
+
+        def found(own: Letters) -> None:
+            def merged(shared: Letters) -> None:
+                then(sorted((*shared, *own), key=lambda letter: -letter.utc)[:count])
+
+            common.newest(count, route, merged)
+
+        self._own(count, route, found)
+
+    def _own(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
+        """The same of those that are this process's alone."""
         held = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]
-        found: Letters = held[:count]
-        if self._common is not None:
-            shared = [letter for letter in self._common if route is None or letter.route == route]
-            found = sorted((*shared[::-1], *found), key=lambda letter: -letter.utc)[:count]
         if self._store is None:
-            then(found)
+            then(held[:count])
             return
 
         def merged(stored: Letters) -> None:
-            then(sorted((*stored, *found), key=lambda letter: -letter.utc)[:count])
+            then(sorted((*stored, *held[:count]), key=lambda letter: -letter.utc)[:count])
 
         self._pages([], route, None, count, merged)
 
@@ -317,19 +330,38 @@ class DeadLetters:
 
     def ids(self, route: str | None, then: Callable[[list[str]], None]) -> None:
         """`then` gets the ids of all letters of a route (None: of all), the oldest first."""
-        self.newest(len(self), lambda found: then([letter.id for letter in reversed(found)]), route=route)
+        common = self._common
+
+        def found(own: Letters) -> None:
+            ours = [(letter.utc, letter.id) for letter in reversed(own)]
+
+            def merged(shared: list[tuple[WallTime, str]]) -> None:
+                then([id for _, id in sorted((*ours, *shared), key=lambda one: one[0])])
+
+            if common is None:
+                merged([])
+            else:
+                common.ids(route, merged)
+
+        stored = 0 if self._store is None else self._store.letters_count
+        self._own(len(self._letters) + stored, route, found)
 
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """`then` gets the letters with these ids that there are, in this order."""
         wanted = list(ids)
         known = dict(self._letters)
-        if self._common is not None:
-            known.update((letter.id, letter) for letter in self._common.find(wanted))
-        stored = _stored(wanted)
+        stored, shared, common = _stored(wanted), self._shared(wanted), self._common
+
+        def found(letters: Letters) -> None:
+            known.update((letter.id, letter) for letter in letters)
+            then([known[id] for id in wanted if id in known])
 
         def merged(letters: list[DeadLetter]) -> None:
             known.update((str(one.id), _letter(one)) for one in letters)
-            then([known[id] for id in wanted if id in known])
+            if common is None or not shared:
+                found([])
+            else:
+                common.find(shared, found)
 
         if self._store is None or not stored:
             merged([])

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 import structlog
 
+from gateway.broker.dead_letters import Letter
 from gateway.model.outcome import Reason
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Suback, Subscription, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
-from tests.broker.parts import newest
 from tests.ingress.clients import Mqtt, connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
@@ -22,14 +22,18 @@ DEEP: Final = "/".join("a" * 200)
 SMALL: Final = Limits(message_bytes_max=1_000, connect_bytes_max=1_000)
 
 
+def kept_letters(gateway: Running) -> list[Letter]:
+    """The dead letters, the oldest first; the database of replicas may have to be asked."""
+    told: list[list[Letter]] = []
+    gateway.ask(lambda: gateway.gateway.dead_letters.newest(99, told.append))
+    gateway.until(lambda: bool(told))
+    return told[0][::-1]
+
+
 def letters(gateway: Running) -> list[tuple[str, int, str]]:
     """The dead letters: topic, octets, and why."""
-
-    def found() -> list[tuple[str, int, str]]:
-        kept = reversed(newest(gateway.gateway.dead_letters))
-        return [(one.message.address.name, len(one.message.body), one.outcome.text) for one in kept]
-
-    return gateway.ask(found)
+    kept = kept_letters(gateway)
+    return [(one.message.address.name, len(one.message.body), one.outcome.text) for one in kept]
 
 
 def lines(event: str, logged: list[Any]) -> list[dict[str, Any]]:
@@ -125,12 +129,8 @@ def test_what_was_not_kept_cannot_be_published_again() -> None:
         client.publish("a", bytes(5_000), 1, 1)
         client.acked(PUBACK)
         heard: list[Any] = []
-
-        def redrive() -> None:
-            kept = newest(gateway.gateway.dead_letters)
-            gateway.gateway.core.redriving.redrive(kept, lambda id, outcome: heard.append(outcome))
-
-        gateway.ask(redrive)
+        kept, redriving = kept_letters(gateway), gateway.gateway.core.redriving
+        gateway.ask(lambda: redriving.redrive(kept, lambda id, outcome: heard.append(outcome)))
         gateway.until(lambda: bool(heard))
         assert client.quiet()
         assert [outcome.reason for outcome in heard] == [Reason.NO_ROUTE]

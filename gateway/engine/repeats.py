@@ -1,0 +1,40 @@
+"""What has to be committed some time, however long the database is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from gateway.state.interface import Operation, Reply, StateStore, Verdict
+
+T = TypeVar("T")
+
+
+class Repeats:
+    """Operations for which the database was away, and that are submitted again."""
+
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+        self._waiting: list[Callable[[], None]] = []
+
+    def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
+        """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
+
+        def replied(reply: Reply[T]) -> None:
+            if reply.verdict is Verdict.UNAVAILABLE:
+                self.later(partial(self._state.submit, operation, replied))
+            else:
+                done(reply)
+
+        self._state.submit(operation, replied)
+
+    def later(self, submit: Callable[[], None]) -> None:
+        """Call `submit` at the next tick."""
+        self._waiting.append(submit)
+
+    def tick(self) -> None:
+        """Repeat what the database was away for."""
+        waiting, self._waiting = self._waiting, []
+        for submit in waiting:
+            submit()
