@@ -51,11 +51,19 @@ OPTIONS: Final = (
     "SET enable_mergejoin = off",
     f"SET statement_timeout = {STATEMENT_MS}",
     f"SET idle_in_transaction_session_timeout = {STATEMENT_MS}",
+    # The server notices that this machine has gone, and what it has locked is free.
+    "SET tcp_keepalives_idle = 5",
+    "SET tcp_keepalives_interval = 2",
+    "SET tcp_keepalives_count = 3",
 )
-# What an earlier connection of this lane may still do ends before the number is read.
+# What an earlier connection of this lane may still do ends before the number is read. So does a transaction
+# of any lane that is older than statements may be: its process is frozen or cut off within a pipeline, where
+# no timeout of the server applies. Whoever has waited for its locks connects again, and comes here.
 END_EARLIER: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE application_name = $1 AND pid <> pg_backend_pid() AND usename = current_user"
+    " WHERE pid <> pg_backend_pid() AND usename = current_user AND (application_name = $1"
+    " OR split_part(application_name, ' ', 1) = $2 AND split_part(application_name, ' ', 3) <> ''"
+    f" AND xact_start < clock_timestamp() - interval '{STATEMENT_MS} milliseconds')"
 )
 JOIN_LANE: Final = (
     "INSERT INTO lane (id, number, seen) VALUES ($1, 0, state_now())"
@@ -97,7 +105,7 @@ class PostgreSQLDatabase(Database):
             self._connection = connection = self._server.connect(self._lane)
             for option in OPTIONS:
                 connection.execute(option)
-            connection.execute(END_EARLIER, (self._lane,))
+            connection.execute(END_EARLIER, (self._lane, self._server.schema))
             row = connection.execute(JOIN_LANE, (self._lane,)).fetchone()
         assert row is not None
         self._is_begun = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -12,9 +13,11 @@ from gateway.containment import counted
 from gateway.errors import ConfigurationError
 from gateway.state.database import AbortedError, Database, LostError
 from gateway.state.interface import (
+    AcquireLease,
     ChangeSession,
     Event,
     FindSession,
+    Lease,
     MatchRetained,
     OpenSession,
     Reply,
@@ -303,3 +306,20 @@ def test_a_password_that_cannot_be_read_is_the_reason_and_read_again(shared: Pos
     with pytest.raises(LostError, match="/secret"):
         server.prepare()
     server.prepare()
+
+
+def test_a_transaction_that_does_not_end_is_ended_by_who_waits_for_it(shared: PostgreSQLWorld) -> None:
+    """A process that is frozen or cut off between two statements of a pipeline: no timeout of the server
+    applies to it, since it is not idle in the eyes of PostgreSQL."""
+    one = shared.replica("one")
+    assert one.do(AcquireLease("link", "one", 60.0)) == Lease("one", 1)
+    lane = f"{shared.schema} frozen 0"
+    frozen = psycopg.connect(shared.server.url, autocommit=True, application_name=lane)
+    frozen.execute(f"SET search_path = {shared.schema}".encode())
+    frozen.execute("SET statement_timeout = 1000")
+    frozen.execute("SET idle_in_transaction_session_timeout = 1000")
+    with suppress(psycopg.OperationalError), frozen.pipeline():  # which finds at its end that it was ended
+        frozen.execute("BEGIN")
+        assert frozen.execute("SELECT name FROM lease FOR UPDATE").fetchall() == [("link",)]
+        assert one.do(AcquireLease("link", "one", 60.0)) == Lease("one", 1)
+    assert frozen.broken
