@@ -18,6 +18,7 @@ from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.state.interface import CLAIM_SECS, AddLetter, DeadLetter, DeleteLetters, FindLetters
+from gateway.state.interface import REFUSED as REJECTS
 from tests.broker.parts import amqp
 from tests.engine.local_state import LocalDatabase, joined
 
@@ -228,6 +229,35 @@ async def test_the_oldest_go_and_are_counted_once(local: LocalDatabase) -> None:
         replica.tick()
         assert replica.bodies() == [b"4", b"3"]
     assert [replica.letters.crowded_out for replica in (one, other, later)] == [3, 0, 0]
+
+
+async def test_replicas_that_push_out_at_once_count_each_letter_once(local: LocalDatabase) -> None:
+    one, other = Replica(local, count_max=3), Replica(local, count_max=3)
+    for replica in (one, other):
+        replica.add(b"old", b"old")
+    local.settle()
+    for replica in (one, other):
+        replica.tick()
+        replica.add(b"1", b"2")
+    local.settle()
+    for replica in (one, other):
+        replica.tick(2 * SINCE)
+        assert len(replica.bodies()) == len(replica.letters) == 3
+    assert one.letters.crowded_out + other.letters.crowded_out == 5
+
+
+async def test_a_letter_that_the_database_rejects_is_counted(
+    local: LocalDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source is told: it would send the same again for ever."""
+    one = Replica(local)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.state, "submit", lambda operation, done: done(REJECTS))
+        assert one.add(b"1") == ["kept"]
+    assert (len(one.letters), one.letters.octets, one.letters.crowded_out) == (0, 0, 1)
+    one.add(b"2")
+    local.settle()
+    assert one.bodies() == [b"2"]
 
 
 async def test_letters_go_by_bytes_and_of_the_user_who_has_most(local: LocalDatabase) -> None:
