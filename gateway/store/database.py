@@ -143,6 +143,7 @@ class Database:
         self._elsewhere: array[int] = array("q")  # rows that have to be in the heap
         self._unreadable: set[int] = set()  # rows that were reported
         self._last_row = 0
+        self.log_is_read = False  # another program needed the log when it was to be emptied
         try:
             self.letters = Letters(connection, letters)
             self.logs = [
@@ -466,15 +467,26 @@ class Database:
         return bool(former)
 
     def shorten(self) -> bool:
-        """Empty the log into the file. False: the disk has no room for that. Raises sqlite3.Error.
+        """Empty the log into the file. False: the disk has no room for that, or another program reads the
+        file (a backup). Raises sqlite3.Error.
 
-        Without room it is not even tried: halfway the file would have grown, and the log not have shrunk.
+        Without room it is not even tried: halfway the file would have grown, and the log not have shrunk. A
+        reader is not waited for, since commits would wait with it: as much is moved as it does not need.
         """
         size = self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
         if size - self._path.stat().st_size > self._room():
             return False
-        (busy, _, _) = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._wait_for_others(0.0)
+        try:
+            (busy, _, _) = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._wait_for_others(BUSY_SECS)
+        self.log_is_read = bool(busy)
         return not busy
+
+    def _wait_for_others(self, seconds: float) -> None:
+        """Set how long a statement waits for a lock of another program."""
+        self.connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}").fetchall()
 
     def checkpoints(self, pages: int) -> None:
         """Shorten the log by itself whenever it has so many pages; 0: never."""

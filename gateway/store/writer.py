@@ -312,7 +312,10 @@ class Writer:
             self._sicken(said(error))
             return
         self._figures.file_octets = self._database.size()
-        self._rest = TIDY_AGAIN_SECS if more else None
+        if more:
+            self._rest = TIDY_AGAIN_SECS
+        else:
+            self._rest = TIDY_SECS if self._database.log_is_read else None
         self._tidy_at = monotonic() + TIDY_BUSY_SECS
 
 
