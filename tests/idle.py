@@ -29,6 +29,7 @@ from gateway.broker.pressure import Held
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.ingress.mqtt.retries import Retries
+from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.store import Store
@@ -49,6 +50,12 @@ def _of_stream(stream: Any) -> Iterator[str]:
             yield f"connection of {stream.remote}: a command of its client is pending"
         if stream._output_holds:
             yield f"connection of {stream.remote}: not written, held {stream._output_holds} times"
+
+
+def _of_waiting(waiting: Any) -> Iterator[str]:
+    if not waiting._ended:
+        for channel in {*waiting._holds, *waiting._lines}:
+            yield f"connection of {waiting._stream.remote}: publishes on channel {channel} are held"
 
 
 def _of_queue(queue: Any) -> Iterator[str]:
@@ -102,6 +109,7 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
 
 CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     Stream: _of_stream,
+    WaitingPublishes: _of_waiting,
     Queue: _of_queue,
     Subscription: _of_subscription,
     Session: _of_session,

@@ -220,7 +220,7 @@ def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str,
         "protocol": message.address.protocol,
         "address": show(message.address),
         "crossed": letter.crossed,
-        "sender": message.sender._asdict(),
+        "sender": message.sender.to_dict(),
         "body_bytes": len(message.body),
     }
     withheld = isinstance(message.body, Withheld)

@@ -110,7 +110,7 @@ def message_shown(message: Message) -> dict[str, Any]:
         "retain": message.retain,
         "content_type": content_type,
         "headers": {name: plain(value) for name, value in named.items()},
-        "sender": message.sender._asdict(),
+        "sender": message.sender.to_dict(),
         "body_bytes": len(message.body),
         "body": body,
         "body_encoding": encoding,

@@ -202,7 +202,7 @@ class Pauses:
     def held_of(self) -> Counter[Sender]:
         """How many messages of each sender wait, each once, whatever routes hold it."""
         found = {
-            (id(part.batch), slot): message.sender
+            (id(part.batch), slot): message.sender.connection
             for gate in self.gates.values()
             for part, count in gate.waiting()
             for message, slot in zip(part.messages[:count], part.slots[:count], strict=True)

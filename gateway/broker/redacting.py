@@ -172,9 +172,10 @@ class Redactor:
         if found is None:
             if len(self._senders) >= SENDERS_MAX:
                 self._senders.clear()
-            found = sender
+            texts = sender.to_dict()
             for name, action in self._sender:
-                found = found._replace(**{name: self._text(getattr(found, name), action)})
+                texts[name] = self._text(texts[name], action)
+            found = Sender(texts["endpoint"], texts["client"], texts["user"], texts["address"])
             self._senders[sender] = found
         return found
 

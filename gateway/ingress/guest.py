@@ -93,7 +93,11 @@ class Guest(ABC):
 
     @abstractmethod
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, a queue is full; returns what undoes it, None when this must not be stopped."""
+        """Stop reading, memory is short; returns what undoes it, None when this must not be stopped."""
+
+    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
+        """Have what is published on a channel wait, as `hold`; by default nothing is read."""
+        return self.hold()
 
     @abstractmethod
     def shut_down(self, farewell: Farewell) -> None:

@@ -135,9 +135,12 @@ class Guests:
             self.hurried.add(connection)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: stop reading its publishers; returns what lets them go on."""
-        found = [self._by_sender[sender] for sender in senders if sender in self._by_sender]
-        releases = [release for one in found if (release := one.hold()) is not None]
+        """A queue or session is full: have its publishers wait; returns what lets them go on."""
+        releases = []
+        for sender in senders:
+            guest = self._by_sender.get(sender.connection)
+            if guest is not None and (release := guest.hold_publishes(sender.channel)) is not None:
+                releases.append(release)
         self.stats.held += len(releases)
         return releases
 

@@ -124,7 +124,7 @@ class ListenerSource(ABC):
         """Each receipt's client hears what became of its message; see gateway.model.batch.Source."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        """A queue or session is full: its publishers wait until it calls what is returned."""
         return self.guests.hold(senders)
 
     # What connections ask.

@@ -21,12 +21,29 @@ MESSAGE_OCTETS: Final = 256
 
 
 class Sender(NamedTuple):
-    """Connection that brought a message in; one object per connection, shared by its messages."""
+    """Connection that brought a message in, and the number of its channel (0: it has none); one object per
+    channel, shared by its messages. The channel is known in this process only, and is not stored.
+    """
 
     endpoint: str
     client: str = ""
     user: str = ""
     address: str = ""
+    channel: int = 0
+
+    @property
+    def connection(self) -> Sender:
+        """The sender of its connection, whatever the channel."""
+        return self if not self.channel else self._replace(channel=0)
+
+    @property
+    def names(self) -> tuple[str, str, str, str]:
+        """What is known of the connection everywhere."""
+        return self.endpoint, self.client, self.user, self.address
+
+    def to_dict(self) -> dict[str, str]:
+        """Return what is shown and stored, by field."""
+        return dict(zip(("endpoint", "client", "user", "address"), self.names, strict=True))
 
 
 NOBODY = Sender("")

@@ -153,7 +153,7 @@ def _model_octets(one: PropertySet) -> bytes:
 
 @lru_cache(maxsize=REMEMBERED_MAX)
 def _sender_octets(sender: Sender) -> bytes:
-    texts = [text.encode("utf-8", "surrogatepass") for text in sender]
+    texts = [text.encode("utf-8", "surrogatepass") for text in sender.names]
     return b"".join(chain.from_iterable((pack("<I", len(text)), text) for text in texts))
 
 
@@ -332,4 +332,5 @@ def _sender(entry: bytes) -> Sender:
         start = at + 4
         at = start + unpack_from("<I", entry, at)[0]
         texts.append(entry[start:at].decode("utf-8", "surrogatepass"))
-    return Sender(*texts)
+    endpoint, client, user, address = texts
+    return Sender(endpoint, client, user, address)

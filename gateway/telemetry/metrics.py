@@ -55,7 +55,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
     "gateway_connections_held": (
-        "How often a connection was not read, for what it published had no room or came too fast.",
+        "How often the publishes of a connection had to wait, for they had no room or came too fast.",
         ENDPOINT,
     ),
     "gateway_answers_lost": ("Answers to return addresses that nobody took.", (*ENDPOINT, "reason")),

@@ -424,7 +424,7 @@ def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> 
 
         def reading() -> dict[str, bool]:
             found = gateway.gateway.listeners["amqp091"].connections
-            return {one.sender.user: one.stream.reading for one in found}
+            return {one.sender.user: not one.waiting.on for one in found}
 
         def use(part: float) -> None:
             memory = gateway.gateway.memory

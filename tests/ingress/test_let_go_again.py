@@ -28,7 +28,7 @@ TTL_MS = 300
 
 def holds(gateway: Running) -> bool:
     """Whether a queue holds somebody, and the report says so."""
-    return any("not read" in line for line in gateway.ask(lambda: idle_report(gateway.gateway)))
+    return any("held" in line for line in gateway.ask(lambda: idle_report(gateway.gateway)))
 
 
 def waiting(gateway: Running) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.packets import Acks, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.settings import Limits
 from tests.ingress.amqp_client import Amqp
@@ -65,6 +65,20 @@ def test_refusals_free_the_place_of_their_messages(gateway: Running) -> None:
         client.ping()
 
 
+def test_a_held_publisher_has_to_keep_its_connection_alive() -> None:
+    with running(settings_of(limits=Limits(queue_messages_max=2))) as gateway:
+        client, amqp = connect(gateway, keep_alive=1)[0], Amqp(gateway).open()
+        with client, amqp:
+            amqp.call(m.QueueDeclare("q"), m.QueueDeclareOk)
+            amqp.call(m.QueueBind("q", "amq.topic", "#"), m.QueueBindOk)
+            for packet_id in range(1, 4):
+                client.publish("a", b"x", 1, packet_id)
+                assert client.acked(PacketType.PUBACK)[0] == packet_id
+            client.publish("a", b"held", 1, 9)
+            client.ping()
+            assert client.next(Disconnect).reason == ReasonCode.KEEP_ALIVE_TIMEOUT
+
+
 @pytest.mark.parametrize("version", [Version.V311, Version.V31])
 @pytest.mark.parametrize("qos, answer", [(1, PacketType.PUBACK), (2, PacketType.PUBREC)])
 def test_older_clients_are_answered_when_it_succeeds(
@@ -96,7 +110,8 @@ def test_a_refused_message_of_a_client_that_left_counts_as_new_when_it_returns(g
         assert stats(gateway).duplicates == 0
 
 
-def test_a_publisher_that_is_held_is_not_silent() -> None:
+def test_a_publisher_that_is_not_read_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.ingress.waiting_publishes.MESSAGES_MAX", 0)
     with running(settings_of(limits=Limits(queue_messages_max=2))) as gateway:
         client, amqp = connect(gateway, keep_alive=1)[0], Amqp(gateway).open()
         with client, amqp:
@@ -106,9 +121,9 @@ def test_a_publisher_that_is_held_is_not_silent() -> None:
                 client.publish("a", b"x", 1, packet_id)
                 assert client.acked(PacketType.PUBACK)[0] == packet_id
             (connection,) = gateway.gateway.listeners["mqtt"].connections
-            gateway.until(lambda: not connection.stream.reading)
             began = gateway.ask(gateway.gateway.listeners["mqtt"]._protocol.now)  # type: ignore[attr-defined]
             client.publish("a", b"held", 1, 9)
+            gateway.until(lambda: not connection.stream.reading)
             gateway.until(lambda: connection.machine.last_received > began + 2.0)  # type: ignore[attr-defined]
             assert stats(gateway).held == 1
             amqp.call(m.QueuePurge("q"), m.QueuePurgeOk)

@@ -223,7 +223,9 @@ class Subscription(PriorityQueue):
             if selects is not None and work.over:
                 break
             seen = at + 1
-            if message.sender is not local and (selects is None or work.selects(selects, message)):
+            if (local is None or message.sender.connection != local) and (
+                selects is None or work.selects(selects, message)
+            ):
                 wanted.append(at)
             else:
                 passed.append(at)

@@ -171,7 +171,7 @@ class Records:
             "qos": will.qos,
             "retain": will.retain,
             "properties": b64encode(encode_list(will.properties, WILL_LIST)).decode(),
-            "sender": sender._asdict(),
+            "sender": sender.to_dict(),
         }
         self._wills.add(key)
         self._put(WILL, key.encode(), json.dumps(given).encode())

@@ -269,6 +269,7 @@ class AmqpChannel:
     def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
         self.connection = connection
         self.number = number
+        self.sender = connection.sender._replace(channel=number)
         self.prefetch = prefetch_max  # for the next consumer
         self.prefetch_all = 0  # basic.qos(global): over all consumers; 0 is no limit
         self._raise: Alarm | None = None  # when a larger one takes effect

@@ -11,6 +11,7 @@ import trio
 from gateway import clock
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.pressure import FULL
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
@@ -30,6 +31,7 @@ from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import RouteRefused
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, finish
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
@@ -57,6 +59,8 @@ from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_pro
 from gateway.transport.stream import Stream
 
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
+AHEAD = (m.BasicNack, m.BasicReject)
+"""Methods that do not wait for what was published before them, but in a transaction."""
 
 
 class AmqpConnection(ActingGuest):
@@ -87,7 +91,8 @@ class AmqpConnection(ActingGuest):
         self.line = Line(lambda: not (stream.congested or self.outstanding.full))
         self.channels = {}
         self.confirming = {}
-        self._held = False
+        self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
+        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
 
     @property
     def ingress(self) -> AmqpIngress:
@@ -139,6 +144,7 @@ class AmqpConnection(ActingGuest):
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
         self._ingress.dispatcher.memory.forget(self)
+        finish(self.waiting, self.stream, self._process)
         self.machine.abandon()
         self._leave()
         self._ingress.forget(self, reason)
@@ -167,10 +173,19 @@ class AmqpConnection(ActingGuest):
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if any(channel.consumers or channel.unacknowledged for channel in self.channels.values()):
+        if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
+
+    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
+        """Have what is published on a channel wait, unless the client consumes: it is refused at twice the
+        limit."""
+        return None if self._consumes else self.waiting.hold(channel)
+
+    @property
+    def _consumes(self) -> bool:
+        return any(channel.consumers or channel.unacknowledged for channel in self.channels.values())
 
     @property
     def channel_count(self) -> int:
@@ -191,6 +206,8 @@ class AmqpConnection(ActingGuest):
 
     def _process(self, events: list[Event]) -> None:
         self.stream.expect(self.machine.due)
+        if self.waiting.on:
+            events = self._without_waiting(events)
         for at, event in enumerate(events):
             if self.stream.is_suspended:
                 self.stream.postpone(events[at:])
@@ -207,6 +224,92 @@ class AmqpConnection(ActingGuest):
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed", peer_closes=self.machine.closed_by_peer)
         self.stream.mark()
+
+    def _without_waiting(self, events: list[Event]) -> list[Event]:
+        """Return the events that are due: those that nothing holds any more, then those of `events` that do
+        not have to wait."""
+        waiting = self.waiting
+        due = waiting.take_released()
+        for event in events:
+            if isinstance(event, Publishes):
+                if contents := self._unheld(event.contents):
+                    due.append(Publishes(contents))
+            elif isinstance(event, Acks):
+                if acks := self._unheld_acks(event.acks):
+                    due.append(Acks(acks))
+            elif isinstance(event, ChannelClosed):
+                due += [*waiting.take(event.channel), event]
+            elif isinstance(event, Closed):
+                due += [*waiting.take_all(), event]
+            elif isinstance(event, LargePublish) and self._blocks(event.content[0], publishes=True):
+                waiting.add(event.content[0], event, 1, 0)
+            elif isinstance(event, MethodReceived) and self._waits(event):
+                waiting.add(event.channel, event, 1, 0)
+            else:
+                due.append(event)
+        for number in waiting.full():
+            if waiting.is_held_alone(number) and self._consumes:
+                due += waiting.take(number)
+            else:
+                waiting.stop_reading()
+        return due
+
+    def _unheld(self, contents: list[Content]) -> list[Content]:
+        """Have those messages wait that have to, and return the others."""
+        unheld: list[Content] = []
+        held: dict[int, list[Content]] = {}
+        for content in contents:
+            number = content[0]
+            if self._blocks(number, publishes=True):
+                held.setdefault(number, []).append(content)
+            else:
+                unheld.append(content)
+        for number, of_channel in held.items():
+            size = sum([len(properties) + len(body) for _, _, properties, body in of_channel])
+            self.waiting.add(number, Publishes(of_channel), len(of_channel), size)
+        return unheld
+
+    def _unheld_acks(self, acks: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
+        """Have those acknowledgements wait that belong to a transaction behind a commit that waits, and
+        return the others."""
+        unheld: list[tuple[int, int, bool]] = []
+        for ack in acks:
+            channel = self.channels.get(ack[0])
+            if channel is not None and channel.transaction is not None and self.waiting.has(ack[0]):
+                self.waiting.add(ack[0], Acks([ack]), 1, 0)
+            else:
+                unheld.append(ack)
+        return unheld
+
+    def _waits(self, event: MethodReceived) -> bool:
+        """Return True if a method has to wait behind what its channel has published."""
+        channel = self.channels.get(event.channel)
+        if channel is not None and channel.transaction is None and isinstance(event.method, AHEAD):
+            return False
+        if isinstance(event.method, m.TxCommit):
+            return self.waiting.blocks(event.channel)
+        return self.waiting.has(event.channel)
+
+    def _blocks(self, number: int, *, publishes: bool) -> bool:
+        """Return True if an event of the channel has to wait: it publishes, or others wait before it."""
+        waiting = self.waiting
+        channel = self.channels.get(number)
+        if channel is not None and channel.transaction is not None:
+            publishes = False  # the commit does
+        return waiting.blocks(number) if publishes else waiting.has(number)
+
+    def _forget_waiting(self, number: int) -> None:
+        """A channel is gone: what waits on it is lost, and counted."""
+        lost = 0
+        for event in self.waiting.take(number):
+            if isinstance(event, Publishes):
+                lost += len(event.contents)
+            elif isinstance(event, LargePublish):
+                lost += 1
+        self.waiting.forget(number)
+        if lost:
+            self._ingress.stats.messages_in += lost
+            self._ingress.stats.refuse(FULL, lost)
 
     def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
         """Do what one of the events asks for; False: the others are left for another turn. Raises Pending."""
@@ -251,6 +354,8 @@ class AmqpConnection(ActingGuest):
             self._report(event.reply_code, event.text)
         channel = self.channels.pop(event.channel, None)
         if channel is not None:
+            if self.waiting.on:
+                self._forget_waiting(channel.number)
             channel.close()
 
     def _closed(self, event: Closed) -> None:
@@ -318,9 +423,8 @@ class AmqpConnection(ActingGuest):
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
-        if self.unsettled >= ingress.unsettled_max and not self._held:
-            self._held = True
-            self.stream.hold()
+        if self.unsettled >= ingress.unsettled_max and self._let_publish is None:
+            self._let_publish = self.waiting.hold(EVERY_CHANNEL)
         return left
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
@@ -330,7 +434,6 @@ class AmqpConnection(ActingGuest):
         entries = ingress.entries_of(self.rights, self.host)
         batch = ingress.begun_batch()
         channels = self.channels
-        sender = self.sender
         known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same
         in_turn = iter(contents)
         left: list[Content] = []
@@ -371,7 +474,7 @@ class AmqpConnection(ActingGuest):
                 retained,
                 NEVER if expiration is None else clock.utc() + expiration / 1000,
                 hops,
-                sender,
+                channel.sender,
             )
             if channel.transaction is not None:
                 self._keep_for_commit(channel, entry, message, content if found.mandatory else None)
@@ -481,9 +584,9 @@ class AmqpConnection(ActingGuest):
         """Publishes have been settled, and their channels told."""
         self.stream.mark()
         self.unsettled -= count
-        if self._held and self.unsettled <= self._ingress.unsettled_max // 2:
-            self._held = False
-            self.stream.release()
+        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            let_publish, self._let_publish = self._let_publish, None
+            let_publish()
 
     # What is wrong.
 

@@ -31,11 +31,12 @@ from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.ingress.handshaking import HandshakingGuest
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import ListenerSource
+from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
-from gateway.protocols.amqpfast.events import Fragment
+from gateway.protocols.amqpfast.events import Event, Fragment
 from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX, Service
@@ -81,6 +82,7 @@ class FastGuest(HandshakingGuest[ServerConnection]):
     handles: dict[int, FastHandle]
     outstanding: Outstanding
     sending: dict[LargeDeliveries, None]
+    waiting: WaitingPublishes[Event]
 
     @property
     @abstractmethod
@@ -263,6 +265,7 @@ class FastChannel:
     def __init__(self, connection: FastGuest, command: ChannelOpen) -> None:
         self.connection = connection
         self.number = command.channel_id
+        self.sender = connection.sender._replace(channel=command.channel_id)
         self.transacted = command.transacted
         self.restartable = command.restartable
         self.folder: SharedFolder | None = None  # for what goes out of band

@@ -14,6 +14,7 @@ from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.pressure import FULL
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import DELIVERY_OVERHEAD, FastChannel, FastHandle, Receipt
@@ -23,6 +24,7 @@ from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.waiting_publishes import WaitingPublishes, finish
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
@@ -42,6 +44,7 @@ from gateway.protocols.amqpfast.events import (
     Open,
     Prepared,
     Ready,
+    SendRow,
     Sends,
 )
 from gateway.protocols.amqpfast.server import ServerConnection
@@ -75,6 +78,26 @@ FAREWELLS: Final = {
 }
 
 
+AHEAD: Final = (m.HandleOpen, m.HandleFlow, m.HandleUnget)
+"""Commands of handles that do not wait for what was sent before them: credit, what returns a message, and
+what opens a handle, so that its number is known."""
+OF_TRANSACTIONS: Final = (m.ChannelCommit, m.ChannelRollback)
+UNREAD_SECS_MAX: Final = 2.0  # of a client with more to publish than may wait; it may be over in a moment
+
+
+def _size_of(event: Event) -> int:
+    return len(event.octets) if isinstance(event, Fragment | Prepared) else 0
+
+
+def _handle_of(event: Event) -> int | None:
+    """Return the number of the handle that an event belongs to; None if it belongs to none."""
+    if isinstance(event, Fragment | Prepared):
+        return event.handle
+    if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleCommand):
+        return event.command.handle_id
+    return None
+
+
 class FastConnection(ActingGuest):
     """The owner of one client's stream."""
 
@@ -95,6 +118,7 @@ class FastConnection(ActingGuest):
             properties_bytes_max=limits.properties_bytes_max,
             all_browse=ingress.replies_first,
         )
+        self.waiting = WaitingPublishes(stream)
         self.publisher = Publisher(self, ingress)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.channels = {}
@@ -237,6 +261,7 @@ class FastConnection(ActingGuest):
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
         self._ingress.dispatcher.memory.forget(self)
+        finish(self.waiting, self.stream, self._process)
         self._leave()
         self._ingress.forget(self, reason)
 
@@ -276,10 +301,19 @@ class FastConnection(ActingGuest):
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if any(handle.consumers for handle in self.handles.values()):
+        if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
+
+    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
+        """Have what is sent on a channel wait, unless the client consumes: it is refused at twice the
+        limit."""
+        return None if self._consumes else self.waiting.hold(channel)
+
+    @property
+    def _consumes(self) -> bool:
+        return any(handle.consumers for handle in self.handles.values())
 
     @property
     def begun(self) -> int:
@@ -305,6 +339,8 @@ class FastConnection(ActingGuest):
             self._ingress.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("no handshake in time")
             return
+        if self.waiting.unread_seconds(now) >= UNREAD_SECS_MAX:
+            self._refuse_waiting()
         machine.tick(now)
         if machine.closed:
             self.stream.end("closed")
@@ -343,6 +379,8 @@ class FastConnection(ActingGuest):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
+        if self.waiting.on:
+            events = self._without_waiting(events)
         for at, event in enumerate(events):
             if self.stream.is_suspended:
                 self.stream.postpone(events[at:])
@@ -362,6 +400,100 @@ class FastConnection(ActingGuest):
         if self.machine.closed:
             self.stream.end("closed")
         self.stream.mark()
+
+    def _without_waiting(self, events: list[Event]) -> list[Event]:
+        """Return the events that are due: those that nothing holds any more, then those of `events` that do
+        not have to wait."""
+        waiting = self.waiting
+        due = waiting.take_released()
+        opened: dict[int, int] = {}  # channels of handles that are opened among these events
+        for event in events:
+            if isinstance(event, Sends):
+                if rows := self._unheld(event.rows, opened):
+                    due.append(Sends(rows))
+            elif isinstance(event, Acks):
+                if rows_of_acks := self._unheld_acks(event.rows):
+                    due.append(Acks(rows_of_acks))
+            elif isinstance(event, HandleClosed | ChannelClosed):
+                due += [*waiting.take(event.channel), event]
+            elif isinstance(event, Closed):
+                due += [*waiting.take_all(), event]
+            elif channel := self._channel_waited_for(event, opened):
+                waiting.add(channel.number, event, 1, _size_of(event))
+            else:
+                due.append(event)
+                if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleOpen):
+                    opened[event.command.handle_id] = event.command.channel_id
+        for number in waiting.full():
+            if waiting.is_held_alone(number) and self._consumes:
+                due += waiting.take(number)
+            else:
+                waiting.stop_reading()
+        return due
+
+    def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
+        """Have those messages wait that have to, and return the others."""
+        unheld: list[SendRow] = []
+        held: dict[int, list[SendRow]] = {}
+        for row in rows:
+            channel = self._channel_of(row[0], opened)
+            if channel is None or not self._blocks(channel, publishes=not channel.transacted):
+                unheld.append(row)
+            else:
+                held.setdefault(channel.number, []).append(row)
+        for number, of_channel in held.items():
+            size = sum([len(head) + len(body) for _, _, head, body, _ in of_channel])
+            self.waiting.add(number, Sends(of_channel), len(of_channel), size)
+        return unheld
+
+    def _channel_of(self, handle: int, opened: dict[int, int]) -> FastChannel | None:
+        """Return the channel of a handle, which may be among those that are being `opened`."""
+        number = opened.get(handle)
+        if number is not None:
+            return self.channels.get(number)
+        found = self.handles.get(handle)
+        return None if found is None else found.channel
+
+    def _unheld_acks(self, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Have those acknowledgements wait that belong to a transaction behind a commit that waits, and
+        return the others."""
+        unheld: list[tuple[int, int, int]] = []
+        for row in rows:
+            channel = self.channels.get(row[0])
+            if channel is not None and channel.transacted and self.waiting.has(channel.number):
+                self.waiting.add(channel.number, Acks([row]), 1, 0)
+            else:
+                unheld.append(row)
+        return unheld
+
+    def _channel_waited_for(self, event: Event, opened: dict[int, int]) -> FastChannel | None:
+        """Return the channel on which the event waits, or None: it goes ahead."""
+        publishes = False
+        handle = _handle_of(event)
+        if handle is not None:
+            channel = self._channel_of(handle, opened)
+            publishes = isinstance(event, Fragment) and event.last
+            if isinstance(event, CommandReceived) and isinstance(event.command, AHEAD):
+                return None
+            if channel is not None and channel.transacted:
+                publishes = False
+        elif isinstance(event, CommandReceived) and isinstance(event.command, OF_TRANSACTIONS):
+            channel = self.channels.get(event.command.channel_id)
+            publishes = isinstance(event.command, m.ChannelCommit)
+        else:
+            return None
+        return channel if channel is not None and self._blocks(channel, publishes=publishes) else None
+
+    def _blocks(self, channel: FastChannel, *, publishes: bool) -> bool:
+        """Return True if an event of the channel has to wait: it publishes, or others wait before it."""
+        waiting = self.waiting
+        return waiting.blocks(channel.number) if publishes else waiting.has(channel.number)
+
+    def _refuse_waiting(self) -> None:
+        """506 on the channels with more to publish than may wait (2.2.8.8); the connection is read on."""
+        for number in self.waiting.full():
+            if self.waiting.is_held_alone(number):
+                self.close_channel(self.channels[number], ReplyCode.INSUFFICIENT_RESOURCES, FULL.text)
 
     def _perform(self, event: Event) -> bool:
         """Do what is no message or acknowledgement. Return False if its result is pending, and it is to be
@@ -501,6 +633,8 @@ class FastConnection(ActingGuest):
     def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
         handle.silent = silent
         if self.handles.get(handle.number) is handle:
+            if self.waiting.has(handle.channel.number):
+                self._forget_waiting(handle.channel, handle.number)
             del self.handles[handle.number]
             del handle.channel.handles[handle.number]
             self.arrivals.handle_gone(handle)
@@ -511,11 +645,14 @@ class FastConnection(ActingGuest):
 
     def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
         channel.silent = silent
+        if self.waiting.has(channel.number):
+            self._forget_waiting(channel, None)
         channel.large_deliveries.close()
         for handle in list(channel.handles.values()):
             self._drop_handle(handle, silent=silent)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
+            self.waiting.forget(channel.number)
             self._delivering.pop(channel, None)
             self._replying.pop(channel, None)
             channel.close()
@@ -523,6 +660,27 @@ class FastConnection(ActingGuest):
                 self._ingress.unshare(channel.folder)
         if not silent:
             self._left_channels[channel.number] = channel
+
+    def _forget_waiting(self, channel: FastChannel, handle: int | None) -> None:
+        """A channel, or a handle (None: all of them), was closed for a fault: what waits for it is lost, and
+        counted."""
+        if self.channels.get(channel.number) is not channel:
+            return
+        lost = 0
+        for event in self.waiting.take(channel.number):
+            if isinstance(event, Sends):
+                kept = [] if handle is None else [row for row in event.rows if row[0] != handle]
+                lost += len(event.rows) - len(kept)
+                if kept:
+                    size = sum([len(head) + len(body) for _, _, head, body, _ in kept])
+                    self.waiting.add(channel.number, Sends(kept), len(kept), size)
+            elif handle is not None and _handle_of(event) != handle:
+                self.waiting.add(channel.number, event, 1, _size_of(event))
+            elif isinstance(event, Fragment):
+                lost += event.last
+        if lost:
+            self._ingress.stats.messages_in += lost
+            self._ingress.stats.refuse(FULL, lost)
 
     def reopen_channel(self, number: int) -> None:
         """The number is used again: nothing that its former owner waited for may be answered under it."""

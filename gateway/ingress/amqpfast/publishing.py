@@ -8,6 +8,7 @@ number, which may be opened again before the answer is known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -29,6 +30,7 @@ from gateway.ingress.amqpfast.channel import (
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.peers import begin_session
 from gateway.ingress.source import RouteRefused
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
@@ -60,7 +62,7 @@ class Publisher:
         self.unsettled = 0
         self._connection = connection
         self._ingress = ingress
-        self._held = False
+        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
 
     def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
         """Whole messages; returns those that are left for another turn, when many are not the common case."""
@@ -88,6 +90,7 @@ class Publisher:
                 if handle is None:
                     continue  # it was closed by what one of these did
                 last_number, last_head = number, b""
+                sender = handle.channel.sender
                 if handle.generation != generation:
                     handle.generation = generation
                     handle.entries.clear()
@@ -151,10 +154,9 @@ class Publisher:
             self.settled((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
-        """A client to whom too much is owed is not read."""
-        if self.unsettled >= self._ingress.unsettled_max and not self._held:
-            self._held = True
-            self._connection.stream.hold()
+        """What a client publishes waits while too much is owed to it."""
+        if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
+            self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
 
     def _send(
         self,
@@ -201,7 +203,7 @@ class Publisher:
                 known.retain,
                 known.expires,
                 known.hops,
-                connection.sender,
+                channel.sender,
             )
             for entry in entries
         ]
@@ -540,9 +542,9 @@ class Publisher:
     def replied(self, count: int) -> None:
         """So many messages with a tag are settled."""
         self.unsettled -= count
-        if self._held and self.unsettled <= self._ingress.unsettled_max // 2:
-            self._held = False
-            self._connection.stream.release()
+        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            let_publish, self._let_publish = self._let_publish, None
+            let_publish()
 
 
 class _Commit:

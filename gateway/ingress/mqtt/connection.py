@@ -41,6 +41,7 @@ from gateway.ingress.mqtt.publish_checks import (
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.ingress.source import RouteRefused
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, finish
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
@@ -101,7 +102,7 @@ class MqttConnection(AdmittedGuest):
         "_elsewhere",
         "_entries",
         "_generation",
-        "_held",
+        "_let_publish",
         "_pubacks",
         "_pubrecs",
         "_retries",
@@ -110,6 +111,7 @@ class MqttConnection(AdmittedGuest):
         "offer",
         "rights",
         "unsettled",
+        "waiting",
     )
 
     def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
@@ -127,7 +129,8 @@ class MqttConnection(AdmittedGuest):
         self.unsettled = 0
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1  # of the dispatcher, when the entries were looked up
-        self._held = False
+        self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
+        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
         self._pubacks: list[int] | None = None  # None: none has gathered
         self._pubrecs: list[int] | None = None
         self._retries: Retries | None = None  # None: nothing has been refused
@@ -183,6 +186,8 @@ class MqttConnection(AdmittedGuest):
             machine = self.machine
             events = self.stream.postponed() or machine.receive_data(data, now)
             while True:
+                if self.waiting.on:
+                    events = self._without_waiting(events)
                 for number, event in enumerate(events, 1):
                     if isinstance(event, Publishes):
                         if rows := self._publishes(event.rows):
@@ -203,6 +208,31 @@ class MqttConnection(AdmittedGuest):
             self.stream.expect(machine.due)
         except RemoteProtocolError as error:
             self._fail(error)
+
+    def _without_waiting(self, events: list[Event]) -> list[Event]:
+        """Return the events that are due: what nothing holds any more, then those of `events` that do not
+        have to wait."""
+        waiting = self.waiting
+        due = waiting.take_released()
+        for event in events:
+            if isinstance(event, Publishes):
+                if waiting.blocks(EVERY_CHANNEL):
+                    size = sum([len(raw) + len(body) for _, _, _, raw, body in event.rows])
+                    waiting.add(EVERY_CHANNEL, event, len(event.rows), size)
+                else:
+                    due.append(event)
+            elif isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL):
+                waiting.add(EVERY_CHANNEL, event, 1, 0)
+            elif isinstance(event, Disconnect):
+                due += [*waiting.take(EVERY_CHANNEL), event]
+            else:
+                due.append(event)
+        if waiting.full():
+            if self._consumes and self._let_publish is None:
+                due += waiting.take(EVERY_CHANNEL)
+            else:
+                waiting.stop_reading()
+        return due
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
@@ -229,6 +259,7 @@ class MqttConnection(AdmittedGuest):
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
+        finish(self.waiting, self.stream, self._publish_last)
         self.gone = True
         ingress.forget(self, reason)
         session = self.session
@@ -249,6 +280,18 @@ class MqttConnection(AdmittedGuest):
         else:
             ingress.namespace.discard(session)
 
+    def _publish_last(self, events: list[Event]) -> None:
+        """Publish what waited when the connection was lost. What is malformed ends it."""
+        for number, event in enumerate(events, 1):
+            try:
+                rows = self._publishes(event.rows) if isinstance(event, Publishes) else []
+            except RemoteProtocolError as error:
+                self._ingress.stats.protocol_errors.add(reason_name(error.reason))
+                return
+            if rows:
+                self.stream.postpone([Publishes(rows), *events[number:]])
+                return
+
     # What the listener asks.
 
     @property
@@ -263,10 +306,18 @@ class MqttConnection(AdmittedGuest):
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if self.session is not None and (self.session.subscriptions or self.session.in_flight):
+        if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
+
+    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
+        """Have what the client publishes wait, unless it consumes: it is refused at twice the limit."""
+        return None if self._consumes else self.waiting.hold(channel)
+
+    @property
+    def _consumes(self) -> bool:
+        return self.session is not None and bool(self.session.subscriptions or self.session.in_flight)
 
     def tick(self, now: float) -> None:
         """Keep-alive, the time to CONNECT, and refused messages whose turn it is."""
@@ -396,8 +447,8 @@ class MqttConnection(AdmittedGuest):
                 self._pubacks.append(packet_id)
         else:
             self._accept_once(packet_id)
-        if self._held:
-            self._read_on()
+        if self._let_publish is not None:
+            self._publish_on()
 
     def _accepted_for_nobody(self, packet_id: int, qos: int) -> None:
         if qos == 1:
@@ -406,11 +457,11 @@ class MqttConnection(AdmittedGuest):
         else:
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
-    def _read_on(self) -> None:
+    def _publish_on(self) -> None:
         """The client was held for having too much unsettled; that may be over."""
-        if self.unsettled <= self._ingress.unsettled_max // 2:
-            self._held = False
-            self.stream.release()
+        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            let_publish, self._let_publish = self._let_publish, None
+            let_publish()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
@@ -443,8 +494,8 @@ class MqttConnection(AdmittedGuest):
             self.machine.send_ack(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
             self.stream.mark()
             self.unsettled -= 1
-            if self._held:
-                self._read_on()
+            if self._let_publish is not None:
+                self._publish_on()
         elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # and no route has kept it
             self._ingress.tell_refused(receipt[3], outcome)
             then = partial(self.accepted, packet_id, qos)
@@ -556,7 +607,7 @@ class MqttConnection(AdmittedGuest):
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
-        if self._unacknowledged >= ingress.unsettled_max and not self._held:
+        if self._unacknowledged >= ingress.unsettled_max and self._let_publish is None:
             self._overrun()
         return left
 
@@ -754,10 +805,10 @@ class MqttConnection(AdmittedGuest):
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
     def _overrun(self) -> None:
-        """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
+        """As much is unsettled as may be. MQTT 5 clients were told how much; what others publish
+        waits."""
         if self.machine.version is not Version.V5:
-            self._held = True
-            self.stream.hold()
+            self._let_publish = self.waiting.hold(EVERY_CHANNEL)
         elif self._unacknowledged > self._ingress.unsettled_max:
             raise RemoteProtocolError(
                 "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED

@@ -132,7 +132,7 @@ class Encoder:
         except KeyError:
             fresh = {id(sender): sender for sender in senders if id(sender) not in numbers}
             self._kept += fresh.values()
-            texts = [list(map(octets_of, sender)) for sender in fresh.values()]
+            texts = [list(map(octets_of, sender.names)) for sender in fresh.values()]
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
