@@ -154,6 +154,13 @@ class FragmentedMessage(Protocol):
     handle: FastHandle
 
 
+class ReturningStream(Protocol):
+    """A stream of a peer, whose octets wait for a reply."""
+
+    def go_on(self) -> None:
+        """No reply is owed on the channel any more."""
+
+
 class PeerSession(Protocol):
     """What a handle and a peer have to do with each other."""
 
@@ -280,6 +287,8 @@ class FastChannel:
         self.calls: list[Call] = []  # of peers, within the transaction
         self.pending_octets = 0  # of bodies that are in memory
         self.transferred: list[Partial] = []  # complete within the transaction
+        self.streams: list[ReturningStream] = []  # of peers, with octets that wait for a reply
+        self._kept: list[tuple[Delivery, bool]] = []  # messages that do, without numbers, and `redelivered`
         self._deliveries: deque[Delivery] = deque()
         self._acked: list[Delivery] = []  # within the transaction
         self._boundary = 1  # the first number of the transaction
@@ -372,8 +381,56 @@ class FastChannel:
         self.large_deliveries.go_on()
         if self.connection.machine.owes(self.number):
             self.connection.await_replies(self)
-        elif self.large_deliveries.idle:
+            return
+        self._deliver_kept()
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.go_on()
+        if self.large_deliveries.idle:
             self.go_on()
+
+    @property
+    def keeps(self) -> bool:
+        """Messages wait here for a reply that was owed: what comes must not overtake them."""
+        return bool(self._kept)
+
+    def keep(self, delivery: Delivery, redelivered: bool) -> None:
+        """Keep messages until no reply is owed on the channel any more (3.2.11); then they get numbers. Until
+        then they cannot be acknowledged, and count against the window of their consumer."""
+        delivery.consumer.kept += delivery.count
+        self.connection.outstanding.octets += weight_of(delivery.messages)
+        self._kept.append((delivery, redelivered))
+
+    def _deliver_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for delivery, redelivered in kept:
+            consumer, queue = delivery.consumer, delivery.queue
+            consumer.kept -= delivery.count
+            self.connection.outstanding.octets -= weight_of(delivery.messages)
+            if queue.deleted:
+                queue.unacknowledged -= delivery.count
+            elif consumer.takes_kept():
+                try:
+                    consumer.deliver(queue, delivery.position, delivery.messages, redelivered)
+                except Exception as error:
+                    consumer.failed(error)
+            else:
+                queue.requeue(delivery.rows())
+                queue.dispatch()
+
+    def give_back_kept(self, handle: FastHandle | None = None) -> None:
+        """Return the messages that a handle (None: any) was to get, and that were not sent."""
+        back: list[Delivery] = []
+        left: list[tuple[Delivery, bool]] = []
+        for delivery, redelivered in self._kept:
+            if handle is None or delivery.consumer.handle is handle:
+                back.append(delivery)
+                delivery.consumer.kept -= delivery.count
+            else:
+                left.append((delivery, redelivered))
+        self._kept = left
+        if back:
+            self._give_back(back, {})
 
     def go_on(self) -> None:
         """Nothing holds up the channel any more: its consumers may have more."""
@@ -507,6 +564,8 @@ class FastChannel:
         """The channel is over: its handles are gone already; what is not acknowledged returns."""
         self._drop_sent()
         self.incoming = None
+        self.streams.clear()
+        self.give_back_kept()
         self._final(self._acked)
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
@@ -556,6 +615,7 @@ class FastConsumer:
         self.handle = handle
         self.queues: list[PriorityQueue] = []
         self.provisional = 0  # messages that it has acknowledged within a transaction
+        self.kept = 0  # messages that it has taken, and that wait for a reply on the channel
         self._prefetch = prefetch
         self._unreliable = unreliable
         self._outstanding = 0
@@ -587,12 +647,18 @@ class FastConsumer:
         ):
             return 0
         assert self._notifier is not None  # or it might not speak
-        if self._notifier.owes:
+        if self._notifier.owes or channel.keeps:
             channel.connection.await_replies(channel)
-            return 0
+            if channel.connection.outstanding.full:
+                return 0
         if self._unreliable:
-            return DISPATCH_MESSAGES_MAX
-        return 0 if channel.connection.outstanding.full else self._prefetch - self._outstanding
+            return DISPATCH_MESSAGES_MAX - self.kept
+        room = self._prefetch - self._outstanding - self.kept
+        return 0 if channel.connection.outstanding.full else room
+
+    def takes_kept(self) -> bool:
+        """Return True if what was kept for a reply may be sent now."""
+        return self in self.handle.consumers and not self.paused and self._may_speak()
 
     def _may_speak(self) -> bool:
         """Not on a handle that the machine knows to be closed, though we have not come to that event yet."""
@@ -602,8 +668,12 @@ class FastConsumer:
             return False
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Encode NOTIFY for each, and remember them until they are acknowledged."""
+        """Encode NOTIFY for each, and remember them until they are acknowledged; or keep them for now."""
         channel = self.handle.channel
+        assert self._notifier is not None  # or there was no room
+        if self._notifier.owes or channel.keeps:
+            channel.keep(Delivery(0, queue, self, position, messages), redelivered)
+            return
         octets = weight_of(messages) - MESSAGE_OCTETS * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
         try:
@@ -836,6 +906,7 @@ class FastHandle:
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
             consumer.leave()
+        self.channel.give_back_kept(self)
         subscriptions, self.subscriptions = self.subscriptions, []
         for subscription in subscriptions:
             subscription.attached = False

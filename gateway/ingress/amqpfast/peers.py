@@ -54,10 +54,30 @@ class Returning:
         except LocalProtocolError as error:
             raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         channel.streamed = True
+        self._channel = channel
         self._connection = channel.connection
+        self._held: list[bytes | memoryview] = []
+        self.held = 0  # bytes that wait for a reply on the channel, which nothing may precede (3.2.11)
 
     def write(self, octets: bytes | memoryview) -> None:
         """The next octets of the stream, in fragments that the client takes."""
+        if not self._held and not self._connection.machine.owes(self._channel.number):
+            self._write(octets)
+            return
+        if not self._held:
+            self._channel.streams.append(self)
+        self._held.append(octets)
+        self.held += len(octets)
+        self._connection.await_replies(self._channel)
+
+    def go_on(self) -> None:
+        """Write what has waited."""
+        held, self._held = self._held, []
+        self.held = 0
+        for octets in held:
+            self._write(octets)
+
+    def _write(self, octets: bytes | memoryview) -> None:
         at = 0
         while at < len(octets) or not octets:
             piece = octets[at : at + self._transfer.room]
@@ -178,8 +198,10 @@ class Tunnel:
         while data := await stream.receive_some(READ_OCTETS):
             self._returning.write(data)
             connection.ingress.flush()
-            while connection.stream.congested:
+            while connection.stream.congested or self._returning.held > UNSENT_OCTETS_HIGH:
                 await trio.sleep(CONGESTED_SECS)
+        while self._returning.held:
+            await trio.sleep(CONGESTED_SECS)
 
     async def _write(self, stream: trio.SocketStream) -> None:
         while True:

@@ -49,6 +49,7 @@ from gateway.protocols.amqpfast.spec import (
     Service,
 )
 from gateway.protocols.amqpfast.states import (
+    ANSWER,
     CHANNEL_KEY,
     CHANNEL_LEFT,
     RIGHTS,
@@ -224,10 +225,15 @@ class ServerConnection(Connection):
         return min(INDEX_OCTETS_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
-        """CREATED or INDEX. Dropped when the handle has been closed meanwhile."""
+        """CREATED or INDEX, behind the replies that are owed to commands before the one that it answers.
+        Dropped when the handle has been closed meanwhile."""
         handle = self._usable(command.handle_id)
         if handle is not None:
-            self._send(command, handle.channel.out)
+            key = ANSWER | handle.number << 16
+            if key in handle.channel.owed:
+                handle.channel.reply(key, self._reply_octets(command))
+            else:
+                self._send(command, handle.channel.out)
 
     # --- the negotiation
 
@@ -332,7 +338,9 @@ class ServerConnection(Connection):
             raise _no_right(handle, right)
         tag = getattr(command, "tag", 0)
         self._owe(handle, tag)
-        if not tag and isinstance(command, m.HandleBrowse):  # for a failure, which is replied in any case
+        if isinstance(command, m.HandleQuery) and handle.state is OPEN:
+            handle.channel.owed.append(ANSWER | handle.number << 16)
+        elif not tag and isinstance(command, m.HandleBrowse):  # for a failure, which is replied in any case
             handle.channel.owed.append(handle.number << 16)
         events.append(CommandReceived(command))
 
@@ -361,7 +369,11 @@ class ServerConnection(Connection):
                 handle.granted |= BROWSER
             if "producer" in handle.granted or handle.service == Service.PEER:
                 self._ready[number] = handle
+            if command.temporary and not self._all_browse:
+                channel.owed.append(ANSWER | number << 16)
             self._owe(handle, command.tag)
+            if command.temporary and self._all_browse:
+                channel.owed.append(ANSWER | number << 16)
             events.append(CommandReceived(command))
 
     @staticmethod

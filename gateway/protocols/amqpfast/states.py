@@ -178,6 +178,7 @@ RIGHTS: Final[dict[type[m.Command], str]] = {
 # --- channels and handles
 
 CHANNEL_KEY: Final = 1 << 32  # a reply of a channel; those of a handle have its number in bits 16 to 31
+ANSWER: Final = 1 << 33  # CREATED or INDEX on a handle, which has no tag, with the handle's number as above
 CHANNEL_LEFT: Final = -1  # the answer to CHANNEL CLOSE; that to HANDLE CLOSE is -2 less the handle's number
 
 
@@ -186,15 +187,20 @@ def handle_left(number: int) -> int:
     return CHANNEL_LEFT - 1 - number
 
 
+def _is_of(handle: int, key: int) -> bool:
+    """Return True if what is owed with that key is owed to the handle."""
+    return (key & ~ANSWER) >> 16 == handle or key == handle_left(handle)
+
+
 class Channel:
     """A channel.
 
     What leaves on it is appended to `out`, which is the connection's own list, or, while a message of ours is
     under way in fragments (`sending`), one that waits for its end (2.2.8.8), unless it is a stream
     (`streaming`), which has none. `owed` are the replies that we
-    owe, in the order of their commands; `done` are those among them that are known but have to wait for an
-    earlier one. `awaited` are the replies that a client expects. `incoming` is the message that the peer has
-    begun.
+    owe, and CREATED and INDEX, in the order of their commands; `done` are those among them that are known but
+    have to wait for an earlier one. `awaited` are the replies that a client expects. `incoming` is the
+    message that the peer has begun.
     """
 
     __slots__ = (
@@ -263,7 +269,7 @@ class Channel:
     def owes(self, key: int = -1) -> bool:
         """Return True while a reply is owed, to a command before that with `key` if one is given."""
         for one in self.owed:
-            if one >= 0:
+            if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
@@ -276,11 +282,11 @@ class Channel:
     def forget_owed(self, handle: int) -> None:
         """Nothing is owed to `handle` any more."""
         owed = self.owed
-        if any(key >> 16 == handle or key == handle_left(handle) for key in owed):
-            kept = [key for key in owed if key >> 16 != handle and key != handle_left(handle)]
+        if any(_is_of(handle, key) for key in owed):
+            kept = [key for key in owed if not _is_of(handle, key)]
             owed.clear()
             owed.extend(kept)
-            for key in [key for key in self.done if key >> 16 == handle]:
+            for key in [key for key in self.done if _is_of(handle, key)]:
                 del self.done[key]
         self._reply_done()
 

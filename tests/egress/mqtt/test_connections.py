@@ -61,12 +61,15 @@ def stopped(near: Running, far: Running, device: Mqtt) -> None:
         device.publish("up/a", b"%d" % number, 1, number)
     connections = far.gateway.listeners["mqtt"].connections
     far.until(lambda: any(one.unsettled >= WINDOW for one in connections))  # type: ignore[attr-defined]
+    device.publish("up/a", b"waits", 1, MANY + 1)
+    far.until(lambda: any(not one.stream.reading for one in connections))
 
 
 @pytest.mark.parametrize("connections, arrive", [(1, WINDOW), (2, MANY)])
 def test_one_direction_holds_the_other_unless_it_has_its_own(
-    tmp_path: Path, connections: int, arrive: int
+    tmp_path: Path, connections: int, arrive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.ingress.waiting_publishes.MESSAGES_MAX", 0)
     with (
         site(tmp_path, connections=connections) as (near, far),
         connect(near, "device")[0] as device,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.events import Fragment, Notifies, Released, Replies
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.events import CommandReceived, Fragment, Notifies, Released, Replies
+from gateway.protocols.amqpfast.sending import Producer, Transfer
 from gateway.protocols.amqpfast.spec import REDELIVERED
 from gateway.settings import Limits
 from tests.configured import make_listener
@@ -105,13 +105,97 @@ def test_meanwhile_others_are_served(site: Site) -> None:
         owe(client)
         handle = other.handle("q")
         other.consume(handle)
-        other.put(handle, b"1", b"2")
-        assert other.bodies(2) == [b"1", b"2"]
-        other.machine.close_channel(1)
-        other.flush()
+        other.put(handle, b"1", b"2", b"3", b"4")
+        assert other.bodies(2) == [b"2", b"4"], "nobody has more than their share"
+        settle(other)
+        site.resume()
+        assert order(client, 3) == ["reply", "message 1", "message 3"]
+
+
+def test_what_is_kept_for_a_reply_is_bounded_by_the_window_and_not_acknowledged(site: Site) -> None:
+    with Fast(site.gateway).open() as client, Fast(site.gateway).open() as other:
+        queue = client.handle("q")
+        client.consume(queue, prefetch=2)
+        owe(client)
+        handle = other.handle("q")
+        other.put(handle, b"1", b"2", b"3")
+        client.say(m.ChannelAck(1, 0, 2))  # of nothing that was sent
+        assert client.quiet()
+        assert site.gateway.ask(lambda: len(site.gateway.gateway.fast_hosts["/"].queues["q"])) == 1
         site.resume()
         assert order(client, 3) == ["reply", "message 1", "message 2"]
-        assert site.gateway.gateway.fast_hosts["/"].queues["q"].consumers
+        client.ack(2)
+        assert client.bodies(1) == [b"3"]
+
+
+def test_a_paused_handle_gets_nothing_of_what_was_kept(site: Site) -> None:
+    with Fast(site.gateway).open() as client, Fast(site.gateway).open() as other:
+        consuming = client.handle("q")
+        client.consume(consuming)
+        owe(client)
+        handle = other.handle("q")
+        other.put(handle, b"1")
+        client.say(m.HandleFlow(consuming, 0, True))
+        assert client.quiet()
+        site.resume()
+        assert order(client, 1) == ["reply"]
+        assert client.quiet()
+        other.consume(handle)
+        assert other.bodies(1) == [b"1"]
+
+
+@pytest.mark.parametrize("service", [QUEUE, TOPIC])
+def test_created_and_index_come_after_the_reply_before_them(site: Site, service: int) -> None:
+    with Fast(site.gateway).open() as client:
+        queue = client.handle("q")
+        client.put(queue, b"1")
+        owe(client)
+        client.say(m.HandleQuery(queue))
+        client.ask_handle("", service, temporary=True, producer=False)
+        tag = client.machine.new_tag(1)
+        client.say(m.HandleFlow(queue, tag, False))
+        assert client.quiet()
+        assert not [event for event in client.events if isinstance(event, CommandReceived)]
+        site.resume()
+        assert client.reply()[1] != queue  # to what was owed
+        kinds: list[object] = []
+        while len(kinds) < 4:
+            while not client.events:
+                client.hear()
+            event = client.events.pop(0)
+            if isinstance(event, CommandReceived):
+                kinds.append(type(event.command))
+            elif isinstance(event, Replies):
+                kinds += [row[1] == queue for row in event.rows]
+        assert kinds == [m.HandleIndex, m.HandleCreated, False, True]
+
+
+@pytest.mark.parametrize("end", ["reply", "handle", "channel"])
+def test_a_stream_of_a_peer_comes_after_the_reply_before_it(site: Site, end: str) -> None:
+    with Fast(site.gateway).open() as client:
+        handle = client.handle("echo", PEER)
+        owe(client)
+        stream = Transfer(client.machine, handle, EMPTY, 0, streaming=True)
+        stream.write(b"one")
+        stream.write(b"two")
+        client.flush()
+        assert client.quiet()
+        assert not [event for event in client.events if isinstance(event, Fragment)]
+        if end == "handle":
+            client.machine.close_handle(handle)
+        elif end == "channel":
+            client.machine.close_channel(1)
+        client.flush()
+        site.resume()
+        if end != "channel":
+            assert client.reply()[3] == 200
+        if end == "reply":
+            got = b""
+            while len(got) < 6:
+                got += bytes(client.next(Fragment).octets)
+            assert got == b"onetwo"
+        number = client.channel()
+        client.put(client.handle("q", channel=number), b"goes on")
 
 
 def test_large_messages_wait_in_line(site: Site) -> None:
