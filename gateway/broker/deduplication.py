@@ -49,13 +49,20 @@ RecipientsOf = Callable[[Message], tuple[tuple[Recipient, ...], bool]]
 class Ids:
     """The ids of one route: those accepted, oldest first, and until when (UTC); those on their way."""
 
-    __slots__ = ("accepted", "forgotten", "open", "route")
+    __slots__ = ("accepted", "forgotten", "is_loaded", "open", "route")
 
     def __init__(self, route: str) -> None:
         self.route = route
         self.accepted: dict[str, float] = {}
         self.open: set[str] = set()
         self.forgotten = 0  # before their time, since there were too many
+        self.is_loaded = False  # from the store, by a clock that may have been wrong
+
+    def bound(self, until: float) -> None:
+        """Have ids from the store be forgotten by then: they were accepted now at the latest."""
+        if self.is_loaded:
+            self.is_loaded = False
+            self.accepted = {id: min(end, until) for id, end in self.accepted.items()}
 
 
 class RouteEnd(NamedTuple):
@@ -114,7 +121,8 @@ class Deduplication:
                     store.delete(KIND, key)
         for route, rows in found.items():
             rows.sort()
-            self.of(route).accepted = {id: until for until, id in rows}
+            ids = self.of(route)
+            ids.accepted, ids.is_loaded = {id: until for until, id in rows}, True
 
     def record(self, ids: Ids, id: str, until: float, *, beside: bool = False) -> None:
         """Store an id; with `beside` only if the store takes the messages of this wake-up, too."""
@@ -160,6 +168,7 @@ class Guard(OneSink):
         self._releasing = end.releasing
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
+        self.ids.bound(deduplication.utc() + self._window)
         self._ids_max = rule.ids_max
 
     def publish(self, part: SubBatch) -> None:

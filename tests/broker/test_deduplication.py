@@ -311,6 +311,24 @@ def test_a_repeat_is_known_after_a_crash(stored: Callable[..., Bench], target: s
 
 
 @pytest.mark.parametrize("target", ["erp", "here"])
+def test_an_id_of_a_clock_that_was_ahead_is_forgotten_after_the_window(
+    stored: Callable[..., Bench], target: str
+) -> None:
+    bench = stored(mapping("window: 1m", target=target))
+    bench.utc += 8 * 86_400
+    bench.publish(("1", b"1"))
+    bench.target.settle()
+    bench.commit()
+    bench.utc -= 8 * 86_400
+    bench.restart()
+    bench.publish(("1", b"2"))
+    assert (bench.target.bodies, bench.repeats) == ([], 1)
+    bench.utc += 61
+    bench.publish(("1", b"3"))
+    assert bench.target.bodies == [b"3"]
+
+
+@pytest.mark.parametrize("target", ["erp", "here"])
 def test_what_was_refused_is_not_known_after_a_crash(stored: Callable[..., Bench], target: str) -> None:
     bench = stored(mapping(target=target))
     bench.publish(("1", b"1"))

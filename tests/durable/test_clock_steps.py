@@ -12,10 +12,13 @@ import pytest
 
 from gateway.protocols.mqtt.properties import decode_list
 from gateway.protocols.mqtt.spec import PacketType, Property
+from gateway.store.journal.appending import RETENTION_SECS
+from gateway.store.journal.segments import segments_in
 from tests.durable.test_amqp import channel
-from tests.ingress.clients import connect
+from tests.ingress.clients import connect, eventually
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.wrong_clock import Clock
+from tests.store.journal.samples import rows_of
 
 HOUR_SECS: Final = 3_600.0
 STEPS: Final = (2 * HOUR_SECS, -2 * HOUR_SECS, 8 * 24 * HOUR_SECS)
@@ -71,3 +74,98 @@ def test_a_subscriber_is_told_of_no_longer_life_than_was_given(
         assert connack.session_present
         told = decode_list(client.row()[3], PacketType.PUBLISH)[Property.MESSAGE_EXPIRY_INTERVAL]
         assert 500 < told <= 600
+
+
+MAPPING: Final = """version: 1
+routes:
+  - name: once
+    from: {endpoint: amqp091, exchange: in}
+    to: {endpoint: mqtt, topic: "once"}
+    deduplicate: {window: 10m}
+"""
+
+
+@pytest.fixture
+def routed(tmp_path: Path, clock: Clock) -> Iterator[GatewayProcess]:
+    """A gateway with a route that refuses repeats, and a journal of it."""
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(MAPPING)
+    journal = {
+        "enabled": True,
+        "flush_interval_secs": 0.01,
+        "segment_bytes": 1,
+        "retention_secs": 7 * 86_400.0,
+    }
+    made = GatewayProcess(tmp_path / "gateway", mappings=[str(mapping)], journal=journal)
+    made.program = clock.program
+    with made:
+        yield made
+
+
+def notice(gateway: GatewayProcess, clock: Clock, step: float) -> None:
+    """Set the wall clock, and wait until the gateway has noticed."""
+    clock.step(step)
+    while "wall clock jumped" not in gateway.log:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_neither_ends_nor_prolongs_a_window(routed: GatewayProcess, clock: Clock, step: float) -> None:
+    with channel(routed) as opened, connect(routed, "reader")[0] as reader:
+        opened.exchange_declare("in", "fanout", durable=True)
+        reader.subscribe("once")
+        same = pika.BasicProperties(message_id="1", delivery_mode=2)
+        opened.basic_publish("in", "", b"1", same)
+        assert reader.body() == b"1"
+        notice(routed, clock, step)
+        opened.basic_publish("in", "", b"a repeat", same)
+        opened.basic_publish("in", "", b"2", pika.BasicProperties(message_id="2"))
+        assert reader.body() == b"2"
+        clock.advance(601.0)
+        opened.basic_publish("in", "", b"3", same)
+        assert reader.body() == b"3"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_delays_no_dead_letter(gateway: GatewayProcess, clock: Clock, step: float) -> None:
+    with channel(gateway) as opened:
+        dying = {"x-message-ttl": 600_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        opened.queue_declare("q", durable=True, arguments=dying)
+        opened.queue_declare("dead", durable=True)
+        opened.basic_publish("", "q", b"1", pika.BasicProperties(delivery_mode=2))
+        notice(gateway, clock, step)
+        assert opened.queue_declare("dead", passive=True).method.message_count == 0
+        clock.advance(601.0)
+        while not opened.queue_declare("dead", passive=True).method.message_count:
+            time.sleep(0.05)  # until the alarms look at the clock again
+        assert opened.queue_declare("q", passive=True).method.message_count == 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_deletes_no_segment_of_the_journal(routed: GatewayProcess, clock: Clock, step: float) -> None:
+    folder = routed.folder / "data" / "journal"
+
+    def bodies() -> list[bytes]:
+        return [row["body"] for row in rows_of(folder)]
+
+    with channel(routed) as opened, connect(routed, "reader")[0] as reader:
+        opened.exchange_declare("in", "fanout", durable=True)
+        reader.subscribe("once")
+        sent: list[bytes] = []
+
+        def journaled(body: bytes) -> None:
+            opened.basic_publish("in", "", body, pika.BasicProperties(message_id=body.decode()))
+            sent.append(body)
+            eventually(lambda: bodies()[-1:] == [body])
+
+        for number in range(3):
+            journaled(b"%d" % number)
+        notice(routed, clock, step)
+        for number in range(3, 6):
+            clock.advance(RETENTION_SECS + 1.0)  # it looks at what may go
+            journaled(b"%d" % number)
+        assert bodies() == sent
+        clock.advance(8 * 86_400.0)
+        opened.basic_publish("in", "", b"last", pika.BasicProperties(message_id="last"))
+        sent.append(b"last")
+        eventually(lambda: min(one.first for one in segments_in(folder)) == len(sent) - 1)

@@ -41,11 +41,15 @@ class Marks:
                 found.setdefault(name, []).append((int(position), WallTime(struct.unpack(">d", value)[0])))
         return found
 
-    def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int) -> None:
-        """Take those found in the store that are of messages from `first` to before `end`."""
-        for position, utc in sorted(marks):
+    def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int, utc: WallTime) -> None:
+        """Take those found in the store that are of messages from `first` to before `end`.
+
+        A mark that is later than `utc` was made by a clock that was wrong: its messages came now at the
+        latest.
+        """
+        for position, came in sorted(marks):
             if position < end:
-                self._marks.append((position, utc))
+                self._marks.append((position, min(came, utc)))
             else:
                 self._store.delete(MARKS, self._key(position))
         self.forget_before(first)

@@ -172,7 +172,7 @@ class Outbox(OneSink):
         log = store.log(KIND, name)
         extent = store.extent(log)
         self._marks = Marks(store, name)
-        self._marks.recover(marks, extent.first, extent.end)
+        self._marks.recover(marks, extent.first, extent.end, utc())
         self._queue = Queue(
             name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=self._expired
         )

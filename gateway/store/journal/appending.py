@@ -297,6 +297,8 @@ class Appender:
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
+        now = self._utc()
+        os.utime(file, (now, now))  # its age goes by this clock, not by a wall clock that may be set
         os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:

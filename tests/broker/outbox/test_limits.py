@@ -224,6 +224,21 @@ def test_what_is_released_again_and_again_is_as_old_as_it_is(tmp_path: Path) -> 
     bench.one.store.close()
 
 
+def test_what_came_by_a_clock_that_was_ahead_is_not_kept_longer(tmp_path: Path) -> None:
+    bench = made(tmp_path, ", outbox: {age_secs_max: 300, policy: dead_letter}")
+    bench.link.up = False
+    bench.now += 8 * 86_400
+    bench.stored(1)
+    bench.now -= 8 * 86_400
+    bench.restart()
+    bench.link.up = False
+    bench.after(200.0)
+    assert bench.state.oldest_secs == pytest.approx(200, abs=1)
+    bench.after(102.0)
+    assert bench.dead() == [(1, "out", "expired")]
+    bench.one.store.close()
+
+
 def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

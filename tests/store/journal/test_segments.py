@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import pytest
 
@@ -13,6 +14,8 @@ from gateway.store.journal.appending import RETENTION_SECS, Appender
 from gateway.store.journal.format import JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
 from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
+
+DAY_SECS: Final = 86_400.0
 
 
 class Clock:
@@ -179,6 +182,22 @@ def test_retention_by_age(tmp_path: Path) -> None:
     made.tick()
     assert firsts(tmp_path) == [2, 4]
     assert made.segments == 2
+    made.close()
+
+
+@pytest.mark.parametrize("step", [7_200.0, -7_200.0, 8 * DAY_SECS, -8 * DAY_SECS])
+def test_a_wall_clock_that_was_set_changes_no_age(tmp_path: Path, step: float) -> None:
+    """The file system goes by the wall clock; that was set by `step` while the gateway ran."""
+    clock = Clock(time.time() - step)
+    made = appender(tmp_path, clock, segment_bytes=1, retention_secs=int(7 * DAY_SECS))
+    for _ in range(5):
+        append(made)
+    clock.now += RETENTION_SECS + 1
+    made.tick()
+    assert firsts(tmp_path) == [0, 2, 4, 6, 8]
+    clock.now += 7 * DAY_SECS
+    made.tick()
+    assert firsts(tmp_path) == [8]
     made.close()
 
 
