@@ -26,7 +26,12 @@ from gateway.protocols.amqp091.events import (
     Returned,
 )
 from gateway.protocols.amqp091.sending import Publisher
-from gateway.protocols.amqp091.translate import content_properties, encode_properties, essentials
+from gateway.protocols.amqp091.translate import (
+    EXPIRATION_MS_MAX,
+    content_properties,
+    encode_properties,
+    essentials,
+)
 
 PREFETCH = 100
 Answer = TypeVar("Answer", bound=m.Method)
@@ -113,7 +118,7 @@ class AmqpClient:
         for position in positions:
             message = messages[position]
             try:
-                raw = encode_properties(message, utc)
+                raw = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
             except RemoteProtocolError as error:
                 confirming.refused[position] = Refusal(str(error), final=True)
                 continue

@@ -35,6 +35,7 @@ from gateway.protocols.amqp091.codec import (
 )
 from gateway.protocols.amqp091.translate import (
     ENGINE_HEADER,
+    EXPIRATION_MS_MAX,
     content_properties,
     encode_properties,
     essentials,
@@ -126,7 +127,7 @@ def encode(
         tail += raw
     value = HEAD.pack(VERSION, flags, min(message.hops, HOPS_MAX), len(client)) + client + tail
     # Replicas find what the cluster would obey among MQTT's octets all the same.
-    harmless = without_orders(encode_properties(message, utc), also=PLACES)
+    harmless = without_orders(encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX), also=PLACES)
     return with_pair(harmless, PAIR + U32.pack(len(value)) + value)
 
 

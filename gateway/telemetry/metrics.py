@@ -77,8 +77,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         (*ENDPOINT, "reason"),
     ),
     "gateway_link_lessened": (
-        "Messages that a link published with less QoS, or without retain, since its broker offers no more; or"
-        " without what they would have had it do.",
+        "Messages that a link published with less QoS, or without retain, since its broker offers no more;"
+        " without what they would have had it do; or with a life of ten years, for it takes no longer one.",
         (*ENDPOINT, "reason"),
     ),
     "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),

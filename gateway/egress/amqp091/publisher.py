@@ -28,7 +28,12 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Returned
 from gateway.protocols.amqp091.sending import Publisher, PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.translate import encode_properties, without_orders
+from gateway.protocols.amqp091.translate import (
+    EXPIRATION_MS_MAX,
+    encode_properties,
+    outlasts,
+    without_orders,
+)
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
@@ -183,7 +188,9 @@ class AmqpLinkPublisher(ConfirmedSink):
 
     def _told(self, message: Message, utc: float) -> bytes:
         """The octets of its content header, without what a client must not tell this broker to do."""
-        octets = encode_properties(message, utc)
+        octets = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
+        if message.expires and outlasts(message, utc):
+            self._stats.lessened.add("expiration")
         if octets is self._harmless:
             return octets
         told = without_orders(octets)

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+import structlog
+
 from gateway import clock
 from gateway.access.authorization import CurrentRights
 from gateway.access.rights import Rights
@@ -73,6 +75,7 @@ from gateway.transport.stream import Stream
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
+log = structlog.get_logger(limited=True)
 FAREWELLS: Final = {
     Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
     Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
@@ -951,6 +954,13 @@ class MqttConnection(AdmittedGuest):
                     reason=ReasonCode.PROTOCOL_ERROR,
                 )
             most = self._ingress.expiry_secs_max(self.current_rights())
+            if expiry > most:  # of CONNECT the CONNACK says so; a DISCONNECT has no answer
+                log.info(
+                    "session expiry shortened",
+                    client=self.sender.client,
+                    wanted_seconds=expiry,
+                    seconds=most,
+                )
             session.expiry_secs = float(min(expiry, most))
         self.stream.end("DISCONNECT")
 

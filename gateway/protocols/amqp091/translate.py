@@ -391,12 +391,12 @@ def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
 # --- to the wire
 
 
-def encode_properties(message: Message, utc: float) -> bytes:
+def encode_properties(message: Message, utc: float, *, ms_max: int | None = None) -> bytes:
     """The octets of a content header from the flags on, for a message of any protocol.
 
     `utc` is the time in seconds, by which an expiry becomes a relative expiration (rounded up). Of a message
-    that AMQP wrote, an expiration that it still has is kept as it was. Raises RemoteProtocolError for
-    property octets that its sender malformed.
+    that AMQP wrote, an expiration that it still has is kept as it was. Others are written as at most
+    `ms_max`. Raises RemoteProtocolError for property octets that its sender malformed.
     """
     property_set = message.property_set
     expires = message.expires
@@ -414,8 +414,14 @@ def encode_properties(message: Message, utc: float) -> bytes:
     if expires == NEVER:
         return _form(message, NONE)[1]
     _, head, tail, _ = _form(message, RELATIVE)
-    text = b"%d" % min(max(0, ceil((expires - utc) * 1000)), EXPIRATION_MS_MAX)
+    left = max(0, ceil((expires - utc) * 1000))
+    text = b"%d" % (left if ms_max is None else min(left, ms_max))
     return head + OCTETS[len(text)] + text + tail
+
+
+def outlasts(message: Message, utc: float) -> bool:
+    """Return True if the message lives longer than a broker takes that goes by RabbitMQ's limit."""
+    return (message.expires - utc) * 1000 > EXPIRATION_MS_MAX
 
 
 def _shown(property_set: PropertySet) -> PropertySet:

@@ -101,7 +101,7 @@ LOSSES: Final = (
     Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
 )
 """The named losses of this translation. `losses` tells which of them a message suffers."""
-OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction", "expiration_range"})  # not of its set of properties
+OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction"})  # not of its set of properties
 LOSING: Final = losing(LOSSES) - OF_ONE_MESSAGE
 
 REFUSALS: Final = {

@@ -294,6 +294,16 @@ async def test_an_expired_message_does_not_leave_the_link() -> None:
     assert one.world.bodies == [b"kept"]
 
 
+async def test_a_life_that_the_broker_would_refuse_is_shortened_and_counted() -> None:
+    one, source = rig()
+    outgoing, utc = one.session.publisher, time.time()
+    address = amqp_address(EX, "a")
+    lives = [Message(address, b"long", expires=utc + 0xFFFFFFFF), Message(address, b"x", expires=utc + 1000)]
+    outgoing.publish(source.part(lives, outgoing))
+    one.move()
+    assert one.stats.lessened.counts == {"expiration": 1}
+
+
 async def test_properties_that_cannot_be_written_cost_their_own_message_only() -> None:
     def malformed(raw: bytes) -> None:
         raise syntax_error("cut short")

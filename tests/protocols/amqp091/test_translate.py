@@ -149,6 +149,15 @@ EXPIRIES = [
 ]
 
 
+def test_a_long_life_is_told_as_it_is_or_as_a_broker_takes_it() -> None:
+    one = message(Properties(), expires=100.0 + 0xFFFFFFFF)
+    assert decode_properties(t.encode_properties(one, 100.0)).expiration == "4294967295000"
+    bounded = t.encode_properties(one, 100.0, ms_max=t.EXPIRATION_MS_MAX)
+    assert decode_properties(bounded).expiration == "315360000000"
+    assert t.outlasts(one, 100.0)
+    assert not t.outlasts(message(Properties(), expires=100.0 + t.EXPIRATION_MS_MAX / 1000), 100.0)
+
+
 @pytest.mark.parametrize("expires, utc, text", EXPIRIES)
 @pytest.mark.parametrize(
     "said", [Properties(), Properties("a/b", message_id="m", type="t", correlation=b"c")]
