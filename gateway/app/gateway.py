@@ -125,7 +125,7 @@ class Gateway:
             self.journaling: Journaling | None = None
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
-                undo.callback(self.journaling.writer.close)
+                undo.callback(self.journaling.close)
             self.tracing = tracing_of(
                 settings,
                 latency_of_route=lambda name: self.dispatcher.latencies.get(name),
@@ -229,7 +229,7 @@ class Gateway:
                 self.store.close()
             self.bodies.spool.close()
             if self.journaling is not None:
-                self.journaling.writer.close()
+                self.journaling.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = self.console.admission

@@ -192,7 +192,7 @@ class BrokerCore:
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
         if self._journaling is not None:
-            ticks.append(self._journaling.writer.tick)
+            ticks.append(self._journaling.tick)
         while True:
             await trio.sleep(TICK_SECS)
             for tick in ticks:

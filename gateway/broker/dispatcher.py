@@ -615,6 +615,7 @@ class Dispatcher:
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
                 told = partial(batch.settle, [batch.open(receipt, 1)])
+                self.record_unrouted(entry, message, INTERNAL, batch.received)
                 self.dead_letters.add([message], "", INTERNAL, told, full=told)
                 return True
         for recipient in recipients:
@@ -752,6 +753,12 @@ class Dispatcher:
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         """A route would not let the message in that slot cross."""
+
+    def record_unrouted(
+        self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
+    ) -> None:
+        """Record the outcome of a message that has no target: `publish` returned False for it, or was not
+        called. `received` is its time of arrival in loop-clock seconds."""
 
 
 def tell_rejected(route: Route, outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import structlog
 
@@ -24,25 +24,34 @@ from gateway.mapping.routes import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Source, SubBatch
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import NO_TAKER, Outcome, Verdict
+from gateway.model.spooled import Spooled
 from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
+from gateway.store.journal.columns import WAS_UNROUTED
 from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.mappings import keep
 from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()
 
+NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key"}  # of the writer
+UNROUTED_LABELS: Final = RowLabels("", "", "", "", False)
+UNROUTED_MAX: Final = 512  # messages without a target that are recorded together
+SLOTS_UNROUTED: Final = 1 << 31  # more than a batch has
+SLOTS_LAST: Final = (1 << 32) - UNROUTED_MAX
+
 
 class OpenBatches:
     """Batches with messages that are not settled, in the order in which they came: how far the journal is
-    complete."""
+    complete. `waiting`: when messages came whose rows wait to be recorded; None: there are none."""
 
-    __slots__ = ("_batches",)
+    __slots__ = ("_batches", "waiting")
 
     def __init__(self) -> None:
         self._batches: OrderedDict[RecordedBatch, None] = OrderedDict()
+        self.waiting: Monotonic | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -58,7 +67,9 @@ class OpenBatches:
     def oldest(self) -> Monotonic | None:
         """When the oldest of them came; None: there are none."""
         first = next(iter(self._batches), None)
-        return None if first is None else first.received
+        if first is None or (self.waiting is not None and self.waiting < first.received):
+            return self.waiting
+        return first.received
 
 
 class RecordedBatch(Batch):
@@ -233,8 +244,36 @@ def _before(address: Address, message: Message) -> Message:
     )
 
 
+class UnroutedRows:
+    """Messages without a target, until they are recorded: those that came together and have one outcome go
+    together, for a row of its own costs as much as the message.
+
+    They have no slot in their batch. `first_slot` numbers them from SLOTS_UNROUTED on, over all batches.
+    """
+
+    __slots__ = ("first_slot", "messages", "outcome", "received")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.outcome = NO_TAKER
+        self.received: Monotonic | None = None
+        self.first_slot = SLOTS_UNROUTED
+
+    def fits(self, outcome: Outcome, received: Monotonic) -> bool:
+        """Return True if a message with this outcome, which came then, may join the others."""
+        return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
+
+    def take(self) -> tuple[list[Message], range]:
+        """Return the messages and their slots, and begin with none."""
+        messages, self.messages = self.messages, []
+        slots = range(self.first_slot, self.first_slot + len(messages))
+        self.first_slot = SLOTS_UNROUTED if slots.stop > SLOTS_LAST else slots.stop
+        return messages, slots
+
+
 class Journaling:
-    """Ties recipients to the journal. `all`: also routes that do not ask for it, and what takes no route."""
+    """Ties recipients to the journal. `all`: also routes that do not ask for it, and what takes no route.
+    `unrouted`: of that also what has no target at all."""
 
     def __init__(
         self,
@@ -244,6 +283,7 @@ class Journaling:
         all_: bool,
         open_batches: OpenBatches,
         hash_key: bytes = b"",
+        unrouted: bool = True,
     ) -> None:
         """`open_batches`: those that `writer` asks for the oldest."""
         self.writer = writer
@@ -252,7 +292,9 @@ class Journaling:
         self.redactors = Redactors(router.routes, hash_key, writer.options.body_bytes_max)
         self.redacts = bool(self.redactors)  # for each message this is asked
         self.open_batches = open_batches
+        self.records_unrouted = all_ and unrouted
         self._all = all_
+        self._unrouted = UnroutedRows()
 
     @property
     def redacted(self) -> int:
@@ -284,6 +326,40 @@ class Journaling:
         if self._wanted(route):
             told = _redacted(message, self.redactors.of(route))
             self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
+
+    def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
+        """Record a message that has no target, with what has gathered of its kind."""
+        rows = self._unrouted
+        if rows.messages and not rows.fits(outcome, received):
+            self.flush_unrouted()
+        rows.messages.append(message)
+        rows.outcome, rows.received = outcome, received
+        self.open_batches.waiting = received
+        if isinstance(message.body, Spooled):  # whose file is in use for as long as its message is held
+            self.flush_unrouted()
+
+    def flush_unrouted(self) -> None:
+        """Record what has gathered. What goes wrong here costs rows, and no settlement."""
+        rows = self._unrouted
+        received = rows.received
+        if received is None or not rows.messages:
+            return
+        messages, slots = rows.take()
+        try:
+            self.writer.refuse(UNROUTED_LABELS, messages, rows.outcome, received, slots)
+        except Exception as error:
+            contained("journal", error)
+        self.open_batches.waiting = None
+
+    def tick(self) -> None:
+        """Record what waits, and let the writer do what is due by the clock."""
+        self.flush_unrouted()
+        self.writer.tick()
+
+    def close(self) -> None:
+        """Record what waits, and close the writer."""
+        self.flush_unrouted()
+        self.writer.close()
 
     def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
         """Messages have left the outbox of a route. What goes wrong here costs rows, and no settlement."""
@@ -391,10 +467,30 @@ class RecordingDispatcher(Dispatcher):
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         self.journaling.refuse(route, message, outcome, batch.received, slot)
 
+    def record_unrouted(
+        self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
+    ) -> None:
+        """Record the outcome of a message that has no target, without what a route that could take it says
+        must not be told."""
+        journaling = self.journaling
+        if not journaling.records_unrouted:
+            return
+        try:
+            if journaling.redacts:
+                plan = entry.plan
+                if plan.namespace is None and not plan.branches:  # refused before it was looked for
+                    entry = self.entry(message.sender.endpoint, None, message.address)
+                message = _redacted(message, journaling.private(entry))
+            if outcome.verdict is Verdict.REJECTED:
+                outcome = outcome._replace(text=f"{WAS_UNROUTED}: {outcome.text}")
+            journaling.record_unrouted(message, outcome, received)
+        except Exception as error:
+            contained("journal", error)
+
 
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     """The journal in `folder`. Raises JournalError when it cannot be written."""
-    options = Options(**settings.model_dump(exclude={"enabled", "all", "path", "shard", "hash_key"}))
+    options = Options(**settings.model_dump(exclude=NO_OPTIONS))
     open_batches = OpenBatches()
     writer = JournalWriter(
         folder,
@@ -407,6 +503,13 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     if writer.cut:
         log.warning("the journal's end was incomplete and has been cut off", octets=writer.cut)
     key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
-    made = Journaling(writer, router, all_=settings.all, open_batches=open_batches, hash_key=key)
+    made = Journaling(
+        writer,
+        router,
+        all_=settings.all,
+        open_batches=open_batches,
+        hash_key=key,
+        unrouted=settings.unrouted,
+    )
     made.note_mappings()
     return made

@@ -32,6 +32,7 @@ class Publishing:
         batch = dispatcher.batch(self, clock.now())
         entry = dispatcher.entry(endpoint, local, message.address)
         if not dispatcher.publish(batch, entry, message, told):
+            dispatcher.record_unrouted(entry, message, UNROUTED, batch.received)
             told(UNROUTED)
         batch.send()
 

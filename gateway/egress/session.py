@@ -21,7 +21,7 @@ from gateway.egress.held_back import HeldBack, line_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import Outcome, Reason
+from gateway.model.outcome import NO_TAKER, Outcome, Reason
 from gateway.model.times import Monotonic
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
@@ -118,6 +118,13 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
         batch.undone = self.held_back.note_undone
         return batch
 
+    def begun_batch(self) -> Batch:
+        """Return the batch of this wake-up: before its first message, it is as old as the one before."""
+        batch = self.batch
+        if not batch.receipts:
+            batch.received = clock.now()
+        return batch
+
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
         batch = self.batch
@@ -133,7 +140,7 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
             if not receipt[0].live:
                 self.held_back.settled(receipt, by_target=False)
             elif not self.held_back.behind(self.line_of(receipt), receipt):
-                self.retry(receipt, self.batch)
+                self.retry(receipt, self.begun_batch())
         self.send_held_back(Monotonic(now))
 
     # What batches ask: this is their source.
@@ -231,9 +238,14 @@ class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
     def queue_of(self, consumer: ConsumerT) -> str:
         """By which queue routes know what a consumer brings; "": by its address alone."""
 
-    @abstractmethod
     def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """No route takes the message."""
+        """No route takes the message: record that, and answer for it."""
+        self.dispatcher.record_unrouted(entry, receipt[2], NO_TAKER, self.begun_batch().received)
+        self.answer_unclaimed(entry, receipt)
+
+    @abstractmethod
+    def answer_unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
+        """Be rid of a message that no route takes."""
 
     # What a connection asks.
 

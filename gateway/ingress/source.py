@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from gateway import clock
 from gateway.access.principal import Principal
 from gateway.access.rights import Decision, Rights
-from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
+from gateway.broker.routing import NOWHERE, AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.logins import Logins
@@ -24,7 +24,7 @@ from gateway.ingress.services import Services
 from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.pending import Awaited
 from gateway.model.times import Monotonic
 from gateway.protocols import show
@@ -145,10 +145,23 @@ class ListenerSource(ABC):
             batch.received = self.now()
         return batch
 
-    def nobody_wanted(self, message: Message) -> None:
-        """No subscription, queue or route took it."""
+    def nobody_wanted(self, entry: RoutingEntry, message: Message) -> None:
+        """No subscription, queue or route took it: count it as accepted."""
         self.stats.nobody_wanted(self.now() - self.batch.received)
         self._unwanted = message
+        self.dispatcher.record_unrouted(entry, message, NO_TAKER, self.batch.received)
+
+    def refuse(self, entry: RoutingEntry, message: Message, outcome: Outcome) -> None:
+        """Count and record a message that is refused before it has a target; its client is still to be
+        told."""
+        self.stats.refuse(outcome)
+        self.dispatcher.record_unrouted(entry, message, outcome, self.begun_batch().received)
+
+    def record_refused(self, message: Message, reason: Reason, text: str) -> None:
+        """Record a message for which its client's channel or handle is closed, before it has an entry."""
+        outcome = Outcome(Verdict.REJECTED, reason, text)
+        nowhere = RoutingEntry(message.address, NOWHERE)
+        self.dispatcher.record_unrouted(nowhere, message, outcome, self.begun_batch().received)
 
     @staticmethod
     def now() -> Monotonic:

@@ -23,6 +23,7 @@ class Reason(Enum):
 
     NONE = "none"
     NO_ROUTE = "no_route"
+    NO_TAKER = "no_taker"  # accepted, though no subscription, queue or route is there for it
     NOT_AUTHORIZED = "not_authorized"
     NAME_INVALID = "name_invalid"
     TOO_LARGE = "too_large"
@@ -54,6 +55,7 @@ FINAL: Final = frozenset(
 """Reasons of refusals that another attempt cannot change."""
 
 ACCEPTED: Final = Outcome(Verdict.ACCEPTED)
+NO_TAKER: Final = Outcome(Verdict.ACCEPTED, Reason.NO_TAKER, "no subscription, queue or route takes it")
 INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 

@@ -19,6 +19,8 @@ class Journal(Section):
     """Whether anything is written down."""
     all: bool = True
     """False: only routes that say `journal: true`."""
+    unrouted: bool = True
+    """Whether messages that no subscription, queue or route takes have a row, if `all` is true."""
     path: FilePath | None = None
     """Folder of the segments, which replicas may share if each has a folder below it; absent: `journal` in
     the store's folder."""

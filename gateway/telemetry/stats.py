@@ -277,7 +277,7 @@ class EndpointStats:
         """
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
-            yield "accepted", Reason.NO_ROUTE.value, self.unwanted_messages
+            yield "accepted", Reason.NO_TAKER.value, self.unwanted_messages
         for (verdict, reason), count in self._refused_messages.items():
             yield verdict, reason, count
 

@@ -58,7 +58,7 @@ def test_mqtt_5_says_that_nobody_was_there(
             writer.machine.publish(b"nobody", b"x", 1, packet_id=number + 2)
         writer.flush()
         assert [writer.acked(PacketType.PUBACK) for _ in range(20)] == [(n + 2, reason) for n in range(20)]
-    assert settled(alone, "mqtt") == {("accepted", "no_route"): 22}
+    assert settled(alone, "mqtt") == {("accepted", "no_taker"): 22}
     with connect(alone, "reader")[0] as reader, connect(alone, "writer", version=version)[0] as writer:
         reader.subscribe("nobody")
         writer.publish("nobody", b"x", qos, 1)
@@ -74,7 +74,7 @@ def test_amqp(alone: Running) -> None:
         client.publish("", "q", b"x")
         client.call(m.QueueDelete("q"), m.QueueDeleteOk)
     assert settled(alone, "amqp091") == {
-        ("accepted", "no_route"): 2,
+        ("accepted", "no_taker"): 2,
         ("rejected", "no_route"): 1,
         ("accepted", "none"): 1,
     }
@@ -86,7 +86,7 @@ def test_amqpfast(alone: Running) -> None:
         for confirm in (True, False):
             client.put(handle, b"x", b"y", confirm=confirm)
         client.quiet()
-    assert settled(alone, "amqpfast") == {("accepted", "no_route"): 4}
+    assert settled(alone, "amqpfast") == {("accepted", "no_taker"): 4}
 
 
 def test_one_line_a_minute_says_how_many(alone: Running) -> None:

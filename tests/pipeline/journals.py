@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from gateway.broker.journaling import SLOTS_UNROUTED, UNROUTED_LABELS
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
@@ -25,6 +26,7 @@ LATENCY: Final = 0.002
 HOME: Final = RowLabels("", "", "mqtt", "mqtt")
 UP: Final = RowLabels("up", "7f3a", "erp", "amqp091")
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
+RETURNED: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "unrouted: no queue takes it")
 SENDERS: Final = tuple(Sender("mqtt", f"press-{n}", "plant", f"10.0.0.{n}:40123") for n in range(3))
 SETS: Final = tuple(
     property_set(
@@ -98,6 +100,14 @@ class Journal:
                 self.writer.record(self._up, [crossed(number)], ACCEPTED, received, [message(number)])
             else:
                 self.writer.record(HOME, [message(number)], ACCEPTED, received)
+
+    def write_unrouted(self, first: int, count: int, outcome: Outcome = NO_TAKER) -> None:
+        """Record messages `first` on that had no target."""
+        for number in range(first, first + count):
+            received = self._start + number * STEP
+            self.clock.now = received + LATENCY
+            slots = [SLOTS_UNROUTED + number]
+            self.writer.refuse(UNROUTED_LABELS, [message(number)], outcome, received, slots)
 
     def close(self) -> None:
         """Write what has gathered, and end."""

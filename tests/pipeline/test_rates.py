@@ -16,7 +16,7 @@ from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.report.chart import chart, number, ticks_of
 from gateway.pipeline.report.page import SERIES_MAX, Rate, page
 from tests.cli.conftest import Run
-from tests.pipeline.journals import START, UP, Journal, message, written
+from tests.pipeline.journals import RETURNED, START, UP, Journal, message, written
 from tests.pipeline.streams import finished
 
 if TYPE_CHECKING:
@@ -43,6 +43,23 @@ def told(rows: list[Any]) -> dict[tuple[int, str], tuple[int, int, int, int]]:
         (int(row.begin.timestamp()), row.route): (row.messages, row.octets, row.frames, row.rejected)
         for row in rows
     }
+
+
+def test_what_has_no_target_is_a_way_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.write(0, 2)
+    journal.write_unrouted(2, 3)
+    journal.write_unrouted(5, 1, RETURNED)
+    journal.close()
+    shown = tmp_path / "r.html"
+    rates.run(spark, str(tmp_path / "j"), window=SECOND, to=str(tmp_path / "r"), report=shown)
+    rows = spark.read.parquet(str(tmp_path / "r")).collect()
+    assert {(row.route, row.target_protocol): (row.messages, row.rejected) for row in rows} == {
+        ("", "mqtt"): (1, 0),
+        ("up", "amqp091"): (1, 0),
+        ("", ""): (4, 1),
+    }
+    assert "(mqtt to nobody)" in shown.read_text()
 
 
 @pytest.mark.usefixtures("streams")

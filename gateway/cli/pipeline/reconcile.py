@@ -70,7 +70,7 @@ def reconcile(
         str,
         typer.Option(
             metavar="N|N%",
-            help="So many may be lost, repeated or unknown: a number, or of what was accepted.",
+            help="So many may be lost, repeated, unknown or double: a number, or of what was accepted.",
         ),
     ] = "0",
     show: Annotated[int, typer.Option(min=0, help="Name so many messages.")] = 20,

@@ -376,7 +376,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
-        batch = session.batch
+        batch = session.begun_batch()
         consumers = self._consumers
         others_wait, short = session.held.on or session.held_back.on, session.dispatcher.memory.short
         sender = self._sender
@@ -536,7 +536,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         entry = entries[wire] = self.dispatcher.entry(self.name, None, address, queue)
         return entry
 
-    def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+    def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """No route takes the message: without any it is a dead letter, but the broker is rid of it."""
         if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)

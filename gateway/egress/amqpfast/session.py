@@ -139,7 +139,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session = self._session
         for consumer in list(self._consumers.values()):
             for receipt in consumer.tick(now):
-                session.retry(receipt, session.batch)
+                session.retry(receipt, session.begun_batch())
         if self.open:
             if self._reopen_at and now >= self._reopen_at:
                 self._open_sending()
@@ -428,7 +428,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
-        batch = session.batch
+        batch = session.begun_batch()
         others_wait = session.held.on or session.held_back.on
         short = session.dispatcher.memory.short
         sender = self._sender
@@ -641,7 +641,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         entry = entries[name] = self.dispatcher.entry(self.name, None, address)
         return entry
 
-    def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+    def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """No route takes the message. From a queue that makes it a dead letter, if there is no route at all;
         a topic's subscription may well be wider than the routes."""
         message = receipt[2]

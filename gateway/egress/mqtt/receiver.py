@@ -26,7 +26,7 @@ from gateway.model.batch import Batch
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.client import ClientConnection
@@ -194,8 +194,10 @@ class MqttLinkReceiver:
                 memory.refused += 1
                 self._stats.refuse(LOW_ON_MEMORY)
                 continue
-            if not publish(batch, entry, message, receipt) and receipt is not None:
-                self._accept(receipt)
+            if not publish(batch, entry, message, receipt):
+                dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
+                if receipt is not None:
+                    self._accept(receipt)
         self._stats.messages_in += len(rows) - len(left)
         return left
 
@@ -358,6 +360,7 @@ class MqttLinkReceiver:
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if not self._dispatcher.publish(batch, entry, message, receipt):
+            self._dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
             self._held_back.settled(receipt)
             self._accept(receipt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -61,6 +62,11 @@ from gateway.transport.stream import Stream
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
 AHEAD = (m.BasicNack, m.BasicReject)
 """Methods that do not wait for what was published before them, but in a transaction."""
+REFUSED_FOR: Final[dict[int, Reason]] = {
+    ReplyCode.ACCESS_REFUSED: Reason.NOT_AUTHORIZED,
+    ReplyCode.NOT_FOUND: Reason.NO_ROUTE,
+}
+"""Why a message was refused for which its channel is closed, by the reply code; others: it is malformed."""
 
 
 class AmqpConnection(ActingGuest):
@@ -456,7 +462,7 @@ class AmqpConnection(ActingGuest):
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
             except (RemoteProtocolError, Refused) as refusal:
-                self.refuse(number, refusal, PUBLISH)
+                self._refuse_publish(content, refusal)
                 continue
             except Pending as pending:
                 if large:  # it was decided, and is not known any more
@@ -494,6 +500,17 @@ class AmqpConnection(ActingGuest):
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
         return left
+
+    def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | Refused) -> None:
+        """Close the channel of a message that may not be published where it should go, and record it."""
+        number, octets, raw, body = content
+        if isinstance(refusal, Refused):
+            method = decode_publish(octets)
+            address = amqp_address(method.exchange, method.routing_key)
+            message = Message(address, body, content_properties(raw), sender=self.sender)
+            why = REFUSED_FOR.get(refusal.code, Reason.MALFORMED)
+            self._ingress.record_refused(message, why, str(refusal))
+        self.refuse(number, refusal, PUBLISH)
 
     def _refuse_publishes(self, contents: list[Content]) -> None:
         """There is no memory for them: basic.nack, or the end of the channel for its transaction. Who did not

@@ -119,10 +119,10 @@ class AmqpIngress(AmqpSource):
         if receipt is None or receipt[2] is None:
             if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
-            self.nobody_wanted(message)
+            self.nobody_wanted(entry, message)
             outcome = None
         else:
-            self.stats.refuse(UNROUTED)
+            self.refuse(entry, message, UNROUTED)
             outcome = UNROUTED
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)

@@ -144,10 +144,10 @@ class FastIngress(FastSource):
     def unclaimed(self, entry: RoutingEntry, message: Message) -> Outcome:
         """Nobody takes the message: a topic may well have no listeners; an answer is lost."""
         if not isinstance(entry, AnswerEntry):
-            self.nobody_wanted(message)
+            self.nobody_wanted(entry, message)
             return ACCEPTED
         self.answer_lost(entry, message)
-        self.stats.refuse(UNROUTED)
+        self.refuse(entry, message, UNROUTED)
         return UNROUTED
 
     def after_commit(self, then: Callable[[Outcome], None]) -> None:

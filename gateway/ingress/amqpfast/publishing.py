@@ -43,7 +43,13 @@ from gateway.protocols.amqpfast.commands import ChannelCommit
 from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
 from gateway.protocols.amqpfast.events import Fragment, SendRow
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
-from gateway.protocols.amqpfast.translate import REFUSALS, essentials, fill_defaults, head_properties
+from gateway.protocols.amqpfast.translate import (
+    REFUSALS,
+    essentials,
+    fill_defaults,
+    head_properties,
+    refusal,
+)
 
 HANDLE_ENTRIES_MAX: Final = 10_000  # of names behind its own; a client has many handles
 
@@ -131,7 +137,7 @@ class Publisher:
                 if tag:
                     self.unsettled += 1
             else:
-                ingress.nobody_wanted(message)
+                ingress.nobody_wanted(entry, message)
                 if tag:
                     replies.append((number, tag))
         if replies:
@@ -189,6 +195,9 @@ class Publisher:
         except Refused as error:
             if partial is not None:
                 partials.release(partial)
+            address = fast_address(handle.service, handle.name + name.decode(errors="replace"))
+            message = Message(address, body, head_properties(head), sender=connection.sender)
+            self._ingress.record_refused(message, refusal(error.code), str(error))
             connection.refuse(handle, error.code, str(error))
             return
         channel = handle.channel

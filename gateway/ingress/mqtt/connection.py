@@ -49,7 +49,7 @@ from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.properties import NO_PROPERTIES, PropertySet
-from gateway.model.spooled import Piece
+from gateway.model.spooled import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, is_filter
@@ -700,9 +700,9 @@ class MqttConnection(AdmittedGuest):
             else:
                 receipt = None
             if len(body) > body_max:
-                self._decline(message, receipt, TOO_LARGE)
+                self._decline(entry, message, receipt, TOO_LARGE)
             elif raw and known.read_texts is None and UTF8 in raw and not is_what_it_says(message):
-                self._decline(message, receipt, NOT_TEXT)
+                self._decline(entry, message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not dispatcher.publish(batch, entry, message, receipt):
@@ -817,9 +817,14 @@ class MqttConnection(AdmittedGuest):
                 "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
             )
 
-    def _decline(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
+    def _decline(
+        self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
+    ) -> None:
         """A body over our limit, or no text."""
-        self._ingress.stats.refuse(outcome)
+        self._ingress.refuse(entry, message, outcome)
+        self._tell_declined(message, receipt, outcome)
+
+    def _tell_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
         if receipt is not None:
             self.refused(receipt, outcome)
         else:
@@ -838,8 +843,10 @@ class MqttConnection(AdmittedGuest):
         if publish.qos:
             self.unsettled += 1
             receipt = (self, publish.packet_id, publish.qos, message, nowhere)
-        text = f"{TOO_LARGE.text}: {packet.octets} octets, which were not kept"
-        self._decline(message, receipt, TOO_LARGE._replace(text=text))
+        outcome = TOO_LARGE._replace(text=f"{TOO_LARGE.text}: {packet.octets} octets, which were not kept")
+        came = Message(address, Withheld(packet.octets), NO_PROPERTIES, publish.qos, sender=self.sender)
+        ingress.refuse(nowhere, came, outcome)
+        self._tell_declined(message, receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""

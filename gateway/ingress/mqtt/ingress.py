@@ -184,7 +184,7 @@ class MqttIngress(ListenerSource):
             else:
                 refusal = topic_refusal(entry.address.name, self.limits.topic_levels_max)
         if refusal is not None:
-            self.stats.refuse(refusal)
+            self.refuse(entry, message, refusal)
             if receipt is not None and (receipt[0].machine.version is Version.V5 or refusal.reason in FINAL):
                 receipt[0].refused(receipt, refusal)
                 return
@@ -192,7 +192,7 @@ class MqttIngress(ListenerSource):
         else:
             if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
-            self.nobody_wanted(message)
+            self.nobody_wanted(entry, message)
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2], taken=refusal is not None)
 
@@ -200,7 +200,7 @@ class MqttIngress(ListenerSource):
         """MQTT 5 acknowledges with 0x87; where nothing is acknowledged, and before MQTT 5, only the end of
         the connection says so: raises RemoteProtocolError (3: [MQTT-3.3.5-2], as RabbitMQ does)."""
         self.denied(message.sender, "publish", message.address.name, entry.rule)
-        self.stats.refuse(NOT_ALLOWED)
+        self.refuse(entry, message, NOT_ALLOWED)
         if receipt is not None and receipt[0].machine.version is Version.V5:
             receipt[0].refused(receipt, NOT_ALLOWED)
             return
@@ -228,7 +228,7 @@ class MqttIngress(ListenerSource):
             entry = self.route(rights, entry.address, self.entries.find)
         except RouteRefused as error:
             self.denied(message.sender, "publish", message.address.name, str(error))
-            self.stats.refuse(NOT_ALLOWED)
+            self.refuse(entry, message, NOT_ALLOWED)
             then = partial(connection.accepted, packet_id, qos)
             self.bury(message, NOT_ALLOWED, then, partial(connection.refused, receipt))
             return

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from gateway.model.outcome import Reason
 from gateway.pipeline.tolerance import Tolerance
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
 
@@ -33,14 +34,17 @@ LOST: Final = "lost"
 REPEATED: Final = "repeated"
 WAITING: Final = "waiting"
 UNKNOWN: Final = "unknown"
-FAULTS: Final = (LOST, REPEATED, UNKNOWN)
+DOUBLE: Final = "double"
+NO_TAKER: Final = Reason.NO_TAKER.value
+FAULTS: Final = (LOST, REPEATED, UNKNOWN, DOUBLE)
 BY_ID: Final = "id "  # begins what a message is known by that has an id
 NAMED_MAX: Final = 100_000  # names that a report holds; more are counted
 
+ROW: Final = ("shard", "sequence")
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
 COLUMNS: Final = (
-    *(*MESSAGE, "sequence", "route", "target_endpoint", "target_address", "outcome", "reason_text"),
-    *("message_id", "body_size", "body"),
+    *(*MESSAGE, "sequence", "route", "target_endpoint", "target_address", "outcome", "reason"),
+    *("reason_text", "message_id", "body_size", "body"),
 )
 
 
@@ -66,12 +70,12 @@ class Account:
 
     @property
     def balanced(self) -> bool:
-        """Nothing is lost, repeated or unknown; what waits may."""
+        """Nothing is lost, repeated or unknown, and no row is there twice; what waits may."""
         return not self.faults
 
     @property
     def faults(self) -> int:
-        """Messages that are lost, repeated or unknown."""
+        """Messages that are lost, repeated or unknown, and rows that are there twice."""
         return sum(self.totals.get(what, 0) for what in FAULTS)
 
     @property
@@ -117,6 +121,7 @@ def reconcile(
         within = known if until is None else known.where(F.col("received") < F.lit(until))
         for row in within.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
+        _double(known, account)
         if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
             _outboxes(known, account, waiting, until, asked)
             _repeated(known, account, until, earlier)
@@ -133,6 +138,7 @@ def _phase() -> Column:
     return (
         F.when(accepted & (text == WAS_DELIVERED), WAS_DELIVERED)
         .when(accepted & (text == WAS_STORED), WAS_STORED)
+        .when(accepted & (F.col("reason") == NO_TAKER), NO_TAKER)
         .when(accepted, CONFIRMED)
         .when(text.rlike(f"^{WAS_BURIED}(:|$)"), WAS_BURIED)
         .when(text.rlike(f"^{WAS_DROPPED}(:|$)"), WAS_DROPPED)
@@ -147,6 +153,18 @@ def _key() -> Column:
         F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
         F.concat(F.lit("size "), F.col("body_size").cast("string")),
     )
+
+
+def _double(known: DataFrame, account: Account) -> None:
+    """Rows that are there more than once: a journal gives each number to one row of a shard, so whoever has
+    copied it has done so twice."""
+    again = known.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
+    try:
+        if not again.isEmpty():
+            for row in known.join(again, [*ROW]).dropDuplicates([*ROW]).orderBy(*ROW).toLocalIterator():
+                _name(account, DOUBLE, row, row["rows"] - 1)
+    finally:
+        again.unpersist()
 
 
 WAY: Final = ("route", "target_endpoint", "target_address", "key")

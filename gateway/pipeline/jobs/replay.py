@@ -24,7 +24,7 @@ from gateway.errors import PipelineError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import property_set
-from gateway.pipeline.traffic.rows import LEFT, address_of, message_of
+from gateway.pipeline.traffic.rows import ASIDE, address_of, message_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ class Replayed:
 
 def selected(traffic: DataFrame, *, where: str | None = None, after: Position | None = None) -> DataFrame:
     """The rows to send, sorted: one for each target of a message. `where` is SQL over the columns."""
-    rows = traffic.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+    rows = traffic.where(~F.coalesce(F.expr(ASIDE), F.lit(False)))
     if where is not None:
         rows = rows.where(where)
     if after is not None:

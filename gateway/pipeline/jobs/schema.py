@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 from gateway.errors import PipelineError
 from gateway.mapping.routes import Route
 from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.rows import LEFT, address_of
+from gateway.pipeline.traffic.rows import ASIDE, address_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -107,7 +107,7 @@ def table(traffic: DataFrame, candidate: Candidate, name: str, body: DataType | 
     captures = tuple(route.pattern.names)
     rows = (
         traffic.where(F.col("source_endpoint") == route.source)
-        .where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+        .where(~F.coalesce(F.expr(ASIDE), F.lit(False)))
         .dropDuplicates(["shard", "source_endpoint", "received", "slot"])
         .select(
             "received",

@@ -46,7 +46,7 @@ from gateway.pipeline.jobs.schema import NAME, route_of
 from gateway.pipeline.progress import Tell
 from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
 from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.rows import LEFT
+from gateway.pipeline.traffic.rows import ASIDE
 
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
 """What the rows of one message have in common."""
@@ -176,7 +176,7 @@ class _Shaped:
 
     def __call__(self, batch: DataFrame) -> DataFrame:
         """Each message once, with `fault` and `place` if it does not fit, and its body in `parsed`."""
-        once = batch.where(~F.coalesce(F.expr(LEFT), F.lit(False))).dropDuplicates(list(MESSAGE))
+        once = batch.where(~F.coalesce(F.expr(ASIDE), F.lit(False))).dropDuplicates(list(MESSAGE))
         rows = once.select(
             *(*MESSAGE, "sequence", F.col("source_address").alias("address")),
             *("client", "message_id", "mapping_version", BODY),

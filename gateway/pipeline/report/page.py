@@ -62,7 +62,9 @@ class Rate:
 
     @property
     def way(self) -> str:
-        """The route, or the world that the message stayed in."""
+        """The route, or the world that the message stayed in, if it had a target."""
+        if not (self.route or self.target_protocol):
+            return f"({self.source_protocol} to nobody)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
 
     @property

@@ -26,8 +26,8 @@ from gateway.pipeline.journal.source import FilteredTable
 from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.conditions import Condition, condition_of, holds, leaves_of
-from gateway.pipeline.traffic.rows import LEFT
-from gateway.store.journal.columns import LEFT_OUTBOX
+from gateway.pipeline.traffic.rows import ASIDE
+from gateway.store.journal.columns import NO_TRAFFIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ class Recording(NamedTuple):
         is_table = self.archive is not None and table_at(self.spark, self.archive) is not None
         if is_table or (where is not None and condition is None):
             rows = traffic(self.spark, self.folder, names, self.span, archive=self.archive)
-            staying = rows.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+            staying = rows.where(~F.coalesce(F.expr(ASIDE), F.lit(False)))
             return staying.select(*names).mapInArrow(function, schema)
         columns = tuple(dict.fromkeys((*names, REASON, *self.span.columns)))
         pieces: list[Piece] = []
@@ -139,12 +139,12 @@ def _bounds(span: Span) -> Iterator[Filter]:
 
 
 def staying(batch: Arrow) -> Arrow:
-    """The rows of a batch that LEFT_OUTBOX does not match; its texts are few."""
+    """The rows of a batch that NO_TRAFFIC does not match; its texts are few."""
     reasons = batch.column(REASON).dictionary_encode()
-    left = pc.match_substring_regex(reasons.dictionary, LEFT_OUTBOX)
-    if not pc.any(left).as_py():
+    aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
+    if not pc.any(aside).as_py():
         return batch
-    return batch.filter(pc.invert(pc.fill_null(left.take(reasons.indices), False)))
+    return batch.filter(pc.invert(pc.fill_null(aside.take(reasons.indices), False)))
 
 
 def traffic(

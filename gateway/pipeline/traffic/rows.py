@@ -11,12 +11,13 @@ from gateway.model.address import Address
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
 from gateway.protocols import DIALECTS
-from gateway.store.journal.columns import LEFT_OUTBOX
+from gateway.store.journal.columns import NO_TRAFFIC
 from gateway.store.properties import decode_properties
 
 NOTHING: Final = "{}"
-LEFT: Final = f"reason_text rlike '{LEFT_OUTBOX}'"
-"""SQL: rows of what has left an outbox; the message has another one, of when it was accepted."""
+ASIDE: Final = f"reason_text rlike '{NO_TRAFFIC}'"
+"""SQL: rows of what has left an outbox, whose message has another one, of when it was accepted; and of what
+was rejected before it had a target."""
 
 
 def address_of(protocol: str, scope: str | None, name: str | None) -> Address:

@@ -106,6 +106,7 @@ LOSING: Final = losing(LOSSES) - OF_ONE_MESSAGE
 
 REFUSALS: Final = {
     Reason.NONE: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
+    Reason.NO_TAKER: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
     Reason.NO_ROUTE: (Scope.HANDLE, ReplyCode.DESTINATION_NOT_FOUND),
     Reason.NOT_AUTHORIZED: (Scope.HANDLE, ReplyCode.ACCESS_REFUSED),
     Reason.NAME_INVALID: (Scope.HANDLE, ReplyCode.BAD_FIELD_VALUE),

@@ -14,6 +14,7 @@ from gateway.protocols.mqtt.spec import ReasonCode
 
 PUBLISH_REFUSED: Final = {
     Reason.NONE: ReasonCode.UNSPECIFIED_ERROR,
+    Reason.NO_TAKER: ReasonCode.UNSPECIFIED_ERROR,
     Reason.NO_ROUTE: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
     Reason.NAME_INVALID: ReasonCode.TOPIC_NAME_INVALID,

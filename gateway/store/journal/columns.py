@@ -56,6 +56,12 @@ WAS_DROPPED: Final = "dropped"
 Behind the last two stands ": " and why."""
 LEFT_OUTBOX: Final = f"^({WAS_DELIVERED}$|({WAS_BURIED}|{WAS_DROPPED})(: |$))"
 """A regular expression for what has left; the message has another row, of when it was accepted."""
+WAS_UNROUTED: Final = "unrouted"
+"""Text of what was rejected before it had a target: refused by a limit or a rule, or returned to its sender.
+Behind it stands ": " and why."""
+NO_TRAFFIC: Final = f"{LEFT_OUTBOX}|^{WAS_UNROUTED}(: |$)"
+"""A regular expression for rows that are no message of their own to whoever goes through the traffic again:
+it has another row, or it never came in."""
 
 RECIPIENT: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")

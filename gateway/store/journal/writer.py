@@ -213,9 +213,9 @@ class JournalWriter:
         sources: list[Message],
         outcome: Outcome,
         received: Monotonic,
-        slots: list[int] | None = None,
+        slots: Sequence[int] | None = None,
     ) -> None:
-        """A route would not let `sources` cross: there is nothing that went out."""
+        """A route would not let `sources` cross, or they had no target: there is nothing that went out."""
         self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
     def _keep(self, settled: Settled, received: Monotonic) -> None:

@@ -21,7 +21,7 @@ from gateway.pipeline.traffic.loading import Recording, Span
 from gateway.pipeline.traffic.verdicts import Verdict
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import HOT, MAPPING, READINGS, STORED, WAITING, Recorded
-from tests.pipeline.journals import written
+from tests.pipeline.journals import RETURNED, Journal, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +99,25 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
         )
         assert found(both) == found(alone)
         assert both.messages == alone.messages > old.messages > 0
+
+
+def test_what_nobody_took_is_new_under_a_mapping_that_takes_it(spark: SparkSession, tmp_path: Path) -> None:
+    """What was refused never came in, whichever way the rows are read."""
+    journal = Journal(tmp_path)
+    journal.write_unrouted(0, 3)
+    journal.write_unrouted(3, 2, RETURNED)
+    journal.close()
+    taking = """
+version: 1
+routes:
+  - name: all
+    from: {endpoint: mqtt, topic: "plant/#"}
+    to: {endpoint: erp, queue: all}
+"""
+    tried = Candidate([parse(taking, "m.yaml")], {"m.yaml": taking}, {"mqtt": "mqtt", "erp": "amqp091"})
+    for where in (None, "reverse(client) <> 'x'"):
+        made = backtest(Recording(spark, str(tmp_path), Span(where=where)), tried)
+        assert (made.messages, found(made)) == (3, {("new", "", "all"): 3})
 
 
 def test_every_kind_of_change_is_counted_with_examples(spark: SparkSession, recorded: Recorded) -> None:

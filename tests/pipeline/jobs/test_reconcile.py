@@ -21,7 +21,7 @@ from gateway.store.journal.columns import WAS_DELIVERED
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.pipeline.jobs.conftest import HOT, READINGS, ROWS, STORED, WAITING, Recorded, reading
-from tests.pipeline.journals import START, UP, Journal, message, written
+from tests.pipeline.journals import RETURNED, START, UP, Journal, message, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +101,35 @@ def test_what_left_an_outbox_in_another_way(spark: SparkSession, tmp_path: Path)
         "confirmed": 1,
     }
     assert made.totals == {"repeated": 1, "waiting": 1}
+
+
+def test_what_has_no_target_is_counted_and_no_consumer_is_to_have_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path)
+    journal.write(0, 2)
+    journal.write_unrouted(2, 3)
+    journal.write_unrouted(5, 1, RETURNED)
+    journal.close()
+    got = spark.createDataFrame([("m-0",), ("m-1",)], "message_id string")
+    made = reconcile(traffic(spark, str(tmp_path), COLUMNS, Span()), got)
+    assert made.phases == {
+        ("", "confirmed"): 1,
+        ("up", "confirmed"): 1,
+        ("", "no_taker"): 3,
+        ("", "rejected"): 1,
+    }
+    assert (made.totals, made.accepted) == ({}, 2)
+
+
+def test_a_row_that_is_there_twice_is_a_fault(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever has copied the rows has copied one of them three times."""
+    written(tmp_path, 10)
+    rows = traffic(spark, str(tmp_path), COLUMNS, Span())
+    again = rows.where("sequence = 7")
+    made = reconcile(rows.union(again).union(again))
+    assert (made.balanced, made.totals) == (False, {"double": 2})
+    assert [(one.what, one.shard, one.sequence, one.times) for one in made.named] == [("double", "0", 7, 2)]
 
 
 def stored_and_delivered(folder: Path, bodies: list[tuple[bytes, float, float | None]]) -> None:

@@ -20,7 +20,7 @@ from gateway.protocols import show
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import HOT, PATIENCE_SECS, READINGS, Recorded, reading
-from tests.pipeline.journals import written
+from tests.pipeline.journals import RETURNED, Journal, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,6 +172,15 @@ def test_a_message_with_several_lanes_is_sent_once(spark: SparkSession, recorded
     places = Counter(show(message.address) for _, message in broker.got)
     assert places[":hot"] == len(HOT)
     assert sum(places.values()) == READINGS + len(HOT)
+
+
+def test_what_was_refused_before_it_had_a_target_is_not_sent(spark: SparkSession, tmp_path: Path) -> None:
+    """What nobody took is: a publisher heard that it was accepted."""
+    journal = Journal(tmp_path)
+    journal.write_unrouted(0, 3)
+    journal.write_unrouted(3, 2, RETURNED)
+    journal.close()
+    assert [row["body"] for row in rows_of(spark, tmp_path)] == [b'{"n": %d}' % number for number in range(3)]
 
 
 def test_what_was_not_recorded_whole_is_not_sent(spark: SparkSession, tmp_path: Path) -> None:
