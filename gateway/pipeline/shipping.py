@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 from pyarrow import fs
 
@@ -28,6 +29,8 @@ from gateway.store.journal.summary import Summary, summary_of
 DAY_SECS: Final = 86_400.0
 LISTED_MAX: Final = 10  # times of one shard
 COPY_OCTETS: Final = 8 * 1_048_576
+DRAFT: Final = ".tmp"
+DRAFT_SECS: Final = 3_600.0  # after which nobody is writing it any more
 
 
 class Shipped(NamedTuple):
@@ -70,7 +73,11 @@ def _selector(folder: str) -> fs.FileSelector:
 
 
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_us: int) -> Shipped:
-    found = {info.path.removeprefix(f"{root}/"): info.size for info in system.get_file_info(_selector(root))}
+    infos = system.get_file_info(_selector(root))
+    for info in infos:
+        if info.path.endswith(DRAFT) and info.mtime and info.mtime.timestamp() < time.time() - DRAFT_SECS:
+            system.delete_file(info.path)  # a killed run has left it
+    found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
     run = _Run(journal, system, root, oldest_us, there)
     for shard in JournalReader(journal).shards():
@@ -167,7 +174,7 @@ def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
     """Returns how much it was: another file may stand there by now than was listed."""
     count = 0
     system.create_dir(path.rpartition("/")[0], recursive=True)
-    draft = f"{path}.tmp"
+    draft = f"{path}.{uuid4().hex}{DRAFT}"  # another run may copy it, too
     with file.open("rb") as source, system.open_output_stream(draft) as sink:
         while octets := source.read(COPY_OCTETS):
             sink.write(octets)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
-from gateway.pipeline.archive.manifest import FOLDER, OURS, STAGING, Archive, Filed, Manifest, folder_of
+from gateway.pipeline.archive.manifest import (
+    CLAIM_SECS,
+    CLAIMS,
+    FOLDER,
+    OURS,
+    STAGING,
+    Archive,
+    Filed,
+    Manifest,
+    OvertakenError,
+    folder_of,
+)
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.failures import plain, plainly
 from gateway.pipeline.jobs import archive as job
@@ -163,7 +176,7 @@ def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Pat
     (to / "mine.txt").write_text("not the archive's")
     assert len(files(to)) == 3
     said: list[str] = []
-    done = job.run(spark, str(folder), str(to), tell=said.append)
+    done = job.run(spark, str(folder), str(to), tell=said.append, grace_secs=0.0)
     assert (done.rows, done.total_rows, len(files(to))) == (20, 20, 2)
     assert said[0] == "archive: 2 files that a broken off run had left are deleted"
     assert job.read_archive(spark, str(to)).count() == 20
@@ -176,8 +189,72 @@ def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Pat
 def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"PAR1")
     with pytest.raises(PipelineError, match="is not empty and no archive"):
-        Archive(place_of(str(tmp_path))).sweep(Manifest())
+        Archive(place_of(str(tmp_path))).sweep(Manifest(), 0.0)
     assert (tmp_path / "mine.parquet").exists()
+
+
+@pytest.fixture(params=[True, False], ids=["a disk", "no links"])
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that creates files exclusively, and one that does not, as a store."""
+    if not request.param:
+        monkeypatch.setattr("gateway.pipeline.archive.manifest._linked", lambda *_: False)
+
+
+@pytest.mark.usefixtures("links")
+def test_a_manifest_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other run comes between the look and the writing."""
+    first, other = (Archive(place_of(str(tmp_path / "a"))) for _ in range(2))
+    listed = Archive._manifests
+
+    def overtaken(archive: Archive) -> list[str]:
+        names = listed(archive)
+        monkeypatch.setattr(Archive, "_manifests", listed)
+        other.save(Manifest().changed(offsets={"0": 2}))
+        return names
+
+    monkeypatch.setattr(Archive, "_manifests", overtaken)
+    with pytest.raises(OvertakenError):
+        first.save(Manifest().changed(offsets={"0": 1}))
+    assert first.manifest() == Manifest(1, {"0": 2})
+    assert [path.name for path in (tmp_path / "a" / FOLDER).rglob("*") if path.is_file()] == [f"{1:020}.json"]
+
+
+@pytest.mark.usefixtures("links")
+def test_a_manifest_that_was_forgotten_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run has saved so many since that the first of them is deleted."""
+    first, other = (Archive(place_of(str(tmp_path / "a"))) for _ in range(2))
+    listed = Archive._manifests
+
+    def overtaken(archive: Archive) -> list[str]:
+        names = listed(archive)
+        monkeypatch.setattr(Archive, "_manifests", listed)
+        manifest = Manifest()
+        for number in range(2, 8):
+            manifest = other.save(manifest.changed(offsets={"0": number}))
+        return names
+
+    monkeypatch.setattr(Archive, "_manifests", overtaken)
+    with pytest.raises(OvertakenError):
+        first.save(Manifest().changed(offsets={"0": 1}))
+    assert first.manifest().offsets == {"0": 7}
+
+
+def test_of_two_claims_none_wins_and_one_of_a_killed_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.pipeline.archive.manifest._linked", lambda *_: False)
+    archive = Archive(place_of(str(tmp_path / "a")))
+    claim = tmp_path / "a" / CLAIMS / f"{1:020}.json.other"
+    claim.parent.mkdir(parents=True)
+    claim.write_text("other")
+    with pytest.raises(OvertakenError):
+        archive.save(Manifest().changed(offsets={"0": 1}))
+    assert not archive.manifest().number
+    os.utime(claim, (time.time() - CLAIM_SECS - 1.0,) * 2)
+    archive.save(Manifest().changed(offsets={"0": 1}))
+    assert archive.manifest() == Manifest(1, {"0": 1})
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
@@ -186,6 +263,109 @@ def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="run one at a time"):
         archive.save(Manifest().changed(offsets={"0": 2}))
     assert archive.manifest() == Manifest(1, {"0": 1})
+
+
+STEPS = [
+    # Which save of the run is held, where in it, rows that come meanwhile, and what the other run does.
+    *((1, held, 30, {}) for held in ("before", "within")),
+    *((2, held, 30, {}) for held in ("before", "within")),
+    *((3, held, 30, {}) for held in ("before", "within")),
+    (1, "before", 0, {}),
+    (1, "within", 0, {"keep_days": 1, "today": date(2023, 11, 16), "grace_secs": 0.0}),
+    (2, "within", 30, {"grace_secs": 0.0}),
+]
+"""Saves of a run: what has come, what retention drops, what was merged, and what is deleted for good."""
+
+
+@pytest.mark.parametrize("number, held, more, options", STEPS)
+def test_two_overlapping_runs_leave_each_row_once(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    held: str,
+    more: int,
+    options: dict[str, Any],
+) -> None:
+    """One run is held when it is about to save; another one passes it from beginning to end."""
+    folder, to = tmp_path / "j", str(tmp_path / "a")
+    written(folder, 5)
+    for first in range(5, 5 * SMALL_MAX, 5):  # small files, which the run merges
+        job.run(spark, str(folder), to, file_octets=1)
+        written(folder, 5, first=first)
+    count = 5 * SMALL_MAX
+    saves = 0
+    passed: list[job.Archived] = []
+    save, listed = Archive.save, Archive._manifests
+
+    def pass_by() -> None:
+        monkeypatch.setattr(Archive, "save", save)
+        monkeypatch.setattr(Archive, "_manifests", listed)
+        if more:
+            written(folder, more, first=count)
+        passed.append(job.run(spark, str(folder), to, **options))
+
+    def held_save(archive: Archive, manifest: Manifest) -> Manifest:
+        nonlocal saves
+        saves += 1
+        if saves == number and held == "before":
+            pass_by()
+        elif saves == number:
+
+            def held_list(archive: Archive) -> list[str]:
+                names = listed(archive)
+                pass_by()
+                return names
+
+            monkeypatch.setattr(Archive, "_manifests", held_list)
+        return save(archive, manifest)
+
+    monkeypatch.setattr(Archive, "save", held_save)
+    with suppress(PipelineError):
+        job.run(spark, str(folder), to, grace_secs=0.0 if number == 3 else 3_600.0)
+    assert len(passed) == 1, "the run was held"
+    last = job.run(spark, str(folder), to)
+    rows = [(row.shard, row.sequence) for row in job.read_archive(spark, to).collect()]
+    there = 0 if "keep_days" in options else count + more
+    assert (sorted(rows), last.total_rows) == ([("0", n) for n in range(there)], there)
+    job.run(spark, str(folder), to, grace_secs=0.0)
+    manifest = Archive(place_of(to)).manifest()
+    assert files(Path(to)) == sorted(one.path for one in (*manifest.files, *manifest.left))
+
+
+def test_a_run_that_was_overtaken_says_so_and_leaves_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 20)
+    save = Archive.save
+
+    def held(archive: Archive, manifest: Manifest) -> Manifest:
+        monkeypatch.setattr(Archive, "save", save)
+        job.run(spark, str(folder), str(to))
+        return save(archive, manifest)
+
+    monkeypatch.setattr(Archive, "save", held)
+    with pytest.raises(PipelineError, match="another run has written the archive"):
+        job.run(spark, str(folder), str(to))
+    assert files(to) == sorted(one.path for one in Archive(place_of(str(to))).manifest().files)
+
+
+def test_a_file_of_a_run_in_progress_is_not_swept_away(spark: SparkSession, tmp_path: Path) -> None:
+    """Neither one that is in its place, nor one that is being written."""
+    folder, to = tmp_path / "j", tmp_path / "a"
+    made = filed(to, written(folder, 20))
+    (to / STAGING).mkdir(parents=True, exist_ok=True)
+    half = to / STAGING / "half.parquet"
+    half.write_bytes(b"PAR1")
+    job.run(spark, str(folder), str(to))
+    assert half.exists()
+    assert all((to / one.path).exists() for one in made)
+    for path in (half, *(to / one.path for one in made)):
+        os.utime(path, (time.time() - 4_000,) * 2)
+    job.run(spark, str(folder), str(to))
+    assert not half.exists()
+    assert not any((to / one.path).exists() for one in made)
 
 
 def test_old_manifests_go(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,54 @@ def test_beside_a_gateway_that_goes_on(
     complete = {one.path.name: one.octets for one in JournalReader(journal).segments("0")[:-1]}
     assert {path.name: path.stat().st_size for path in to.glob("*.gwj")} == complete
     assert whole
+
+
+def test_two_runs_at_once_copy_each_file_whole(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is held in the middle of a file, and another one copies it meanwhile."""
+    monkeypatch.setattr(shipping, "COPY_OCTETS", 1_000)
+    to, passed = tmp_path / "store", []
+    opened = Path.open
+
+    class Held:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __enter__(self) -> Held:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def read(self, count: int) -> bytes:
+            octets: bytes = self._file.read(count)
+            if not passed:
+                passed.append(None)
+                ship(journal, place_of(str(to)))
+            return octets
+
+    def held(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+        file = opened(path, mode, *given, **more)
+        return Held(file) if mode == "rb" and path.suffix == ".gwj" and not more and not passed else file
+
+    monkeypatch.setattr(Path, "open", held)
+    ship(journal, place_of(str(to)))
+    assert passed
+    complete = {one.path.name: one.path.read_bytes() for one in JournalReader(journal).segments("0")[:-1]}
+    assert {path.name: path.read_bytes() for path in to.glob("*.gwj")} == complete
+    assert not list(to.rglob("*.tmp"))
+
+
+def test_what_a_killed_run_has_begun_goes_when_nobody_can_be_at_it(journal: Path, tmp_path: Path) -> None:
+    to = tmp_path / "store"
+    to.mkdir()
+    old, fresh = to / "0-1.gwj.a.tmp", to / "0-1.gwj.b.tmp"
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - shipping.DRAFT_SECS - 1.0,) * 2)
+    ship(journal, place_of(str(to)))
+    assert (old.exists(), fresh.exists()) == (False, True)
 
 
 def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:

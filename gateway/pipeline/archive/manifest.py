@@ -4,17 +4,27 @@
 file counts from the moment a manifest names it until one no longer does. So a run that is killed has either
 happened or not: what it left without a name is swept away by the next one, which starts where the manifest
 says. A file that counts no longer stays where it is until its grace is over, for a reader that has planned
-before will still open it. One process at a time writes an archive; any number read it.
+before will still open it.
+
+Any number read an archive, and one run at a time writes it. Of two that overlap the first to save its
+manifest wins: a number is created once, and the other run is told so and has changed nothing. No file of one
+has the name of a file of another, for each name has the run's id; and a run sweeps away only what has been
+left for longer than the grace. A disk creates a file exclusively; a store that cannot (S3) has a claim for
+the number first, and of two runs that find each other's claim none goes on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 from urllib.parse import quote
+from uuid import uuid4
 
 from pyarrow import fs
 
@@ -25,7 +35,10 @@ from gateway.pipeline.stores import Place, not_there
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/staging"
+CLAIMS: Final = f"{FOLDER}/claims"
+CLAIM_SECS: Final = 600.0  # that a claim holds, whose run may have been killed
 OURS: Final = re.compile(r"date=[0-9-]{10}/route=[^/]+/[^/]+\.parquet")
+HALF: Final = re.compile(rf"({STAGING}|{CLAIMS})/[^/]+")
 NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's word for a directory of nothing
 KEPT: Final = 3  # manifests; a reader may still be at the one before
 
@@ -83,12 +96,17 @@ class Manifest:
         return replace(self, number=self.number + 1, left=kept)
 
 
+class OvertakenError(PipelineError):
+    """Another run has saved the next manifest, or is about to."""
+
+
 class Archive:
-    """A folder, of this machine or in a store."""
+    """A folder, of this machine or in a store, as one run sees it: `run` is the run's id."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.uri = place.uri
+        self.run = uuid4().hex[:12]
 
     @property
     def system(self) -> Arrow:
@@ -125,46 +143,92 @@ class Archive:
         return files
 
     def save(self, manifest: Manifest) -> Manifest:
-        """Make `manifest` the newest. Raises PipelineError when somebody else made one meanwhile."""
+        """Make `manifest` the newest. Raises OvertakenError when another run has made one meanwhile."""
         names = self._manifests()
         name = f"{manifest.number:020}.json"
         if names and names[-1] >= name:
-            raise PipelineError(
-                f"another run has written the archive {self.uri} meanwhile; run one at a time"
-            )
-        self.system.create_dir(self.path(STAGING), recursive=True)
-        staged = self.path(f"{STAGING}/{name}")
-        with self.system.open_output_stream(staged) as stream:
-            stream.write(json.dumps(asdict(manifest)).encode())
-        self.system.move(staged, self.path(f"{FOLDER}/{name}"))
+            raise self._overtaken()
+        self._create(name, json.dumps(asdict(manifest)).encode())
+        if self._manifests()[-1] != name:  # the one of this number was there, and is forgotten
+            self._delete(f"{FOLDER}/{name}")
+            raise self._overtaken()
         for old in names[: -KEPT + 1]:
-            self.system.delete_file(self.path(f"{FOLDER}/{old}"))
+            self._delete(f"{FOLDER}/{old}")
         return manifest
 
-    def sweep(self, manifest: Manifest) -> int:
-        """Delete files that no manifest names, which a killed run has left; returns how many.
+    def _create(self, name: str, octets: bytes) -> None:
+        """Write a manifest that is not there. Raises OvertakenError: it is."""
+        self.system.create_dir(self.path(STAGING), recursive=True)
+        below = f"{STAGING}/{self.run}.json"
+        staged, whole = self.path(below), self.path(f"{FOLDER}/{name}")
+        with self.system.open_output_stream(staged) as stream:
+            stream.write(octets)
+        try:
+            if not (self.place.is_local and _linked(staged, whole)):
+                self._move_claimed(name, staged, whole)
+        except FileExistsError as error:
+            raise self._overtaken() from error
+        finally:
+            self._delete(below)
+
+    def _move_claimed(self, name: str, staged: str, whole: str) -> None:
+        """Move a manifest into its place, where no other run claims that. Raises FileExistsError."""
+        self.system.create_dir(self.path(CLAIMS), recursive=True)
+        claim = f"{name}.{self.run}"
+        with self.system.open_output_stream(self.path(f"{CLAIMS}/{claim}")) as stream:
+            stream.write(self.run.encode())
+        try:
+            oldest = time.time() - CLAIM_SECS
+            others = [
+                info
+                for info in self.system.get_file_info(fs.FileSelector(self.path(CLAIMS)))
+                if info.base_name.startswith(f"{name}.") and info.base_name != claim and _since(info) > oldest
+            ]
+            # In this order: a claim goes when its manifest is there.
+            if others or name in self._manifests():
+                raise FileExistsError(whole)
+            self.system.move(staged, whole)
+        finally:
+            self._delete(f"{CLAIMS}/{claim}")
+
+    def _overtaken(self) -> OvertakenError:
+        return OvertakenError(
+            f"another run has written the archive {self.uri} meanwhile; run one at a time, and this again"
+        )
+
+    def sweep(self, manifest: Manifest, grace_secs: float) -> int:
+        """Delete files that no manifest names and that are older than `grace_secs`: a killed run has left
+        them. Return how many.
 
         Raises PipelineError when the folder is somebody else's.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
-        found = [info.path.removeprefix(f"{self.root}/") for info in self.system.get_file_info(selector)]
+        times = {
+            info.path.removeprefix(f"{self.root}/"): _since(info)
+            for info in self.system.get_file_info(selector)
+        }
+        found = times.keys()
         if not manifest.number and found and FOLDER not in found:
             raise PipelineError(f"{self.uri} is not empty and no archive; give another folder")
         named = {file.path for file in manifest.files} | {file.path for file in manifest.left}
-        left = [path for path in found if OURS.fullmatch(path) and path not in named]
-        for path in left:
-            self.system.delete_file(self.path(path))
-        if STAGING in found:
-            self.system.delete_dir_contents(self.path(STAGING))
+        oldest = time.time() - grace_secs
+        over = [path for path in found if times[path] <= oldest]
+        left = [path for path in over if OURS.fullmatch(path) and path not in named]
+        for path in (*left, *(path for path in over if HALF.fullmatch(path))):
+            self._delete(path)
         return len(left)
 
-    def delete(self, files: Iterable[Left]) -> None:
+    def delete(self, files: Iterable[Left | Filed]) -> None:
         """Delete files that nobody is at any more; a run that was killed may have deleted some of them."""
         for file in files:
-            path = self.path(file.path)
-            if self.system.get_file_info(path).type != fs.FileType.NotFound:
+            self._delete(file.path)
+
+    def _delete(self, below: str) -> None:
+        path = self.path(below)
+        if self.system.get_file_info(path).type != fs.FileType.NotFound:
+            with suppress(FileNotFoundError):  # another run has deleted it in between
                 self.system.delete_file(path)
 
     def _manifests(self) -> list[str]:
@@ -174,6 +238,22 @@ class Archive:
             for info in self.system.get_file_info(selector)
             if re.fullmatch(r"\d{20}\.json", info.base_name)
         )
+
+
+def _linked(staged: str, whole: str) -> bool:
+    """Give a file of this machine its name. Return False if its disk has no links. Raises FileExistsError."""
+    try:
+        os.link(staged, whole)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _since(info: Arrow) -> float:
+    """When a file was written, in seconds UTC. A store that does not say has it from now."""
+    return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def folder_of(date: str, route: str) -> str:

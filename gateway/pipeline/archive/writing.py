@@ -41,7 +41,7 @@ DAY_US: Final = 86_400_000_000
 
 
 class Writer:
-    """Writes the files of one day and route: `name`-0.parquet and so on, each of about `file_octets`."""
+    """Writes the files of one day and route: `name`-RUN-0.parquet and so on, each of about `file_octets`."""
 
     def __init__(self, archive: Archive, name: str, date: str, route: str, file_octets: int) -> None:
         self._archive = archive
@@ -86,7 +86,7 @@ class Writer:
         file.writer.close()
         file.sink.close()
         system = self._archive.system
-        path = f"{self._name}-{len(self.files)}.parquet"
+        path = f"{self._name}-{self._archive.run}-{len(self.files)}.parquet"
         octets = system.get_file_info(file.path).size
         system.create_dir(self._archive.path(path.rpartition("/")[0]), recursive=True)
         system.move(file.path, self._archive.path(path))

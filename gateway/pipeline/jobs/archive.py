@@ -22,7 +22,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import merge, merges_of
-from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.manifest import Archive, Filed, Manifest, OvertakenError
 from gateway.pipeline.archive.tables import between, is_table_name, since, snapshot, table_at, utc_date
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
@@ -76,12 +76,13 @@ def run(
 
     `keep_days`: days before `today` (None: now, UTC) that are kept; `file_octets`: a useful size of a file;
     `fail`: False goes on where journal rows were deleted or damaged before they were archived; `grace_secs`:
-    that files stay which were merged or dropped; `sweep`: False does not look for what a killed run left.
-    Raises PipelineError, and what the journal's reader raises.
+    that files stay which were merged or dropped, or which a run has left that was killed; `sweep`: False does
+    not look for those. Raises OvertakenError: another run was faster; PipelineError, and what the journal's
+    reader raises.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
-    swept = archive.sweep(before) if sweep else 0
+    swept = archive.sweep(before, grace_secs) if sweep else 0
     if swept:
         tell(f"archive: {swept} files that a broken off run had left are deleted")
     with progress(spark, "archive", tell):
@@ -148,7 +149,16 @@ def _appended(
     begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
     wanted = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
     missing = wanted - sum(file.rows for file in files)
-    return archive.save(manifest.changed(offsets=ends, gained=files)), missing
+    return _saved(archive, manifest.changed(offsets=ends, gained=files), files), missing
+
+
+def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
+    """Save a manifest that names new files. Raises OvertakenError, when these files are deleted."""
+    try:
+        return archive.save(manifest)
+    except OvertakenError:
+        archive.delete(gained)
+        raise
 
 
 def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
@@ -207,7 +217,7 @@ def _compacted(
     )
     old = [file for one in wanted for file in one.files]
     gained = archive.found([file for some in made for file in some])
-    return archive.save(manifest.changed(gained=gained, lost=old, now=time.time())), len(old)
+    return _saved(archive, manifest.changed(gained=gained, lost=old, now=time.time()), gained), len(old)
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
