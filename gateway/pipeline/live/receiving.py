@@ -56,6 +56,7 @@ class Receiver:
         self._life = 0
         self._answers: deque[Arrival] = deque()  # of this life
         self._failure: Exception | None = None
+        self._connected_at: float | None = None  # None: there is no connection
         self._came = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="live source", daemon=True)
@@ -80,14 +81,25 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Return when there is more than `above` and no more is coming just now, or nothing has come for so
-        long."""
+        """Return when there is more than `above` and no more is coming just now, or when the connection has
+        brought nothing for so long. Without a connection nothing is known, so one is waited for. Raises what
+        keeps it from working, as soon as the broker has been away for too long."""
+        last = time.monotonic()
         while True:
             self._came.clear()
             with self._lock:
                 self._check()
                 some = self._first + len(self._held) > above
-            if not self._came.wait(GATHER_SECS if some else seconds):
+                since = self._connected_at
+            if some:
+                patience = GATHER_SECS
+            elif since is None:
+                patience = TURN_SECS
+            else:
+                patience = max(last, since) + seconds - time.monotonic()
+            if patience > 0 and self._came.wait(patience):
+                last = time.monotonic()
+            elif some or since is not None:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
@@ -120,6 +132,8 @@ class Receiver:
             try:
                 client = self._connect()
                 good, wait = time.monotonic(), RETRY_SECS_MIN
+                with self._lock:
+                    self._connected_at = good
                 self._receive(client)
                 client.close()
                 return
@@ -146,6 +160,7 @@ class Receiver:
 
     def _begin_life(self) -> None:
         with self._lock:
+            self._connected_at = None
             self._life += 1
             self._answers.clear()
             while self._first + len(self._held) > self._planned:

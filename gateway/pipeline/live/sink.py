@@ -93,6 +93,10 @@ class Publication:
         self._attempts = given.whole("attempts", 5)
         self._skips = given.one_of("onReject", "fail", ("fail", "skip")) == "skip"
 
+    def connect(self) -> None:
+        """Connect, and leave again. Raises LinkError."""
+        client_of(self._given.access()).close()
+
     def publish(self, batches: Iterator[Any]) -> Published:
         """Publish everything; returns when all is confirmed. Raises LinkError or PipelineError."""
         context = TaskContext.get()
@@ -154,6 +158,11 @@ class BatchPublisher(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> Published:
         """One task."""
         return self._publication.publish(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done. Raises LinkError: there were no rows, and there would be nobody to take any."""
+        if not any(isinstance(one, Published) and one.rows for one in messages):
+            self._publication.connect()
 
 
 class StreamPublisher(DataSourceStreamArrowWriter):

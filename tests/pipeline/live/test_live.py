@@ -5,8 +5,11 @@ One gateway serves all tests here, with a route that deduplicates into a queue o
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -363,6 +366,69 @@ def test_a_broker_that_stays_away_fails_the_query() -> None:
         return False
 
     until(failed, "it does not say so")
+
+
+def test_it_is_not_quiet_while_there_is_no_connection() -> None:
+    """The broker comes when one would have stopped waiting, goes again, and comes back."""
+    first, second = Scripted([b"1"]), Scripted([b"2"])
+    peers = [first, second]
+    may_connect = threading.Event()
+
+    def connect() -> Client:
+        if not may_connect.is_set():
+            raise LinkError("nobody is there")
+        may_connect.clear()
+        return peers.pop(0)
+
+    receiver = Receiver(connect, Limits(100, 1_000_000, 60.0))
+    for number in (1, 2):
+        timer = threading.Timer(0.8, may_connect.set)
+        timer.start()
+        receiver.wait(number - 1, 0.2)
+        assert receiver.latest(number - 1, None) == number, "it has waited for the connection"
+        timer.join()
+        if number == 1:
+            first.turns.append(None)
+            until(lambda: receiver._connected_at is None, "it is not cut")
+    receiver.wait(2, 0.2)
+    receiver.close()
+
+
+def test_no_connection_at_all_is_a_failure_and_no_silence() -> None:
+    receiver = receiving(away=0.5)
+    with pytest.raises(LinkError, match="nobody is there"):
+        receiver.wait(0, 0.1)
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+@pytest.mark.parametrize("fault", ["dead", "password"])
+def test_a_query_that_never_connects_fails(
+    spark: SparkSession, gateway: GatewayProcess, tmp_path: Path, protocol: str, fault: str
+) -> None:
+    """Though it is to take only what is there, and there is nothing."""
+    publisher, _, given, format_ = sources(gateway, protocol)
+    publisher.close()
+    given |= {"quietSecs": "0.2", "awaySecs": "1", "timeoutSecs": "5"}
+    if fault == "dead":
+        with closing(socket.create_server((LOOPBACK, 0))) as server:
+            given["url"] = f"{SCHEMES[protocol]}://guest@{LOOPBACK}:{server.getsockname()[1]}"
+    else:
+        del given["passwordFile"]
+        given["password"] = "wrong"
+    with pytest.raises(StreamingQueryException, match="LinkError"):
+        drained(spark, format_, tmp_path, given)
+
+
+def test_a_batch_without_rows_is_published_to_a_broker_that_is_there(
+    spark: SparkSession, gateway: GatewayProcess
+) -> None:
+    rows = spark.createDataFrame([], "queue string, body string")
+    given = options(gateway, "amqp091")
+    rows.write.format("gateway_publish").mode("append").options(**given).save()
+    del given["passwordFile"]
+    with pytest.raises(Exception, match="LinkError"):
+        rows.write.format("gateway_publish").mode("append").options(**given, password="wrong").save()
 
 
 def test_a_reader_that_is_sent_to_workers_has_no_connection_and_no_secret(
