@@ -73,7 +73,7 @@ def test_a_session_of_somebody_else_stays_as_it_is(elsewhere: SparkSession, tmp_
     """And times are right in its zone."""
     written(tmp_path, 2_500)
     assert session.register(elsewhere).conf.get(ZONE) == "America/New_York"
-    for options in ({}, {"pushFilters": "true"}):
+    for options in ({}, {"receivedFrom": "2023-11-14T22:13:20"}):
         found = elsewhere.read.format("gateway_journal").options(**options).load(str(tmp_path))
         assert found.where("received < timestamp'2023-11-14 17:13:21'").count() == 1_000
         first = found.where("sequence = 0").selectExpr("cast(received as string)", "unix_micros(received)")

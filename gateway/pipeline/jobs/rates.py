@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,6 +27,7 @@ from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, re
 from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.jobs.batches import belong
+from gateway.pipeline.journal.filters import Range, Wanted, options_for
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
@@ -162,7 +162,9 @@ def run(
         new = _fresh(spark, to)
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
-        rows = _journal(spark, str(journal))
+        bounds = zip(("receivedFrom", "receivedBefore"), (since, until), strict=True)
+        given = {name: moment(time).isoformat() for name, time in bounds if time is not None}
+        rows = _journal(spark, str(journal), **given)
     else:
         rows = read_archive(spark, archive, journal, columns=NEEDED)
     received = F.col("received")
@@ -248,10 +250,9 @@ def follow(
             ranges = runs_of(chosen)
             if len(ranges) > RANGES_MAX:
                 ranges = [(ranges[0][0], ranges[-1][1])]
-            # The source passes over files by a range, not by one or another; and Spark gives all uses of one
-            # table the conditions of the last. So each range has a read of its own.
+            # The source passes over files by a range, not by one or another: each has a read of its own.
             options = {"endingOffsets": json.dumps(windows.ends), "failOnDataLoss": "false"}
-            parts = [_journal(spark, journal, **options).where(_between(*times)) for times in ranges]
+            parts = [_journal(spark, journal, **options, **_between(*times)) for times in ranges]
             rows = reduce(DataFrame.unionAll, parts)
             begins = spark.createDataFrame([(begin,) for begin, _ in chosen], "begin_us long")
             found = rates(rows, window, clients=clients).join(
@@ -376,14 +377,13 @@ def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tupl
     return {window for window in windows if window[0] < oldest}
 
 
-def _between(begin: int, end: int) -> Column:
-    times = [F.lit(datetime.fromtimestamp(0, UTC) + timedelta(microseconds=one)) for one in (begin, end)]
-    return (F.col("received") >= times[0]) & (F.col("received") < times[1])
+def _between(begin: int, end: int) -> dict[str, str]:
+    """The options of a load that has the rows received from `begin` to before `end`, in microseconds UTC."""
+    return options_for(Wanted(Range(begin, end)))
 
 
 def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
-    """Each range of times is a table of its own, so that its condition holds for it alone."""
-    given = {"columns": ",".join(NEEDED), "pushFilters": "true"} | options
+    given = {"columns": ",".join(NEEDED)} | options
     return spark.read.format("gateway_journal").options(**given).load(folder)
 
 

@@ -1,14 +1,17 @@
-"""What Spark lets a source filter: whole blocks are passed over by it, then rows, before they leave.
+"""Which rows of a journal are wanted: whole blocks are passed over by it, then rows, before they leave.
 
-Filters on the time of receipt, on shard and sequence, and on any coded column are understood, when they
-compare with a value. Spark applies all filters once more, so that nothing depends on ours being complete.
+The options of a load say so, and for jobs that read the journal themselves the leaves of a condition of SQL:
+those on the time of receipt, on shard and sequence, and on any coded column are understood, when they compare
+with a value. Spark's own way to hand conditions to a source (`pushFilters`) is not used: Spark keeps one
+reader for a table, so that all uses of it in a query get the conditions of the last, and miss rows.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,9 +21,7 @@ from pyspark import __version__
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import batch_of, matching
-from gateway.pipeline.journal.options import Options, microseconds_of
-from gateway.store.journal.columns import COLUMNS
-from gateway.store.journal.format import Kind
+from gateway.pipeline.journal.options import CODED, Options, microseconds_of
 from gateway.store.journal.reader import Block
 
 try:
@@ -37,7 +38,8 @@ try:
 except ImportError as error:
     raise PipelineError(f"the pipeline needs Spark 4.1 or newer, and this is {__version__}") from error
 
-CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,24 @@ class Wanted:
 
 def wanted_of(options: Options) -> Wanted:
     """What the source's own options ask for."""
-    only = {}
-    if options.routes is not None:
-        only["route"] = options.routes
-    if options.protocols is not None:
-        only["source_protocol"] = options.protocols
-    return Wanted(shards=options.shards, only=only)
+    only = dict(options.only)
+    for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
+        if texts is not None:
+            only[name] = only.get(name, texts) & texts
+    return Wanted(Range(*options.received), shards=options.shards, only=only)
+
+
+def options_for(wanted: Wanted) -> dict[str, str]:
+    """The options of a load that has these rows, and perhaps others: numbers have none."""
+    found = {}
+    for name, at_us in (("receivedFrom", wanted.received.first), ("receivedBefore", wanted.received.until)):
+        if at_us is not None:
+            found[name] = (EPOCH + timedelta(microseconds=at_us)).isoformat()
+    if wanted.shards is not None:
+        found["shards"] = json.dumps(sorted(wanted.shards))
+    if wanted.only:
+        found["only"] = json.dumps({name: sorted(texts) for name, texts in wanted.only.items()})
+    return found
 
 
 def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:

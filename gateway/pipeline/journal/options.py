@@ -12,8 +12,9 @@
 | `maxOffsetsPerTrigger` | all | rows in a micro-batch, shared out by what waits in each shard |
 | `minPartitions` | 1 | tasks, at least |
 | `partitionBytes` | 64 MiB | of blocks in a task |
+| `receivedFrom`, `receivedBefore` | all | rows received then or later, or before: ISO 8601 or milliseconds |
+| `only` | all | JSON: `{"client": ["a", "b"]}`: only rows with one of these texts in a coded column |
 | `failOnDataLoss` | `true` | `false`: go on where retention deleted or damage took rows |
-| `pushFilters` | `false` | `true`: conditions pass over blocks; for a table with one use in a query |
 
 Offsets are sequence numbers by shard, those of the next row. Unknown options are refused.
 """
@@ -29,6 +30,11 @@ from typing import Final
 
 from gateway.errors import PipelineError
 from gateway.pipeline.stores import Hadoop, Place, place_of
+from gateway.store.journal.columns import COLUMNS
+from gateway.store.journal.format import Kind
+
+CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
+"""Columns whose texts repeat, so that a block is passed over by them."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -46,7 +52,9 @@ NAMES: Final = (
     "minPartitions",
     "partitionBytes",
     "failOnDataLoss",
-    "pushFilters",
+    "receivedFrom",
+    "receivedBefore",
+    "only",
 )
 PARTITION_OCTETS: Final = 64 * 1_048_576  # a task has a cost of its own, of some 20 MiB
 
@@ -77,7 +85,10 @@ class Options:
     partitions_min: int
     partition_octets: int
     fail: bool
-    push: bool
+    received: tuple[int | None, int | None]
+    """From which microsecond UTC to before which."""
+    only: Mapping[str, frozenset[str]]
+    """Texts by column."""
 
 
 def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> Options:
@@ -106,7 +117,8 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
         partitions_min=_number(stated, "minPartitions", 1) or 1,
         partition_octets=_number(stated, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
         fail=_truth(stated, "failOnDataLoss", "true"),
-        push=_truth(stated, "pushFilters", "false"),
+        received=(_time(stated, "receivedFrom"), _time(stated, "receivedBefore")),
+        only=_only(stated.get("only")),
     )
 
 
@@ -134,6 +146,24 @@ def _shards(text: str | None) -> frozenset[str] | None:
     if not all(isinstance(name, str) for name in names):
         raise PipelineError(wrong)
     return frozenset(names)
+
+
+def _time(stated: Mapping[str, str], name: str) -> int | None:
+    text = stated.get(name.lower())
+    return None if text is None else _microseconds(text, name)
+
+
+def _only(text: str | None) -> dict[str, frozenset[str]]:
+    wrong = f'only is JSON as in {{"client": ["a", "b"]}}, of the columns {", ".join(sorted(CODED))}'
+    try:
+        stated = json.loads(text or "{}")
+        found = {name: frozenset(texts) for name, texts in stated.items() if isinstance(texts, list)}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise PipelineError(f"{wrong}, not {text!r}") from error
+    right = all(isinstance(one, str) for texts in found.values() for one in texts)
+    if not right or found.keys() != stated.keys() or not found.keys() <= CODED:
+        raise PipelineError(f"{wrong}, not {text!r}")
+    return found
 
 
 def _number(stated: Mapping[str, str], name: str, otherwise: int | None) -> int | None:

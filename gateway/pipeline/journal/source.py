@@ -56,8 +56,7 @@ class JournalSource(DataSource):
         """A table."""
         spare_imports()
         options = options_of(self.options, stream=False, hadoop=self.hadoop)
-        made = FilteredTable if options.push else JournalTable
-        return made(options, _names(schema))
+        return JournalTable(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A stream. Raises PipelineError: this Spark has no limits for one."""
@@ -138,12 +137,7 @@ class JournalTable(DataSourceReader):
         """The same, with texts as places in dictionaries, which Spark does not take."""
         return read_part(self._options, self._wanted, self._names, partition, coded)
 
-
-class FilteredTable(JournalTable):
-    """The same, where conditions pass over blocks. Spark gives all uses of one table of a Python source in a
-    query the conditions of the last, so whoever asks for this uses it once."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what helps to pass over blocks; Spark applies all of them again."""
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Pass over blocks and rows by these conditions, all of which hold for each row that is wanted. Not
+        for Spark, which has one reader for all uses of a table."""
         self._wanted = narrowed(self._wanted, filters)
-        return filters

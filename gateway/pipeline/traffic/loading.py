@@ -21,8 +21,9 @@ from gateway.pipeline.archive.reading import FiledRows
 from gateway.pipeline.archive.tables import between, since, table_at
 from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import found_in, read_archive
+from gateway.pipeline.journal.filters import Wanted, narrowed, options_for
 from gateway.pipeline.journal.options import microseconds_of, options_of
-from gateway.pipeline.journal.source import FilteredTable
+from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.conditions import Condition, condition_of, holds, leaves_of
@@ -101,8 +102,8 @@ class Recording(NamedTuple):
     ) -> list[Piece]:
         """The parts of the journal."""
         stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | given
-        table = FilteredTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
-        table.pushFilters([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
+        table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
+        table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
         return [(table.read_coded, part) for part in table.partitions()]
 
     @property
@@ -156,8 +157,9 @@ def traffic(
     if archive is not None:
         return within(read_archive(spark, archive, folder, columns=columns), span)
     assert folder is not None
-    # Each job uses what it gets here once in a query.
-    options = {"columns": ",".join(columns), "pushFilters": "true"}
+    condition = None if span.where is None else condition_of(spark, span.where)
+    leaves = [*_bounds(span), *(() if condition is None else leaves_of(condition))]
+    options = {"columns": ",".join(columns)} | options_for(narrowed(Wanted(), leaves))
     rows = spark.read.format("gateway_journal").options(**options).load(folder)
     return within(rows, span)
 

@@ -19,7 +19,7 @@ from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.planning import JournalPartition, settled_later
-from gateway.pipeline.journal.source import FilteredTable, JournalTable
+from gateway.pipeline.journal.source import JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
@@ -91,6 +91,11 @@ ERRORS = [
     ({"columns": "sequence,colour"}, "has no column colour"),
     ({"startingOffset": "latest"}, "do you mean startingOffsets"),
     ({"startingOffsets": '{"9": 0}'}, "has no shard 9"),
+    ({"only": '{"sequence": ["1"]}'}, "only is JSON as in"),
+    ({"only": '{"client": "a"}'}, "only is JSON as in"),
+    ({"only": "client"}, "only is JSON as in"),
+    ({"receivedFrom": "soon"}, "receivedFrom is milliseconds since 1970 or ISO 8601"),
+    ({"pushFilters": "true"}, "has no option pushfilters"),
 ]
 
 
@@ -102,32 +107,48 @@ def test_a_wrong_option_is_named(
         table(spark, journal(3), **options).collect()
 
 
-def test_filters_reach_the_blocks_and_the_rows_are_right(spark: SparkSession, tmp_path: Path) -> None:
+CHOSEN = [
+    ({"receivedFrom": "2023-11-14T22:13:20.250Z", "routes": "up"}, range(251, 500, 2), range(251, 1_000, 2)),
+    ({"receivedBefore": "1700000000010", "shards": "1"}, range(10), ()),
+    ({"only": '{"client": ["press-1", "nobody"], "route": [""]}'}, range(4, 500, 6), range(4, 1_000, 6)),
+    ({"only": '{"route": ["up", ""]}', "routes": "up"}, range(1, 500, 2), range(1, 1_000, 2)),
+    ({"only": '{"route": []}'}, (), ()),
+    ({"protocols": "amqp091"}, (), ()),
+    ({"routes": "", "protocols": "mqtt,amqp091"}, range(0, 500, 2), range(0, 1_000, 2)),
+]
+
+
+@pytest.mark.parametrize("options, second, first", CHOSEN, ids=range(len(CHOSEN)))
+def test_options_choose_rows(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], second: range, first: range
+) -> None:
     written(tmp_path, 1_000, block_rows=100)
     written(tmp_path, 500, shard=1, block_rows=100)
-    names = "shard,sequence,received,route,source_protocol,client"
-    everything = table(spark, tmp_path, columns=names, pushFilters="true")
-    assert everything.count() == 1_500
-    found = everything.where("received >= timestamp'2023-11-14 22:13:20.250Z' and route = 'up'")
-    assert numbers(found) == [
-        *(("0", number) for number in range(251, 1_000, 2)),
-        *(("1", number) for number in range(251, 500, 2)),
-    ]
-    assert numbers(everything.where("shard = '1' and sequence between 100 and 102")) == [
-        ("1", 100),
-        ("1", 101),
-        ("1", 102),
-    ]
-    assert everything.where("client in ('press-1', 'nobody') and not route = 'up'").count() == 249
-    assert everything.where("source_protocol = 'amqp091'").count() == 0
-    assert table(spark, tmp_path, columns="sequence", routes="", protocols="mqtt,amqp091").count() == 750
+    found = table(spark, tmp_path, columns="shard,sequence", **options)
+    only = first if "shards" not in options else ()
+    assert numbers(found) == [*(("0", number) for number in only), *(("1", number) for number in second)]
 
 
-def test_each_use_of_a_table_has_its_own_conditions(spark: SparkSession, journal: Make) -> None:
-    found = table(spark, journal(60), columns="sequence")
-    few, others = found.where("sequence < 10"), found.where("sequence >= 50")
-    assert few.union(others).count() == 20
-    assert few.alias("a").join(found.where("sequence >= 5").alias("b"), "sequence").count() == 5
+USES = [
+    ("sequence < 10", "sequence >= 50", 20),
+    ("route = 'up'", "route = ''", 60),
+    ("received < timestamp'2023-11-14 22:13:20.010Z'", "shard = '0'", 70),
+    ("client = 'press-1'", "true", 80),
+]
+
+
+@pytest.mark.parametrize("one, other, count", USES)
+def test_each_use_of_a_table_has_its_own_conditions(
+    spark: SparkSession, journal: Make, one: str, other: str, count: int
+) -> None:
+    """In one query and in one after the other, whichever comes last."""
+    found = table(spark, journal(60), columns="shard,sequence,route,client,received")
+    for first, second in ((one, other), (other, one)):
+        few, others = found.where(first), found.where(second)
+        assert few.union(others).count() == count
+        assert few.count() + others.count() == count
+        both = few.alias("a").join(others.alias("b"), "sequence").count()
+        assert both == found.where(f"({one}) and ({other})").count()
 
 
 def test_an_executor_without_the_folder_says_what_is_wanted(tmp_path: Path) -> None:
@@ -147,13 +168,12 @@ def test_a_file_that_cannot_be_read_is_named(journal: Make, monkeypatch: pytest.
         list(found.read(JournalPartition("0", 0, 5, None)))
 
 
-def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
+def test_conditions_pass_over_blocks(journal: Make) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan
 
     folder = journal(1_000, block_rows=100)
-    found = FilteredTable(options_of({"path": str(folder)}, stream=False), ("sequence",))
-    filters = [GreaterThan(("sequence",), 850), EqualTo(("route",), "up")]
-    assert list(found.pushFilters(list(filters))) == filters, "Spark applies them again"
+    found = JournalTable(options_of({"path": str(folder)}, stream=False), ("sequence",))
+    found.narrow([GreaterThan(("sequence",), 850), EqualTo(("route",), "up")])
     (part,) = found.partitions()
     assert isinstance(part, JournalPartition)
     assert (part.first, part.next) == (851, 1_000)
