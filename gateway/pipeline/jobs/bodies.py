@@ -5,6 +5,10 @@ the types of the table's columns (a whole number of 20 digits has no place in on
 and Spark's parser does not (1e3 for a whole number, small letters in a time) are written as Spark reads them.
 What Spark still cannot read is told by it, without a place. So no value becomes null on its way.
 
+What fits but would not be the same in its column is rescued, by its place in the body: fields that the table
+has no column for, numbers of more digits than a double has, fractions of a microsecond, leap seconds. The
+column has what comes nearest. A column of decimals, or of text, has every digit.
+
 A body in the wire format of Confluent's serializers (a zero octet, the number of its schema in a registry,
 then JSON) loses those five octets, and its row has the number. Their registry is not asked, for the route's
 own schema is what the table's columns come from; Avro and Protobuf are no JSON, and are told so.
@@ -13,10 +17,13 @@ own schema is what the table's columns come from; Avro and Protobuf are no JSON,
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +35,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     DataType,
+    DecimalType,
     DoubleType,
     LongType,
     MapType,
@@ -47,12 +55,18 @@ FAULT_CHARACTERS_MAX: Final = 300
 CORRUPT: Final = "_corrupt_record"
 INTEGER_MAX: Final = (1 << 63) - 1  # of a column of whole numbers
 EXACT_MAX: Final = 1 << 53  # beyond it a number with a fraction or exponent is not told exactly
+DIGITS_MAX: Final = 18  # of a whole number that surely has 64 bits
+LONG: Final = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE][+-]?[0-9]")
+"""What a body has whose numbers a double may not tell exactly; or what is in a text and only looks so."""
+FINE: Final = re.compile(r"([.,][0-9]{6})([0-9]+)")
+"""A fraction of a second, and the digits below a microsecond."""
+LEAP: Final = re.compile(r"(T[0-9]{2}:[0-9]{2}:)60")
 ENVELOPE: Final = struct.Struct(">BI")  # of Confluent's wire format: zero, and the schema's number
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds in what a number of an event time may count."""
 
 KNOWN_MAX: Final = 200_000  # addresses whose captures a task remembers
-ADDED: Final = ("registry_id", "fault", "place")
+ADDED: Final = ("registry_id", "fault", "place", "rescued")
 
 
 class BodySchema(NamedTuple):
@@ -95,56 +109,145 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0][:FAULT_CHARACTERS_MAX]
 
 
+BodyPath = tuple[str, ...]
+"""The fields and places in lists that lead to a value of a body."""
+
+
 class NoPlaceError(Exception):
     """A value that the schema takes and its column cannot. `path` is where it stands in the body."""
 
-    def __init__(self, why: str, path: tuple[str, ...]) -> None:
+    def __init__(self, why: str, path: BodyPath) -> None:
         super().__init__(why)
         self.path = path
 
 
-def as_read_by_spark(value: Any, kind: DataType, path: tuple[str, ...] = ()) -> Any:
-    """Return a value as Spark's parser takes it for a column of this type; itself, if it does already.
+class Placing:
+    """The values of one body on their way into columns. `rescued` gets those that would not be the same
+    there, by their place. `exact`: numbers are as they were written, whole ones and decimals."""
 
-    Raises NoPlaceError: no such column has a place for it.
-    """
-    if isinstance(value, dict):
-        if isinstance(kind, StructType):
-            kinds = {one.name: one.dataType for one in kind.fields if one.name in value}
-        elif isinstance(kind, MapType):
+    def __init__(self, *, exact: bool = False) -> None:
+        self.rescued: dict[str, Any] = {}
+        self._exact = exact
+
+    def placed(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
+        """Return a value as Spark's parser takes it for a column of this type; itself, if it does already.
+
+        Raises NoPlaceError: no such column has a place for it.
+        """
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(kind, StructType | MapType):
+            return self._object(value, kind, path) if isinstance(value, dict) else value
+        if isinstance(kind, ArrayType):
+            return self._list(value, kind.elementType, path) if isinstance(value, list) else value
+        if isinstance(kind, StringType):
+            return _text(value) if self._exact and not isinstance(value, str) else value
+        if isinstance(kind, TimestampType):
+            return self._time(value, path) if isinstance(value, str) else value
+        if isinstance(value, int | float | Decimal):
+            if isinstance(kind, LongType):
+                return _whole(value, path)
+            if isinstance(kind, DoubleType):
+                return self._double(value, path)
+            if isinstance(kind, DecimalType):
+                return _decimal(value, kind, path)
+        return value
+
+    def _object(self, value: dict[str, Any], kind: StructType | MapType, path: BodyPath) -> dict[str, Any]:
+        if isinstance(kind, MapType):
             kinds = dict.fromkeys(value, kind.valueType)
         else:
-            return value
-        made = {name: as_read_by_spark(value[name], one, (*path, name)) for name, one in kinds.items()}
+            kinds = {one.name: one.dataType for one in kind.fields if one.name in value}
+            if len(kinds) < len(value):
+                rest = {"/".join((*path, name)): one for name, one in value.items() if name not in kinds}
+                self.rescued |= rest
+        made = {name: self.placed(value[name], one, (*path, name)) for name, one in kinds.items()}
         changed = {name: one for name, one in made.items() if one is not value[name]}
         return value | changed if changed else value
-    if isinstance(value, list) and isinstance(kind, ArrayType):
-        items = [as_read_by_spark(one, kind.elementType, (*path, str(at))) for at, one in enumerate(value)]
+
+    def _list(self, value: list[Any], kind: DataType, path: BodyPath) -> list[Any]:
+        items = [self.placed(one, kind, (*path, str(at))) for at, one in enumerate(value)]
         return value if all(one is old for one, old in zip(items, value, strict=True)) else items
-    if isinstance(kind, LongType) and isinstance(value, int | float) and not isinstance(value, bool):
-        return _whole(value, path)
-    if isinstance(kind, TimestampType) and isinstance(value, str):
-        return _time(value, path)
+
+    def _double(self, value: int | float | Decimal, path: BodyPath) -> int | float:
+        if isinstance(value, float) or (isinstance(value, int) and -EXACT_MAX <= value <= EXACT_MAX):
+            return value
+        nearest = float(value)
+        if not isfinite(nearest):
+            raise NoPlaceError(f"{value} has no place in its column: it is beyond what a double has", path)
+        if Decimal(repr(nearest)) != value:
+            self.rescued["/".join(path)] = value
+        return nearest
+
+    def _time(self, value: str, path: BodyPath) -> str:
+        text = value.upper()
+        fraction = FINE.search(text)
+        if fraction is not None:
+            text = f"{text[: fraction.start(2)]}{text[fraction.end() :]}"
+        leaps = LEAP.search(text) is not None
+        try:
+            moment = datetime.fromisoformat(LEAP.sub(r"\g<1>59", text) if leaps else text)
+            if leaps:  # as the clocks of computers count, which have none
+                text = (moment + timedelta(seconds=1)).isoformat()
+        except (ValueError, OverflowError):
+            raise NoPlaceError(f"{value!r} has no place in its column of times", path) from None
+        if leaps or (fraction is not None and fraction[2].strip("0")):
+            self.rescued["/".join(path)] = value
+        return value if text == value else text
+
+
+def _text(value: Any) -> Any:
+    """What is no text, as it was written: Spark's parser would make a double of a number."""
+    return str(value) if isinstance(value, int | Decimal) else _dumped(value).decode()
+
+
+def _whole(value: int | float | Decimal, path: BodyPath) -> int:
+    if isinstance(value, float) and (not value.is_integer() or abs(value) > EXACT_MAX):
+        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
+    if isinstance(value, Decimal) and (value.adjusted() > DIGITS_MAX or value != value.to_integral_value()):
+        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
+    found = int(value)
+    if not -INTEGER_MAX - 1 <= found <= INTEGER_MAX:
+        raise NoPlaceError(f"{value} has no place in its column: whole numbers have 64 bits", path)
+    return value if isinstance(value, int) else found
+
+
+def _decimal(value: int | float | Decimal, kind: DecimalType, path: BodyPath) -> int | float | Decimal:
+    found = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    _, digits, exponent = found.as_tuple()
+    assert isinstance(exponent, int)  # JSON has no infinity
+    zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    if -exponent - zeros > kind.scale or len(digits) + exponent > kind.precision - kind.scale:
+        raise NoPlaceError(f"{value} has no place in its column of {kind.simpleString()}", path)
     return value
 
 
-def _whole(value: int | float, path: tuple[str, ...]) -> int:
-    if isinstance(value, int):
-        if not -INTEGER_MAX - 1 <= value <= INTEGER_MAX:
-            raise NoPlaceError(f"{value} has no place in its column: whole numbers have 64 bits", path)
-        return value
-    if not value.is_integer() or abs(value) > EXACT_MAX:
-        raise NoPlaceError(f"{value} has no place in its column of whole numbers", path)
-    return int(value)
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, default=_written)
 
 
-def _time(value: str, path: tuple[str, ...]) -> str:
-    upper = value.upper()
+def _written(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return orjson.Fragment(str(value))
+    raise TypeError
+
+
+def exactly(body: bytes) -> Any:
+    """JSON whose numbers have all their digits. Raises NoPlaceError: one has an exponent beyond them all."""
+    return json.loads(body, parse_float=_fraction, parse_int=_integer)
+
+
+def _fraction(text: str) -> Decimal:
     try:
-        datetime.fromisoformat(upper)
-    except ValueError:
-        raise NoPlaceError(f"{value!r} has no place in its column of times", path) from None
-    return value if upper == value else upper
+        return Decimal(text)
+    except InvalidOperation:
+        raise NoPlaceError(f"{text} has no place in any column", ()) from None
+
+
+def _integer(text: str) -> int | Decimal:
+    """What has more than 64 bits is written by nobody but as a decimal."""
+    found = Decimal(text)
+    return int(text) if found.adjusted() < DIGITS_MAX else found
 
 
 class Fitted:
@@ -187,6 +290,7 @@ class Fitted:
             columns["registry_id"] = pa.array([one.registry_id for one in told], pa.int64())
             columns["fault"] = pa.array([one.fault for one in told], pa.string())
             columns["place"] = pa.array([one.place for one in told], pa.string())
+            columns["rescued"] = pa.array([one.rescued for one in told], pa.string())
             for at, name in enumerate(self._captures):
                 columns[captured_as(name)] = pa.array([one[at] for one in captured], pa.string())
             yield pa.RecordBatch.from_pydict(columns)
@@ -198,12 +302,14 @@ def captured_as(capture: str) -> str:
 
 
 class Told(NamedTuple):
-    """A body without its envelope, the number that this had, and what is wrong with it; None: nothing."""
+    """A body without its envelope, the number that this had, and what is wrong with it; None: nothing.
+    `rescued`: JSON of the values that are not the same in their column, or have none, by their place."""
 
     body: bytes | None
     registry_id: int | None = None
     fault: str | None = None
     place: str | None = None
+    rescued: str | None = None
 
 
 def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
@@ -219,11 +325,15 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
     except orjson.JSONDecodeError as error:
         return Told(body, number, f"no JSON: {_first_line(str(error))}")
     if asked.is_valid(found):
+        exact = LONG.search(body) is not None
+        placing = Placing(exact=exact)
         try:
-            placed = as_read_by_spark(found, kind)
+            found = exactly(body) if exact else found
+            placed = placing.placed(found, kind)
         except NoPlaceError as error:
             return Told(body, number, _first_line(str(error)), "/".join(error.path))
-        return Told(body if placed is found else orjson.dumps(placed), number)
+        rescued = _dumped(placing.rescued).decode() if placing.rescued else None
+        return Told(body if placed is found else _dumped(placed), number, rescued=rescued)
     first = next(iter(asked.iter_errors(found)))
     return Told(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
 
@@ -312,6 +422,6 @@ class EventTime(NamedTuple):
             return body, body
         if isinstance(found, StringType):
             return body, F.try_to_timestamp(body)
-        if isinstance(found, LongType | DoubleType):
+        if isinstance(found, LongType | DoubleType | DecimalType):
             return body, F.timestamp_micros((body * UNITS[self.unit]).cast("long"))
         raise PipelineError(f"{'.'.join(self.path)} is {found.simpleString()}, and no time")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     LongType,
     MapType,
@@ -43,6 +45,7 @@ COLUMNS: Final = (
 )
 OWN: Final = ("received", "address", "client", "message_id")
 BODY: Final = "body"
+DECIMAL_DIGITS: Final = 38  # that a column of decimals has at most
 DEPTH_MAX: Final = 32  # of a JSON Schema; deeper ones go round in circles
 NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
@@ -211,7 +214,19 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
         return ArrayType(_typed(schema.get("items"), document, depth + 1))
     if kinds == "string":
         return _FORMATS.get(schema.get("format", ""), StringType())
+    if kinds == "number" and (scale := _scale(schema.get("multipleOf"))) is not None:
+        return DecimalType(DECIMAL_DIGITS, scale)
     return _PLAIN.get(kinds or "", StringType())
+
+
+def _scale(step: Any) -> int | None:
+    """How many digits behind the point multiples of a power of ten have at most; None: it is none."""
+    if not isinstance(step, int | float) or isinstance(step, bool):
+        return None
+    sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
+    if sign or digits != (1,) or not isinstance(exponent, int) or not -DECIMAL_DIGITS <= exponent <= 0:
+        return None
+    return -exponent
 
 
 def _object(schema: dict[str, Any], document: dict[str, Any], depth: int) -> DataType:

@@ -59,15 +59,18 @@ FEEDS: Final = ("source_protocol", "source_scope", "source_name")
 KEPT: Final = (*MESSAGE, "sequence", "address", "client", "message_id", "mapping_version")
 BATCH_ROWS: Final = 500_000  # of a micro-batch, which is held: about 200 MiB of memory and disk
 BODY: Final = "body"
+FAULTS: Final = ("registry_id", "fault", "place")
 NO_TIME: Final = "no time stands there"
 NO_PLACE: Final = "a value has no place in its column"
 
 
 class Counted(NamedTuple):
-    """Messages of a micro-batch: in the table, and in that of what does not fit."""
+    """Messages of a micro-batch: in the table, in that of what does not fit, and of those in the table, with
+    values that were rescued."""
 
     fitting: int
     rejected: int
+    rescued: int = 0
 
 
 def follow(
@@ -119,9 +122,10 @@ def follow(
     def write(batch: DataFrame, number: int) -> None:
         whole = shaped(batch).persist()
         try:
-            found = whole.agg(F.count("*"), F.count("fault")).first()
+            rescued = F.count(F.when(F.col("fault").isNull(), F.col("rescued")))
+            found = whole.agg(F.count("*"), F.count("fault"), rescued).first()
             assert found is not None
-            done = Counted(found[0] - found[1], found[1])
+            done = Counted(found[0] - found[1], found[1], found[2])
             if done.fitting:
                 good.write(shaped.fitting(whole), number)
             if done.rejected:
@@ -131,7 +135,8 @@ def follow(
         count(done)
         if any(done):
             tell(
-                f"table: {done.fitting} messages more in {to}, {done.rejected} that do not fit in {rejected}"
+                f"table: {done.fitting} messages more in {to}, {done.rescued} of them with rescued values;"
+                f" {done.rejected} that do not fit in {rejected}"
             )
 
     writer = rows.load(journal).writeStream.foreachBatch(write).queryName(f"table {name}")
@@ -214,12 +219,12 @@ class _Shaped:
         body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
         captures = [F.col(captured_as(one)).alias(_column_of(one)) for one in self._captures]
         rows = found.where(F.col("fault").isNull())
-        return rows.select("date", *KEPT, *times, "schema_version", "registry_id", *captures, body)
+        return rows.select("date", *KEPT, *times, "schema_version", "registry_id", "rescued", *captures, body)
 
     def faulty(self, found: DataFrame) -> DataFrame:
         """The rows of what does not fit."""
         rows = found.where(F.col("fault").isNotNull()).withColumn("route", F.lit(self._route))
-        return rows.select("date", "route", *KEPT, "schema_version", *ADDED, BODY)
+        return rows.select("date", "route", *KEPT, "schema_version", *FAULTS, BODY)
 
 
 def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +25,8 @@ from gateway.pipeline.jobs import table as job
 from gateway.pipeline.jobs.bodies import (
     EventTime,
     NoPlaceError,
+    Placing,
     additions,
-    as_read_by_spark,
     merged,
     schema_of,
     told_of,
@@ -62,6 +63,8 @@ SCHEMA: dict[str, Any] = {
         "at": {"type": "string"},
         "of": {"type": "object", "properties": {"unit": {"type": "string", "maxLength": 3}}},
         "seen": {"type": "string", "format": "date-time"},
+        "price": {"type": "number", "multipleOf": 0.01},
+        "any": {"type": ["number", "string"]},
     },
 }
 FITTING = [
@@ -69,6 +72,9 @@ FITTING = [
     b'{"t": 21, "seen": "2026-05-01T06:00:00.5Z", "new": [1]}',
     b"\0\0\0\0\x2a" + b'{"t": 22}',
     b'{"t": 23, "n": 1e3, "seen": "2026-05-01t06:00:00z"}',
+    b'{"t": 24.1234567890123456789, "price": 12345678901234567.89, "any": 0.1000000000000000000001}',
+    b'{"t": 9007199254740993, "seen": "2026-06-30T23:59:60z", "of": {"unit": "C", "more": {"x": 1.0}}}',
+    b'{"t": 25, "seen": "2026-05-01T06:00:00.123456789Z", "price": 1.5}',
 ]
 FAULTY: list[tuple[bytes, str, str | None]] = [
     (b'{"t": "hot"}', "is not of type", "t"),
@@ -77,7 +83,8 @@ FAULTY: list[tuple[bytes, str, str | None]] = [
     (b"21.5 C", "no JSON", None),
     (b"", "no JSON", None),
     (b'{"t": 1, "n": 123456789012345678901234567890}', "no place in its column", "n"),
-    (b'{"t": 1, "seen": "2026-06-30T23:59:60z"}', "no place in its column of times", "seen"),
+    (b'{"t": 1e400}', "", None),
+    (b'{"t": 1, "price": 1e36}', "no place in its column of decimal(38,2)", "price"),
     (b'{"t": 1, "seen": "yesterday"}', "date-time", "seen"),
     (b'{"t": 1, "at": "yesterday"}', "no time stands there", "at"),
     (b"\0\0\0\0\x2b\x06\x02avro", "no JSON", None),
@@ -162,7 +169,8 @@ def test_what_fits_and_what_does_not(
     def read(name: str) -> Any:
         return tables.read.format("delta").load(name).orderBy("received")
 
-    first, second, third, fourth = read(to).withColumn("utc", F.unix_seconds("event_time")).collect()
+    collected = read(to).withColumn("utc", F.unix_seconds("event_time")).collect()
+    first, second, third, fourth, digits, leap, nanos = collected
     assert (first.line, first.rest, first.address) == ("l0", "t", "plant/l0/t")
     assert (first.body.t, first.body.n, first.body.of.unit) == (20.5, 1, "C")
     assert [one.utc for one in (first, second)] == [
@@ -172,6 +180,19 @@ def test_what_fits_and_what_does_not(
     assert (second.body.t, second.body.seen is None) == (21.0, False)
     assert (third.body.t, third.registry_id) == (22.0, 42)
     assert (fourth.body.n, fourth.body.seen) == (1_000, second.body.seen.replace(microsecond=0))
+    assert (digits.body.t, digits.body.price) == (24.123456789012345, Decimal("12345678901234567.89"))
+    assert digits.body.any == "0.1000000000000000000001"
+    assert (leap.body.t, leap.body.seen.minute, leap.body.of.unit) == (9007199254740992.0, 0, "C")
+    assert (nanos.body.seen.microsecond, nanos.body.price) == (123_456, Decimal("1.50"))
+    assert [row.rescued for row in (first, second, third, fourth, digits, leap, nanos)] == [
+        None,
+        '{"new":[1]}',
+        None,
+        None,
+        '{"t":24.1234567890123456789}',
+        '{"t":9007199254740993,"of/more":{"x":1.0},"seen":"2026-06-30T23:59:60z"}',
+        '{"seen":"2026-05-01T06:00:00.123456789Z"}',
+    ]
     for row, (body, fault, place) in zip(read(f"{to}_rejected").collect(), FAULTY, strict=True):
         assert fault in row.fault
         assert row.place == place
@@ -182,10 +203,10 @@ def test_what_fits_and_what_does_not(
     traffic.write(b'{"t": 7, "of": {"by": "eve"}, "list": [{"x": 1}]}')
     assert bring("delta", LATER, **at) == (len(FITTING) + 3, len(FAULTY) - 2)
     rows = read(to).collect()
-    assert [row.body.t for row in rows] == [20.5, 21.0, 22.0, 23.0, None, 1.0, 7.0]
+    assert [row.body.t for row in rows][:4] == [20.5, 21.0, 22.0, 23.0]
     assert [rows[0].body.of.by, rows[-1].body.of.by] == [None, "eve"]
-    assert [row.body.list and row.body.list[0].x for row in rows] == [None] * 6 + [1.0]
-    assert [row.schema_version == "reading/2" for row in rows] == [False] * 4 + [True] * 3
+    assert [row.body.list and row.body.list[0].x for row in rows] == [None] * (len(rows) - 1) + [1.0]
+    assert sum(row.schema_version != "reading/2" for row in rows) == len(FITTING)
     assert read(f"{to}_rejected").count() == len(FAULTY)
     other = LATER | {"properties": {"of": {"type": "string"}}}
     with pytest.raises(PipelineError, match=r"body.of is struct<.*> in the table, and string by this"):
@@ -207,18 +228,20 @@ DEEP: Final = from_json_schema(
 
 def test_values_that_spark_writes_another_way() -> None:
     given = {"list": [{"n": 1}, {"n": -2e3}], "map": {"a": "2026-05-01t06:00:00.5+02:00"}, "x": 1e3, "y": "t"}
-    assert as_read_by_spark(given, DEEP) == given | {
+    placing = Placing()
+    assert placing.placed(given, DEEP) == given | {
         "list": [{"n": 1}, {"n": -2_000}],
         "map": {"a": "2026-05-01T06:00:00.5+02:00"},
     }
     plain = {"list": [{"n": 1}, None], "map": {"a": "2026-05-01T06:00:00Z"}, "x": None, "y": "t"}
-    assert as_read_by_spark(plain, DEEP) is plain
+    assert placing.rescued == {"y": "t"}
+    assert Placing().placed(plain, DEEP) is plain
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 1e16, 1.5])
 def test_numbers_without_a_place_are_named(number: float) -> None:
     with pytest.raises(NoPlaceError, match="no place in its column") as told:
-        as_read_by_spark({"list": [{"n": 1}, {"n": number}]}, DEEP)
+        Placing().placed({"list": [{"n": 1}, {"n": number}]}, DEEP)
     assert told.value.path == ("list", "1", "n")
 
 
@@ -230,17 +253,19 @@ def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     summary, to = tmp_path / "table.prom", str(tmp_path / "out")
     command = ("pipeline", "table", "up", "--mapping", str(tmp_path / "mapping.yaml"), "--to", f"{to}/")
     done = run(*command, "--journal", str(traffic.folder), "--tolerance", "1", "--summary", str(summary))
-    assert (done.code, done.out) == (0, "4 messages in the table, 1 do not fit\n"), done.err
+    count = f"{len(FITTING)} messages in the table, 4 of them with rescued values; 1 do not fit\n"
+    assert (done.code, done.out) == (0, count), done.err
     assert Path(f"{to}_rejected").is_dir()
     told = summary.read_text()
-    for line in ("ok", "rejected"):
-        assert f'gateway_pipeline_{line}{{command="table"}} 1.0' in told
-    assert 'gateway_pipeline_rows{command="table"} 4.0' in told
+    for line, number in (("ok", 1), ("rejected", 1), ("rescued", 4), ("rows", len(FITTING))):
+        assert f'gateway_pipeline_{line}{{command="table"}} {number}.0' in told
     assert 'gateway_pipeline_rows_behind{command="table"} 0.0' in told
     traffic.write(FAULTY[0][0])
     summary = tmp_path / "table.json"
     again = run(*command, "--journal", str(traffic.folder), "--tolerance", "50%", "--summary", str(summary))
-    assert (again.code, again.out) == (1, "0 messages in the table, 1 do not fit\n"), again.err
+    count = "0 messages in the table, 0 of them with rescued values; 1 do not fit\n"
+    assert (again.code, again.out) == (1, count), again.err
+    assert "1 of 1 messages do not fit, more than --tolerance 50%: exit code 1" in again.err
     assert {"command": "table", "ok": False, "rows": 0, "rejected": 1}.items() <= json.loads(
         summary.read_text()
     ).items()
@@ -309,6 +334,44 @@ def test_event_times_that_are_none(spark: SparkSession) -> None:
     for text, complaint in (("b", "no field b; there are a"), ("a.b", "no field"), ("a", "no time")):
         with pytest.raises(PipelineError, match=complaint):
             EventTime.read(text).column(F.col("body"), kind)
+
+
+NUMBERS: Final = [
+    # A number, the type of its column, what the column has, and what is rescued.
+    ("1e16", {"type": "integer"}, "10000000000000000", None),
+    ("9223372036854775807.0", {"type": "integer"}, "9223372036854775807", None),
+    ("1.00", {"type": "integer"}, "1", None),
+    ("0.1", {"type": "number"}, "0.1", None),
+    ("0.10000000000000000", {"type": "number"}, "0.1", None),
+    ("0.12345678901234567890", {"type": "number"}, "0.12345678901234568", "0.12345678901234567890"),
+    ("123456789012345678901", {"type": "number"}, "1.2345678901234568e+20", "123456789012345678901"),
+    ("-9007199254740993", {"type": "number"}, "-9007199254740992.0", "-9007199254740993"),
+    ("18446744073709551617.25", {"type": "number", "multipleOf": 0.01}, "18446744073709551617.25", None),
+    ("0.00000000000000001", {"type": "number", "multipleOf": 1e-17}, "0.00000000000000001", None),
+    ("7", {"type": "number", "multipleOf": 1}, "7", None),
+    ("1.10000000000000000000", {"type": ["string", "number"]}, '"1.10000000000000000000"', None),
+]
+
+
+@pytest.mark.parametrize("text, schema, column, rescued", NUMBERS, ids=[row[0] for row in NUMBERS])
+def test_numbers_keep_their_value(text: str, schema: Any, column: str, rescued: str | None) -> None:
+    whole = json.dumps({"properties": {"x": schema}})
+    kind = from_json_schema(whole)
+    for body, place in ((f'{{"x": {text}}}', "x"), (f'{{"x": {text}, "long": "1234567890123456"}}', "x")):
+        told = told_of(body.encode(), validator(whole), kind)
+        assert told.fault is None
+        assert told.body is not None
+        written = told.body.decode()
+        assert f'"x":{column}' in written.replace(" ", "")
+        kept = json.loads(told.rescued or "{}", parse_float=str, parse_int=str)
+        assert kept.get(place) == rescued
+
+
+def test_numbers_that_no_decimal_has_do_not_fit() -> None:
+    whole = '{"properties": {"x": {"type": "number", "multipleOf": 0.01}}}'
+    for text in ("1e37", "1e-99999999999999999999", "123456789012345678901234567890123456789"):
+        told = told_of(b'{"x": %s}' % text.encode(), validator(whole), from_json_schema(whole))
+        assert told.fault is not None, text
 
 
 def test_additions_name_what_lies_deep() -> None:
