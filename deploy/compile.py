@@ -36,7 +36,7 @@ COMPILED: Final = (
     "gateway/egress/{confirming,connection,link,session}.py",
     "gateway/egress/*/{consumer,publisher,receiver,session}.py",
     "gateway/engine/*.py",
-    "gateway/ingress/{guest,handshaking,listener,outstanding,source}.py",
+    "gateway/ingress/{guest,handshaking,listener,outstanding,source,waiting_publishes}.py",
     "gateway/ingress/amqp091/*.py",
     "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publishing}.py",
     "gateway/ingress/mqtt/*.py",

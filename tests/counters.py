@@ -27,21 +27,13 @@ from gateway.model.shares import UserShares
 from gateway.store.store import Store
 
 
-def is_a(one: object, *kinds: type) -> bool:
-    """Return True if the object's class is one of these or derives from one.
-
-    Compiled abstract classes share the cache of `isinstance`, which then answers for each other's objects.
-    """
-    return not set(type(one).__mro__).isdisjoint(kinds)
-
-
 def _differ(what: str, counted: object, found: object) -> Iterator[str]:
     if counted != found:
         yield f"{what}: counted {counted}, found {found}"
 
 
 def _of_queue(queue: Queue) -> Iterator[str]:
-    if is_a(queue, PriorityQueue):
+    if isinstance(queue, PriorityQueue):
         return  # sorted, in structures of its own
     rows = chain(
         queue._ready, (one for _, one in queue._returned), (one.message for one in queue._aside.values())
@@ -115,16 +107,16 @@ def _unacknowledged(objects: list[Any]) -> Iterator[str]:
     """What each queue of clients has handed out, against what channels say that they have from it."""
     held: dict[Queue, int] = defaultdict(int)
     for one in objects:
-        if is_a(one, AmqpChannel):
+        if isinstance(one, AmqpChannel):
             if one.transaction is not None:
                 return  # it holds settlements that are not in force
             for queue, _, _, _ in one.unacknowledged.values():
                 held[queue] += 1
-        elif is_a(one, FastChannel):
+        elif isinstance(one, FastChannel):
             for delivery in chain(one._deliveries, one._acked):
                 held[delivery.queue] += delivery.count
     for one in objects:
-        if is_a(one, AmqpQueue, FastQueue, Subscription) and not one.deleted:
+        if isinstance(one, AmqpQueue | FastQueue | Subscription) and not one.deleted:
             yield from _differ(f"handed out of queue {one.name!r}", one.unacknowledged, held[one])
 
 
@@ -134,6 +126,6 @@ def drift_report(objects: Iterable[Any]) -> list[str]:
     found = list(_unacknowledged(listed))
     for one in listed:
         for kind, check in CHECKS.items():
-            if is_a(one, kind):
+            if isinstance(one, kind):
                 found.extend(check(one))
     return found

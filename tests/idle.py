@@ -34,7 +34,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.store import Store
 from gateway.transport.stream import Stream
-from tests.counters import drift_report, is_a
+from tests.counters import drift_report
 
 POLL_SECS: Final = 0.02
 # Leaves of the walk: they are many, and lead to nothing that waits.
@@ -154,7 +154,7 @@ def idle_report(root: object) -> list[str]:
     found = drift_report(objects)
     for one in objects:
         for kind, check in CHECKS.items():
-            if is_a(one, kind):
+            if isinstance(one, kind):
                 found.extend(check(one))
     return found
 

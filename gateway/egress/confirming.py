@@ -19,7 +19,7 @@ that is found missing is refused as a whole.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -101,7 +101,7 @@ class Run:
         return [self.positions[offset] for offset in self.open()]
 
 
-class ConfirmedSink(ABC):
+class ConfirmedSink:
     """The sink of a link: takes parts, and settles their messages as the broker confirms them."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:

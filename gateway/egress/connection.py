@@ -4,7 +4,7 @@ acknowledgements that gather until something is written, faults that are counted
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from enum import IntEnum
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ ConsumerT = TypeVar("ConsumerT", bound=Flushable)
 MachineT = TypeVar("MachineT", bound=Machine)
 
 
-class QueueLinkConnection(ABC, Generic[MachineT, ConsumerT]):
+class QueueLinkConnection(Generic[MachineT, ConsumerT]):
     """The owner of a link's stream, for as long as that connection lives. The handshake must be over
     at `deadline`, when `open` must be set.
     """

@@ -7,7 +7,7 @@ takes routes only: its own subscribers have it already.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -61,7 +61,7 @@ ConsumerT = TypeVar("ConsumerT", bound=LinkConsumer)
 SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
-class QueueLinkSession(OneSink, ABC, Generic[ConnectionT, ConsumerT, SinkT]):
+class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     """What the link `name` says to its broker, and hears."""
 
     def __init__(

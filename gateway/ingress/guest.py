@@ -4,7 +4,7 @@ its protocol has nothing of its own to do.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -48,7 +48,7 @@ class Agreed(NamedTuple):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Guest(ABC):
+class Guest:
     """The owner of one client's stream, a publisher as memory knows it, and a connection as the console shows
     it. `sender` has a client once that has said who it is."""
 
@@ -103,7 +103,7 @@ class Guest(ABC):
     def shut_down(self, farewell: Farewell) -> None:
         """Say goodbye in the protocol's words and end the stream."""
 
-    def tick(self, now: float) -> None:  # noqa: B027 - not every protocol has anything to do
+    def tick(self, now: float) -> None:
         """Do what is due by the clock."""
 
     def rules_changed(self) -> None:
@@ -133,10 +133,10 @@ class Guest(ABC):
 
     # What the disk and memory ask; see gateway.broker.memory.Publisher.
 
-    def blocked(self, reason: str) -> None:  # noqa: B027 - not every protocol has a word for it
+    def blocked(self, reason: str) -> None:
         """The disk takes nothing, for this reason; "": it does again."""
 
-    def told_of_memory(self, short: bool) -> None:  # noqa: B027 - likewise
+    def told_of_memory(self, short: bool) -> None:
         """It is to wait, or may go on: the client sees that it is not read."""
 
     @property

@@ -5,7 +5,7 @@ A protocol's ingress is a ListenerSource with its own way to connect clients and
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -43,7 +43,7 @@ class RouteRefused(Exception):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ListenerSource(ABC):
+class ListenerSource:
     """One protocol on one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
@@ -76,7 +76,7 @@ class ListenerSource(ABC):
         published there, or answers do not come to this protocol's clients from others."""
         return None
 
-    def forget_entries(self) -> None:  # noqa: B027 - not every protocol remembers any
+    def forget_entries(self) -> None:
         """Memory is short: what has been worked out of addresses goes, and is worked out again."""
 
     # What the listener asks.

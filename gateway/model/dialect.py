@@ -12,7 +12,7 @@ colon ends the scope.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal, NamedTuple
 
@@ -62,7 +62,7 @@ class FrameCount(NamedTuple):
     answers: tuple[int, int, int]
 
 
-class Dialect(ABC):
+class Dialect:
     """Description of one protocol for the rest of the gateway. Features that a subclass does not define are
     absent.
     """

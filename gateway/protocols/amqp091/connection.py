@@ -18,7 +18,7 @@ what was said before has to be done, and answered, first.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from struct import Struct
@@ -81,7 +81,7 @@ Plain = tuple[int, int, bytes, int, int]  # channel, where the header frame is, 
 SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
-class Connection(ABC):
+class Connection:
     """One side of a connection; see ServerConnection and ClientConnection."""
 
     _contents: ClassVar[

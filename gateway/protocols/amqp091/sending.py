@@ -8,7 +8,7 @@ with an address of its own, share them. Properties are recognised by identity, f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from struct import Struct
 from typing import Final
@@ -40,7 +40,7 @@ DeliverRow = tuple[bool, bytes, bytes, Body]
 PublishRow = tuple[bytes, bytes, Body]
 
 
-class ContentWriter(ABC):
+class ContentWriter:
     """What delivering and publishing have in common: the octets around the part that changes."""
 
     def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:

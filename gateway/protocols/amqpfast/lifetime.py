@@ -8,7 +8,7 @@ when `tick` and `timed_out` have to be asked next.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar, Final
 
 from gateway.errors import RemoteProtocolError
@@ -51,7 +51,7 @@ NEGOTIATING: Final = frozenset({State.INITIATION, State.AUTHENTICATION, State.AU
 SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSED})
 
 
-class Lifetime(ABC):
+class Lifetime:
     """The part of a connection that knows how things end."""
 
     _pauses: ClassVar[bool]  # whether a failed negotiation is held up before it is ended: a server's duty

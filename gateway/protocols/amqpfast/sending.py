@@ -12,7 +12,6 @@ never done, so only messages are kept from its channel.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterable
 from struct import Struct
 from typing import Final
@@ -53,7 +52,7 @@ NotifyRow = tuple[bool, bytes, bytes, Body]
 SendRow = tuple[bytes, bytes, Body]
 
 
-class MessageWriter(ABC):
+class MessageWriter:
     """What notifying and sending have in common: the octets behind the part that changes."""
 
     _kind: int
