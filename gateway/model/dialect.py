@@ -178,6 +178,16 @@ class Dialect:
     def property_set(self, octets: bytes) -> PropertySet:
         """Return the set of properties that the protocol encoded as `octets`, which is decoded on demand."""
 
+    def unread_set(self, octets: bytes) -> PropertySet:
+        """Return the same set for a reader of records, who decodes it once: nothing is examined before."""
+        return self.property_set(octets)
+
+    def message_id(self, octets: bytes) -> str | None:
+        """Return the message id in a set of properties that the protocol encoded as `octets`, or None if
+        there is none. Raises RemoteProtocolError if they are malformed; not all of them need be looked at.
+        """
+        return self.unread_set(octets).properties.message_id
+
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to this one."""
         return ()

@@ -27,6 +27,8 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any, Final
 
+import orjson
+
 from gateway.model.properties import Headers, Properties, ReadTexts, Value, ValueType
 
 TEXTS: Final = (
@@ -67,7 +69,11 @@ def encode_properties(properties: Properties) -> bytes:
         given["correlation"] = b64encode(properties.correlation).decode()
     if properties.headers:
         given["headers"] = _written(properties.headers)
-    return json.dumps(given, separators=(",", ":")).encode()
+    try:
+        written = orjson.dumps(given)
+    except TypeError:  # a whole number of more than 64 bits, or half a character
+        return json.dumps(given, separators=(",", ":")).encode()
+    return written if written.isascii() else json.dumps(given, separators=(",", ":")).encode()
 
 
 def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:

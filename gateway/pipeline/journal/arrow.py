@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -181,7 +182,10 @@ def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
 def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
     if properties is None:
         return None
-    given = json.loads(properties).get("headers", ())
+    try:
+        given = orjson.loads(properties).get("headers", ())
+    except orjson.JSONDecodeError:  # half a character
+        given = json.loads(properties).get("headers", ())
     return [
         (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in given
     ]

@@ -13,7 +13,7 @@ from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
-from gateway.protocols.amqp091.translate import content_properties, essentials, losses
+from gateway.protocols.amqp091.translate import content_properties, essentials, losses, message_id_in
 
 LENGTHS: Final = [bytes((octets,)) for octets in range(SHORT_STRING_MAX + 1)]
 EXCHANGES_KNOWN: Final = 1_024
@@ -81,6 +81,9 @@ class AmqpDialect(Dialect):
         with suppress(RemoteProtocolError):  # whoever asks for them hears of it
             essentials(found)  # which finds out what can be read straight from the octets
         return found
+
+    def message_id(self, octets: bytes) -> str | None:
+        return message_id_in(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)

@@ -85,6 +85,7 @@ LONG_TEXTS: Final = {
     "type": "x-type",
     "app_id": "x-app-id",
 }
+LONG_ID: Final = LONG_TEXTS["message_id"].encode()
 USER_HEADER: Final = "x-user-id"  # of a user id that nobody has checked
 
 LOSSES: Final = (
@@ -111,6 +112,10 @@ OWN_HEADERS: Final = frozenset(
 BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].index("expiration")]
 FLAG_CONTENT_TYPE: Final = 0x8000
 FLAG_CONTENT_ENCODING: Final = 0x4000
+FLAG_MESSAGE_ID: Final = 0x0080
+ONE_OCTET: Final = (0x1000, 0x0800)  # delivery mode and priority
+SHORT_BEFORE_ID: Final = (0x8000, 0x4000, FLAG_HEADERS, *ONE_OCTET, 0x0400, 0x0200, 0x0100)
+"""Flags of what stands before a message id, in its order: short strings, but for the table and two octets."""
 BEFORE_HEADERS: Final = FLAG_CONTENT_TYPE | FLAG_CONTENT_ENCODING  # the two short strings before the table
 FLAGS_BEHIND_MODE: Final = 0x0FFC
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
@@ -165,6 +170,29 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 # --- from the wire
+
+
+def message_id_in(raw: bytes) -> str | None:
+    """The message id in a content header's octets, from the flags on; None: there is none. Raises
+    RemoteProtocolError when what stands before it is malformed."""
+    flags, at, end = int.from_bytes(raw[:2], "big"), 2, len(raw)
+    usual = not flags & FLAG_CONTINUED
+    for flag in SHORT_BEFORE_ID if usual else ():
+        if not flags & flag:
+            continue
+        if flag == FLAG_HEADERS:
+            begin, at = at, at + 4 + int.from_bytes(raw[at : at + 4], "big")
+            usual = usual and LONG_ID not in raw[begin:at]
+        elif flag in ONE_OCTET:
+            at += 1
+        else:
+            at += 1 + raw[at] if at < end else 1
+    if usual and at <= end and not flags & FLAG_MESSAGE_ID:
+        return None
+    text = raw[at + 1 : at + 1 + raw[at]] if at < end else b""
+    if not usual or not text or len(text) < raw[at] or not text.isascii():
+        return content_properties(raw).properties.message_id
+    return text.decode()
 
 
 def content_properties(raw: bytes) -> PropertySet:

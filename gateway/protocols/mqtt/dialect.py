@@ -9,7 +9,7 @@ from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.protocols.mqtt.translate import losses, publish_essentials
+from gateway.protocols.mqtt.translate import losses, message_id_in, publish_essentials, unread_list
 
 TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: a two-octet length
 
@@ -74,6 +74,12 @@ class MqttDialect(Dialect):
 
     def property_set(self, octets: bytes) -> PropertySet:
         return publish_essentials(octets)
+
+    def unread_set(self, octets: bytes) -> PropertySet:
+        return unread_list(octets)
+
+    def message_id(self, octets: bytes) -> str | None:
+        return message_id_in(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)

@@ -23,7 +23,7 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.octets import too_much
 from gateway.protocols.mqtt.properties import encode_property, spans
-from gateway.protocols.mqtt.scanning import USER_HEAD, Listed, scan, write_texts
+from gateway.protocols.mqtt.scanning import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_OCTETS_MAX,
@@ -50,6 +50,7 @@ FIELDS: Final = {
 }
 """Fields of the model without a place in MQTT 5, and the user property that carries each."""
 
+MESSAGE_ID_HEAD: Final = USER_HEAD + bytes((len(FIELDS["message_id"]),)) + FIELDS["message_id"].encode()
 _NUMERIC: Final = {"priority": 255, "timestamp": 2**64 - 1}
 # Whoever publishes may write any user id, so it is written and never read: it stays a header of that name.
 _FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items() if field != "user_id"} | {
@@ -90,6 +91,40 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
     elif known.total > most:  # remembered from a connection that takes more
         raise too_much(f"more than {most} properties")
     return known
+
+
+def unread_list(raw: bytes) -> PropertySet:
+    """The same for a reader of records: it is not remembered, and walked through once, when it is decoded."""
+    return scan(raw, VARINT_MAX, decode_properties) or PropertySet("mqtt", raw, decode_properties)
+
+
+def message_id_in(raw: bytes) -> str | None:
+    """The message id in a property list; None: it has none. Raises RemoteProtocolError when what stands
+    before it is malformed."""
+    found = raw.find(MESSAGE_ID_HEAD)
+    if found < 0:
+        return None
+    at, end = 0, len(raw)
+    while at < found:  # its octets may stand within another property
+        if raw[at] == Property.USER_PROPERTY and at + 3 <= end:
+            at += 3 + int.from_bytes(raw[at + 1 : at + 3], "big")
+            at += 2 + int.from_bytes(raw[at : at + 2], "big")
+        elif raw[at] in TEXTS and at + 3 <= end:
+            at += 3 + int.from_bytes(raw[at + 1 : at + 3], "big")
+        elif raw[at] in NUMBERS:
+            at += NUMBERS[raw[at]]
+        else:
+            break
+        if at > found:
+            found = raw.find(MESSAGE_ID_HEAD, at)
+            if found < 0:
+                return None
+    at += len(MESSAGE_ID_HEAD)
+    stop = at + 2 + int.from_bytes(raw[at : at + 2], "big")
+    text = raw[at + 2 : stop]
+    if at - len(MESSAGE_ID_HEAD) != found or stop > end or not text.isascii() or 0 in text:
+        return decode_properties(raw).message_id
+    return text.decode()
 
 
 def _look_closely(raw: bytes, most: int) -> Listed:

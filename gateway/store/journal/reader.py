@@ -179,7 +179,7 @@ class Block:
     end: int
     expand: Expand = decode_runs
     _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
-    _texts: dict[tuple[int, int, bool], list[tuple[Octets, ...]]] = field(default_factory=dict)  # likewise
+    _texts: dict[tuple[int, int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # likewise
 
     @property
     def header(self) -> Header:
@@ -204,15 +204,20 @@ class Block:
         places = self._buffer(indices)
         if not places:  # each row has its own
             places = memoryview(array("I", range(self.at.header.rows)).tobytes())
-        addresses = text < ADDRESS_TEXTS
-        key = (offsets, octets, addresses)
-        if key not in self._texts:
-            # It needs the protocols, which who asks for no such column does without.
-            from gateway.store.journal.wires import dictionaries
+        # They need the protocols, which who asks for no such column does without.
+        from gateway.store.journal.wires import address_dictionaries, set_dictionary
 
-            entries = map(self._buffer, (forms, offsets, octets))
-            self._texts[key] = dictionaries(*entries, addresses=addresses)
-        made = self._texts[key][text if addresses else text - ADDRESS_TEXTS]
+        entries = map(self._buffer, (forms, offsets, octets))
+        if text < ADDRESS_TEXTS:
+            key = offsets, octets, 0
+            if key not in self._texts:
+                self._texts[key] = address_dictionaries(*entries)
+            made = self._texts[key][text]
+        else:
+            key = offsets, octets, text
+            if key not in self._texts:
+                self._texts[key] = [set_dictionary(*entries, ids=text > ADDRESS_TEXTS)]
+            (made,) = self._texts[key]
         return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:

@@ -10,7 +10,7 @@ written, or one of somebody else's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from struct import Struct, unpack
@@ -195,20 +195,28 @@ Dictionary = tuple[Octets, ...]
 """Validity, offsets and octets, as of a coded column."""
 
 
-def dictionaries(
-    forms: memoryview, starts: memoryview, octets: memoryview, *, addresses: bool
-) -> list[Dictionary]:
-    """What the columns have that share a dictionary of octets, one for each in the order of their texts.
+def address_dictionaries(forms: memoryview, starts: memoryview, octets: memoryview) -> list[Dictionary]:
+    """What the columns have that share a dictionary of addresses, one for each in the order of their texts.
     Raises DamageError."""
     kinds = set(forms)
-    if addresses and len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
+    if len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
         plain: Dictionary = b"", starts, octets
         return [plain, (bytes((len(forms) + 7) // 8), bytes(len(starts)), b""), plain]
+    texts = [_address_texts(form, entry) for form, entry in _entries(forms, starts, octets)]
+    return [_dictionary(column) for column in zip(*texts, strict=True)]
+
+
+def set_dictionary(forms: memoryview, starts: memoryview, octets: memoryview, *, ids: bool) -> Dictionary:
+    """What a column has of a dictionary of property sets: their message ids, which need no JSON of them, or
+    their JSON. Raises DamageError."""
+    read = _message_id if ids else _set_text
+    return _dictionary(tuple([read(form, entry) for form, entry in _entries(forms, starts, octets)]))
+
+
+def _entries(forms: memoryview, starts: memoryview, octets: memoryview) -> Iterator[tuple[int, bytes]]:
     raw = bytes(octets)
     places = pairwise(unpack(f"<{len(starts) // 4}i", starts))
-    read = _address_texts if addresses else _set_texts
-    texts = [read(form, raw[begin:end]) for form, (begin, end) in zip(forms, places, strict=True)]
-    return [_dictionary(column) for column in zip(*texts, strict=True)]
+    return ((form, raw[begin:end]) for form, (begin, end) in zip(forms, places, strict=True))
 
 
 def _dictionary(texts: Texts) -> Dictionary:
@@ -221,10 +229,16 @@ def _address_texts(form: int, octets: bytes) -> Texts:
     return _unframed(octets) if form == TEXTS else _known_address(form, octets)
 
 
-def _set_texts(form: int, octets: bytes) -> Texts:
+def _set_text(form: int, octets: bytes) -> bytes | None:
     if form == TEXTS:
-        return _unframed(octets)
+        return _unframed(octets)[0]
     return _known_set(form, octets) if len(octets) <= REMEMBERED_OCTETS else _read_set(form, octets)
+
+
+def _message_id(form: int, octets: bytes) -> bytes | None:
+    if form == TEXTS:
+        return _unframed(octets)[1]
+    return _known_id(form, octets) if len(octets) <= REMEMBERED_OCTETS else _read_id(form, octets)
 
 
 @lru_cache(REMEMBERED)
@@ -238,12 +252,21 @@ def _writer_of(form: int) -> Dialect:
     return WRITERS[form]
 
 
-def _read_set(form: int, octets: bytes) -> Texts:
+def _read_set(form: int, octets: bytes) -> bytes | None:
     try:
-        found = _writer_of(form).property_set(octets)
+        found = _writer_of(form).unread_set(octets)
     except RemoteProtocolError:
-        return MALFORMED
-    return recorded(found)
+        return MALFORMED[0]
+    return recorded(found)[0]
+
+
+def _read_id(form: int, octets: bytes) -> bytes | None:
+    try:
+        found = _writer_of(form).message_id(octets)
+    except RemoteProtocolError:
+        return None
+    return None if found is None else octets_of(found)
 
 
 _known_set: Final = lru_cache(REMEMBERED)(_read_set)
+_known_id: Final = lru_cache(REMEMBERED)(_read_id)

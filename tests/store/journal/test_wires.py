@@ -31,8 +31,8 @@ from gateway.store.journal.wires import (
     APART_FROM,
     PROPERTIES_OCTETS_MAX,
     ROWS_APART,
-    dictionaries,
     recorded,
+    set_dictionary,
     words_of,
 )
 from tests.store.journal.samples import HOME, gathered, octets_of
@@ -116,11 +116,25 @@ ODD: Final = {
         "an expiration that is no number": b"\x01\0\1x",
         "a message id that is no UTF-8": b"\0\x80\1\xff",
         "flags that there are none of": b"\0\2",
+        "an id in a header": b"\x20\0\0\0\0\x13\x0cx-message-idS\0\0\0\1h",
+        "an id in a header, and one of its own": b"\x20\x80\0\0\0\x13\x0cx-message-idS\0\0\0\1h\1i",
+        "an id behind all else": b"\xff\x80\1c\1e\0\0\0\0\2\5\1k\1r\0011\2id",
+        "an id that is cut short": b"\0\x80\5i",
+        "an empty id": b"\0\x80\0",
+        "no id, cut short": b"\x80\0\5c",
     },
     "amqpfast": {"nothing": b"\0" * 7, "cut short": b"\0"},
     "mqtt": {
         "an expiry and an identifier": b"\x02\0\0\0\5\x0b\7\x26\0\1a\0\1b",
         "types that are none": b"\x26\0\x0dgateway-types\0\1{",
+        "what looks like an id within a value": (
+            b"\x09\0\x15\x26\0\x0famqp-message-id\0\1x" + b"\x26\0\x0famqp-message-id\0\1b"
+        ),
+        "what looks like an id and is none": b"\x09\0\x15\x26\0\x0famqp-message-id\0\1x",
+        "an id behind all else": (
+            b"\x01\1\x02\0\0\0\5\x03\0\1c\x08\0\1r\x09\0\2\xff\0" + b"\x26\0\x0famqp-message-id\0\1z"
+        ),
+        "an id with other letters": b"\x26\0\x0famqp-message-id\0\2\xc3\xa4",
         "a message id twice": (b"\x26\0\x0famqp-message-id\0\1a" + b"\x26\0\x0famqp-message-id\0\1b"),
     },
 }
@@ -269,10 +283,11 @@ def test_whatever_texts_there_are(pairs: list[tuple[str, str]], protocol: str) -
     assert told(found) == told(PropertySet(protocol, raw, found._decode, found._properties))
 
 
-def test_a_form_that_there_is_none_of_is_damage() -> None:
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_form_that_there_is_none_of_is_damage(ids: bool) -> None:
     view = memoryview
     with pytest.raises(DamageError, match="the unknown form 4"):
-        dictionaries(view(b"\4"), view(b"\0\0\0\0\1\0\0\0"), view(b"x"), addresses=False)
+        set_dictionary(view(b"\4"), view(b"\0\0\0\0\1\0\0\0"), view(b"x"), ids=ids)
 
 
 def test_the_numbers_of_forms_are_for_ever() -> None:
