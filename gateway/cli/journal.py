@@ -24,6 +24,8 @@ app.add_typer(journal)
 Folder = Annotated[
     Path | None,
     typer.Option(
+        "--journal",
+        "--folder",
         metavar="FOLDER",
         exists=True,
         file_okay=False,

@@ -8,9 +8,10 @@ of the traceback, which has the cause.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -44,6 +45,23 @@ def plainly() -> Iterator[None]:
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+
+
+def speak_plainly() -> None:
+    """In a notebook, print the line that matters above each traceback of Spark's, which has screens of
+    Java's. Elsewhere do nothing."""
+    notebook: Any = sys.modules.get("IPython")
+    shell = None if notebook is None else notebook.get_ipython()
+    if shell is not None:
+        shell.set_custom_exc((Py4JJavaError, PySparkException), _show_plainly)
+
+
+def _show_plainly(
+    shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: int | None = None
+) -> None:
+    stated = error.java_exception if isinstance(error, Py4JJavaError) else error
+    print(plain(str(stated)), file=sys.stderr)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
 def plain(text: str) -> str:

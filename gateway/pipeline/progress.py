@@ -1,8 +1,10 @@
-"""A line for whoever waits: how many tasks of the running job are done. Spark's own bar needs a terminal."""
+"""A line for whoever waits: how many tasks of Spark's a job took, and how long, once it has ended. While it
+runs Spark's own bar shows more, on a terminal."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -15,25 +17,26 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
-    """Tell how far Spark is, each time that it has changed, until the block ends."""
-    done = threading.Event()
+    """Tell in one line what Spark has done in the block, if that took long enough to be seen."""
+    ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()
+    tasks: dict[int, int] = {}  # by stage
+    begun = time.monotonic()
 
     def watch() -> None:
-        given = ""
-        while not done.wait(INTERVAL_SECS):
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            known = [stage for stage in stages if stage is not None]
-            ready, tasks = sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
-            line = f"{name}: {ready} of {tasks} tasks"
-            if tasks and line != given:
-                tell(line)
-                given = line
+        while not ended.wait(INTERVAL_SECS):
+            for number in tracker.getActiveStageIds():
+                stage = tracker.getStageInfo(number)
+                if stage is not None:
+                    tasks[number] = stage.numTasks
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        ended.set()
         thread.join()
+        if tasks:
+            count, secs = sum(tasks.values()), time.monotonic() - begun
+            tell(f"{name}: {count} tasks in {len(tasks)} stages, {secs:.0f} s")

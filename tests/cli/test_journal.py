@@ -108,7 +108,7 @@ def test_tail_says_what_is_missing(run: Run, folder: Path) -> None:
 
 def test_stat(run: Run, folder: Path) -> None:
     write(folder, range(2), shard=7)
-    ran = run("journal", "stat", "--folder", str(folder))
+    ran = run("journal", "stat", "--journal", str(folder))
     octets = [path.stat().st_size for path in sorted(folder.glob("*.gwj"))]
     time_ = "2023-11-14T22:13:20.000000+00:00"
     lines = ran.out.splitlines()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -17,9 +21,11 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 
+from gateway.cli.pipeline import common
 from gateway.errors import PipelineError
 from gateway.pipeline import session
 from gateway.pipeline.jobs import rates
+from gateway.pipeline.progress import progress
 from gateway.pipeline.workers import spare_imports
 from tests.pipeline.journals import START, written
 
@@ -127,3 +133,55 @@ def test_only_workers_spare_their_imports(spark: SparkSession) -> None:
 
     (found,) = spark.range(1).coalesce(1).mapInArrow(frozen, "count long").collect()
     assert found["count"] > 10_000
+
+
+def test_a_notebook_has_the_sentence_above_the_traceback(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    class Shell:
+        """As much of IPython's as is asked."""
+
+        def set_custom_exc(self, kinds: Any, show: Any) -> None:
+            self.kinds, self.show = kinds, show
+
+        def showtraceback(self, given: Any, tb_offset: Any = None) -> None:
+            shown.append(capsys.readouterr().err)
+
+    shell = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    session.register(spark)
+    with pytest.raises(shell.kinds) as raised:
+        spark.read.format("gateway_journal").load(str(tmp_path / "none")).collect()
+    shell.show(shell, raised.type, raised.value, raised.tb)
+    (before,) = shown
+    assert before.endswith("none: no such folder\n"), before
+    assert len(before.splitlines()) == 1
+
+
+def test_ctrl_c_leaves_no_traceback_of_py4j(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which logs one where a command was interrupted while it waited for Java; other errors stay."""
+    monkeypatch.setattr(session, "session", lambda *_, **__: None)
+    common.started("rates", None, None)
+    root = logging.getLogger()
+    try:
+        for error in (KeyboardInterrupt, ValueError):
+            try:
+                raise error
+            except BaseException:
+                root.exception("%s while sending command", error.__name__)
+    finally:
+        root.removeFilter(common._is_no_interrupt)
+    assert [record.message for record in caplog.records] == ["ValueError while sending command"]
+
+
+def test_a_job_says_in_one_line_what_it_took(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pipeline.progress.INTERVAL_SECS", 0.02)
+    lines: list[str] = []
+    with progress(spark, "job", lines.append):
+        spark.range(0, 4, 1, 4).rdd.map(lambda n: time.sleep(0.5) or n).count()
+    (line,) = lines
+    assert re.fullmatch(r"job: \d+ tasks in \d+ stages, \d+ s", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterable
@@ -74,12 +75,18 @@ def started(
     watched = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}  # Spark's own bar
     options = watched | options_of(conf)
     installed()
+    logging.getLogger().addFilter(_is_no_interrupt)
     from gateway.pipeline.session import session
 
     with shown("starting Spark"):
         return session(
             f"gateway pipeline {name}", master=master, options=options, formats=formats, archive=archive
         )
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Return False for what py4j logs, with a traceback, when Ctrl-C ends a command while Spark works."""
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
 
 
 def options_of(conf: list[str] | None) -> dict[str, str]:
