@@ -24,7 +24,7 @@ from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import Finding, Severity, lint
 from gateway.mapping.router import Router, compile_routes
-from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
+from gateway.settings import FastListener, Settings, effective, masked
 from gateway.store.folder import fault
 from gateway.transport.certificates import load_pair, load_revocations
 
@@ -242,21 +242,13 @@ def relative(settings: Settings) -> list[Finding]:
 
 
 def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
-    """Yield the paths that are set in the configuration, without defaults and shipped mappings."""
+    """Yield the paths that are set in the configuration and relative to the working directory, if to any."""
     named: list[tuple[Place, Path | None]] = [*settings.files()]
-    named += [
-        (("mappings", at), Path(name)) for at, name in enumerate(settings.mappings) if not shipped(name)
-    ]
     named += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
     named += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
     for place, path in named:
         if path is not None and settings.says(place):
             yield place, path
-
-
-def shipped(name: str) -> bool:
-    """Return True if `name` is that of a mapping file shipped with the gateway."""
-    return Path(name).name == name and not Path(name).exists() and (shipped_mappings() / name).is_file()
 
 
 def unmatched(settings: Settings) -> list[Finding]:

@@ -287,8 +287,8 @@ class Settings(Documented, BaseSettings):
     links: dict[str, AnyLink] = {}
     """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml,
-    which is also found by that name."""
+    """Paths or globs of mapping files, relative to the configuration file, or in a variable to the working
+    directory; none: the shipped identity.yaml, which is also found by that name."""
     broker: AnyEngine = EmbeddedEngine()
     """What stands behind the listeners: the embedded broker, or a RabbitMQ cluster that replicas share."""
     limits: Limits = Limits()
@@ -607,7 +607,20 @@ class Settings(Documented, BaseSettings):
 
     def found_by(self, pattern: str) -> list[Path]:
         """The mapping files that one of `mappings` finds now."""
-        return _glob(pattern) if set(pattern) & set("*?[") else [_by_name(pattern)]
+        path = str(self.mappings_folder / pattern)
+        if set(pattern) & set("*?["):
+            return _glob(path)
+        if Path(pattern).name == pattern and not Path(path).exists():
+            shipped = shipped_mappings() / pattern
+            return [shipped if shipped.is_file() else Path(path)]
+        return [Path(path)]
+
+    @property
+    def mappings_folder(self) -> Path:
+        """The folder that `mappings` are relative to: that of the file which says them."""
+        path = self._read_from.path
+        said_there = path is not None and self.origin_of(("mappings",)).file == str(path)
+        return path.parent if path is not None and said_there else Path()
 
     def files(self) -> list[tuple[Place, Path]]:
         """Every file that the configuration names and that must be readable, with the key that names it."""
@@ -649,13 +662,6 @@ class Settings(Documented, BaseSettings):
             named += [(("users", name, "password_hash_file"), user.password_hash_file)]
             named += [(("users", name, "scram_file"), user.scram_file)]
         return [(place, path) for place, path in named if path is not None]
-
-
-def _by_name(name: str) -> Path:
-    """A mapping file; a name without a folder that is not there is that of a shipped one."""
-    path = Path(name)
-    shipped = shipped_mappings() / name
-    return shipped if path.name == name and not path.exists() and shipped.is_file() else path
 
 
 def _glob(pattern: str) -> list[Path]:

@@ -332,14 +332,11 @@ def test_relative_paths_are_not_those_of_the_files_folder(
     (there / "gateway.yaml").write_text("mappings: [mapping.yaml]\nstore: {path: data}\n")
     monkeypatch.chdir(here)
     said = run("check", "-c", str(there / "gateway.yaml")).out
-    for place, key, path in (
-        ("1:12", "mappings[0]", "mapping.yaml"),
-        ("2:9", "store.path", "data"),
-    ):
-        assert (
-            f"{there}/gateway.yaml:{place}: warning: {key}: {path} is taken from the working directory"
-            f" {here}, not from {there}, where this file stands (relative)"
-        ) in said
+    assert (
+        f"{there}/gateway.yaml:2:9: warning: store.path: data is taken from the working directory"
+        f" {here}, not from {there}, where this file stands (relative)"
+    ) in said
+    assert "mappings[0]" not in said, "which are taken from there"
     monkeypatch.chdir(there)
     assert "(relative)" not in run("check", "-c", "gateway.yaml").out
     (there / "gateway.yaml").write_text("mappings: [identity.yaml]\n")
