@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.errors import StoreError
-from gateway.state.interface import Event, SessionKey
+from gateway.state.interface import Event, MatchRetained, SessionKey
 
 Rows = list[tuple[Any, ...]]
 
@@ -72,8 +72,8 @@ class Database(ABC):
         """Give the transaction up."""
 
     @abstractmethod
-    def match(self, topic_filter: str, after: str, limit: int) -> Rows:
-        """Return topic, message and expiry of retained messages that an MQTT filter matches."""
+    def match(self, wanted: MatchRetained) -> Rows:
+        """Return topic, message, expiry and user of retained messages that an MQTT filter matches."""
 
     @abstractmethod
     def notify(self, notices: Sequence[Noted]) -> None:
@@ -82,6 +82,14 @@ class Database(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection; nothing is raised."""
+
+
+# The first of some rows `page`, as many as have the octets together that are given as {}.
+SIZED: Final = (
+    "SELECT topic, message, expires_in, login FROM (SELECT topic, message, expires_in, login,"
+    " sum(length(message)) OVER (ORDER BY topic) - length(message) AS octets FROM ({{}}) AS page) AS sized"
+    " WHERE octets < {} ORDER BY topic"
+)
 
 
 class Demand(NamedTuple):

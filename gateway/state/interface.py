@@ -17,7 +17,7 @@ Wills, options of subscriptions, messages and reasons of dead letters are opaque
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
@@ -379,13 +379,39 @@ class ReleaseLease(Operation[None]):
 # Retained messages.
 
 
+class Room(NamedTuple):
+    """By how much number and bytes of retained messages may grow: of all users, and of one."""
+
+    messages: int
+    octets: int
+    user_messages: int
+    user_octets: int
+
+
+class Retention(NamedTuple):
+    """What became of Retain. Not `stored`: there was no room, and the topic is as it was.
+
+    `before`: user and weight of the message that the topic had; None: it had none.
+    """
+
+    stored: bool
+    before: tuple[str, int] | None
+
+
 @dataclass(frozen=True, slots=True)
-class Retain(Operation[None]):
-    """Retain a message for a topic, for `lifetime_secs` if given; None, or no bytes: retain nothing."""
+class Retain(Operation[Retention]):
+    """Retain a message for a topic, for `lifetime_secs` if given; None, or no bytes: retain nothing.
+
+    `user` sent the message, `weight` is its size in bytes as limits count it. It is stored if the growth fits
+    into `room`; None: it is stored in any case.
+    """
 
     topic: str
     message: bytes | None
     lifetime_secs: float | None = None
+    user: str = ""
+    weight: int = 0
+    room: Room | None = None
 
     @property
     def subject(self) -> object:
@@ -394,20 +420,34 @@ class Retain(Operation[None]):
 
 
 class Retained(NamedTuple):
-    """A retained message; `expires_in` (seconds): None if it does not expire."""
+    """A retained message; `expires_in` (seconds): None if it does not expire. `user` sent it."""
 
     topic: str
     message: bytes
     expires_in: float | None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchRetained(Query[list[Retained]]):
-    """Find retained messages by an MQTT filter, in the order of topics, from behind the topic `after`."""
+    """Find retained messages by an MQTT filter, in the order of topics, from behind the topic `after`.
+
+    At most `limit`, and no more once they have `octets` bytes: fewer of both means that these are the last.
+    """
 
     topic_filter: str
     after: str = ""
     limit: int = 1_000
+    octets: int = 1_048_576
+
+    def is_last(self, found: Sequence[Retained]) -> bool:
+        """Return True if nothing matches behind these, which were found."""
+        return len(found) < self.limit and sum(len(one.message) for one in found) < self.octets
+
+
+@dataclass(frozen=True, slots=True)
+class WeighRetained(Query[dict[str, tuple[int, int]]]):
+    """Return the number and the weight of the retained messages of each user."""
 
 
 class Changes(NamedTuple):

@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gateway.errors import ConfigurationError, StoreError
 from gateway.state.database import (
+    SIZED,
     AbortedError,
     Call,
     Database,
@@ -30,7 +31,7 @@ from gateway.state.database import (
     Rows,
     demand_of,
 )
-from gateway.state.interface import Event, Notice, SessionKey
+from gateway.state.interface import Event, MatchRetained, Notice, SessionKey
 from gateway.state.lanes import LanedStore
 from gateway.state.schema import Migrations, load_migrations, missing_steps
 
@@ -72,7 +73,14 @@ JOIN_LANE: Final = (
 NEXT_GROUP: Final = (
     "UPDATE lane SET number = $1, seen = state_now() WHERE id = $2 AND number = $1 - 1 RETURNING id"
 )
-SELECTED: Final = "SELECT topic, message, expires_at - state_now() FROM retained WHERE topic > $1"
+COLUMNS: Final = "SELECT t.topic, message, expires_at - state_now() AS expires_in, login FROM "
+SELECTED: Final = COLUMNS + "retained AS t WHERE topic > $1"
+COUNTED: Final = "SELECT count(*) FROM (SELECT FROM retained WHERE topic > $1{} LIMIT {}) AS few"
+# Found by the index on levels, sorted, and read: the planner has no choice of another order.
+FEW: Final = (
+    "WITH few AS MATERIALIZED (SELECT topic FROM retained WHERE topic > $1{})"
+    f" {COLUMNS}(SELECT topic FROM few ORDER BY topic LIMIT {{}}) AS one JOIN retained AS t USING (topic)"
+)
 UNEXPIRED: Final = " AND message <> '' AND (expires_at IS NULL OR expires_at > state_now())"
 NOT_SYSTEM: Final = " AND topic NOT LIKE '$%'"
 EXACT: Final = " AND topic = $2"
@@ -140,9 +148,10 @@ class PostgreSQLDatabase(Database):
         with _translated(None):
             self._open.execute("ROLLBACK")
 
-    def match(self, topic_filter: str, after: str, limit: int) -> Rows:
+    def match(self, wanted: MatchRetained) -> Rows:
         """A filter without `+` is a range of topics. Otherwise the index on levels finds few topics soon; of
         many the next ones in order are found soon by the range."""
+        topic_filter, after = wanted.topic_filter, wanted.after
         demand = demand_of(topic_filter)
         rest = (NOT_SYSTEM if demand.not_system else "") + UNEXPIRED
         below = BELOW if demand.prefix else ""
@@ -150,24 +159,27 @@ class PostgreSQLDatabase(Database):
         levels = literal(demand.levels, "text")
         if "+" not in topic_filter.split("/"):
             if not topic_filter.endswith("#"):
-                return self._select(EXACT + rest, (after, topic_filter), limit)
+                return self._select(wanted, EXACT + rest, (after, topic_filter))
             if demand.levels and not below:  # the first level is empty
-                return self._select(LEVELS.format(2) + rest, (after, levels), limit)
-            return self._select(below + (below and ONLY_BELOW) + rest, given, limit)
+                return self._select(wanted, LEVELS.format(2) + rest, (after, levels))
+            return self._select(wanted, below + (below and ONLY_BELOW) + rest, given)
         if topic_filter.endswith("#"):
             rest += LEAST.format(demand.least)
-        most = max(limit, PROBE_MIN)
-        found = self._select(LEVELS.format(2) + rest, (after, levels), most + 1, order="")
-        if len(found) <= most:
-            return sorted(found)[:limit]
-        return self._select(below + LEVELS.format(len(given) + 1) + rest, (*given, levels), limit)
+        most = max(wanted.limit, PROBE_MIN)
+        probe = LEVELS.format(2) + rest
+        ((count,),) = self._fetch(COUNTED.format(probe, most + 1), (after, levels))
+        if count <= most:
+            few = FEW.format(probe, wanted.limit)
+            return self._fetch(SIZED.format(wanted.octets).format(few), (after, levels))
+        return self._select(wanted, below + LEVELS.format(len(given) + 1) + rest, (*given, levels))
 
-    def _select(
-        self, condition: str, given: tuple[str, ...], limit: int, order: str = " ORDER BY topic"
-    ) -> Rows:
+    def _select(self, wanted: MatchRetained, condition: str, given: tuple[str, ...]) -> Rows:
+        page = f"{SELECTED}{condition} ORDER BY topic LIMIT {wanted.limit}"
+        return self._fetch(SIZED.format(wanted.octets).format(page), given)
+
+    def _fetch(self, query: str, given: tuple[str, ...]) -> Rows:
         connection = self._open
         with _translated(connection):
-            query = f"{SELECTED}{condition}{order} LIMIT {limit}"
             return connection.execute(query, given, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:

@@ -22,6 +22,7 @@ from gateway.state.interface import (
     SessionKey,
     SessionView,
     WeighLetters,
+    WeighRetained,
 )
 
 SESSION: Final = (
@@ -43,6 +44,10 @@ CHANGED: Final = (
 LETTER: Final = "{op} SELECT t.id, t.route, t.reason, t.message, t.login, t.weight, t.at FROM "
 LETTERS: Final = LETTER + "op JOIN dead_letter AS t ON t.id = op.id"
 WEIGHTS: Final = "SELECT login, count(*), CAST(sum(weight) AS bigint) FROM dead_letter GROUP BY login"
+RETAINED_WEIGHTS: Final = (
+    "SELECT login, count(*), CAST(sum(weight) AS bigint) FROM retained WHERE length(message) > 0"
+    " AND (expires_at IS NULL OR expires_at > (SELECT state_now())) GROUP BY login"
+)
 OLDEST: Final = (0.0, "")
 NEWEST: Final = (1e15, "")  # later than any time
 
@@ -57,12 +62,15 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, ListReplicas):
         return [ReplicaView(*row) for row in database.run([Call(REPLICAS)])[0]]
     if isinstance(query, MatchRetained):
-        found = database.match(query.topic_filter, query.after, query.limit)
-        return [Retained(topic, bytes(message), expires_in) for topic, message, expires_in in found]
+        found = database.match(query)
+        return [
+            Retained(topic, bytes(message), expires_in, user) for topic, message, expires_in, user in found
+        ]
     if isinstance(query, RetainedChanges):
         return _changes(database, query.position)
-    if isinstance(query, WeighLetters):
-        return {user: (count, weight) for user, count, weight in database.run([Call(WEIGHTS)])[0]}
+    if isinstance(query, WeighLetters | WeighRetained):
+        call = Call(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
+        return {user: (count, weight) for user, count, weight in database.run([call])[0]}
     if isinstance(query, FindLetters):
         call = Call(LETTERS, "id text", [(id,) for id in query.ids])
     else:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.state.database import Call, Database, Noted
-from gateway.state.interface import DONE, Event, Reply, Retain
+from gateway.state.interface import Event, Reply, Retain, Retention, Verdict
 from gateway.state.table import Table
 
-RETAINED: Final = "topic text, message bytea, expires_at double precision"
+RETAINED: Final = "topic text, message bytea, expires_at double precision, login text, weight bigint"
 CHANGED: Final = (
     "{op} INSERT INTO retained_change (version, topic, at) SELECT state_version(), topic, state_now() FROM op"
 )
 EVERYBODY: Final = ""
-BLANK: Final = (b"", None)  # no other column than `message` is changed when a message takes its place
+BLANK: Final = (b"", None, "", 0)  # a group has locked a topic that retains nothing
 
 
 class RetainedRow(NamedTuple):
@@ -23,6 +23,8 @@ class RetainedRow(NamedTuple):
     topic: str
     message: bytes
     expires_at: float | None
+    login: str
+    weight: int
 
 
 class RetainedMessages:
@@ -39,19 +41,39 @@ class RetainedMessages:
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
-        """Change the message of a topic."""
+        """Change the message of a topic, if there is room."""
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
+        row = self._table.rows.get((topic,))
+        is_there = row is not None and (row.expires_at is None or row.expires_at > now)
+        before = (row.login, row.weight) if row is not None and is_there else None
+        if message and not _fits(operation, before):
+            return Reply(Verdict.DONE, Retention(False, before))
         self._topics.add(topic)
-        if not message:
-            self._table.remove((topic,))
+        if message:
+            expires_at = None if lifetime is None else now + lifetime
+            self._table.put(RetainedRow(topic, message, expires_at, operation.user, operation.weight))
         else:
-            self._table.put(RetainedRow(topic, message, None if lifetime is None else now + lifetime))
-        return DONE
+            self._table.remove((topic,))
+        return Reply(Verdict.DONE, Retention(True, before))
 
     def writes(self) -> list[Call]:
         """Return the statements that write what has changed."""
         if not self._topics:
-            return []
+            return self._table.writes()
         self.notices.append(Noted(EVERYBODY, Event.RETAINED))
         changes = [(topic,) for topic in sorted(self._topics)]
         return [*self._table.writes(), Call(CHANGED, "topic text", changes)]
+
+
+def _fits(operation: Retain, before: tuple[str, int] | None) -> bool:
+    """Return True if the message may take the place of the one before."""
+    room = operation.room
+    if room is None:
+        return True
+    user, weight = ("", 0) if before is None else before
+    count, octets = int(before is None), operation.weight - weight
+    if (count > 0 and count > room.messages) or (octets > 0 and octets > room.octets):
+        return False
+    if before is None or user != operation.user:
+        count, octets = 1, operation.weight
+    return (count <= 0 or count <= room.user_messages) and (octets <= 0 or octets <= room.user_octets)

@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.errors import StoreError
 from gateway.state.database import (
+    SIZED,
     Call,
     Database,
     LostError,
@@ -20,7 +21,7 @@ from gateway.state.database import (
     demand_of,
     levels_of,
 )
-from gateway.state.interface import Notice
+from gateway.state.interface import MatchRetained, Notice
 from gateway.state.lanes import LanedStore
 from gateway.state.schema import Migrations, load_migrations, missing_steps
 
@@ -28,7 +29,7 @@ APPLICATION_ID: Final = 0x47575354  # "GWST", so that no other program's databas
 LANE: Final = "embedded"
 BUSY_SECS: Final = 5.0
 MATCH: Final = (
-    "SELECT topic, message, expires_at - state_now() FROM retained"
+    "SELECT topic, message, expires_at - state_now() AS expires_in, login FROM retained"
     " WHERE topic > ?1 AND topic >= ?2 AND (?2 = '' OR topic < ?2 || '0')"
     " AND length(message) > 0 AND (expires_at IS NULL OR expires_at > state_now())"
     " AND NOT (?3 AND topic LIKE '$%') AND state_matches(topic, ?4)"
@@ -109,12 +110,12 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
-    def match(self, topic_filter: str, after: str, limit: int) -> Rows:
-        demand = demand_of(topic_filter)
-        wanted = json.dumps([demand.levels, demand.least])
+    def match(self, wanted: MatchRetained) -> Rows:
+        demand = demand_of(wanted.topic_filter)
+        levels = json.dumps([demand.levels, demand.least])
         try:
-            given = (after, demand.prefix, demand.not_system, wanted, limit)
-            return self._open.execute(MATCH, given).fetchall()
+            given = (wanted.after, demand.prefix, demand.not_system, levels, wanted.limit)
+            return self._open.execute(SIZED.format(wanted.octets).format(MATCH), given).fetchall()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 

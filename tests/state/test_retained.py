@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import psycopg
 import pytest
 
@@ -15,6 +17,9 @@ from gateway.state.interface import (
     Retain,
     Retained,
     RetainedChanges,
+    Retention,
+    Room,
+    WeighRetained,
 )
 from gateway.state.postgresql import PROBE_MIN
 from tests.state.conftest import PostgreSQLWorld, Replica, World
@@ -43,7 +48,7 @@ def test_a_filter_finds_what_it_matches(one: Replica, topic_filter: str) -> None
     wanted = sorted(topic for topic in TOPICS if topic_matches(pattern, topic.split("/")))
     found = one.ask(MatchRetained(topic_filter))
     assert topics_of(found) == wanted
-    assert all(message == topic.encode() for topic, message, _ in found)
+    assert all(message == topic.encode() for topic, message, *_ in found)
     paged: list[str] = []
     while some := one.ask(MatchRetained(topic_filter, paged[-1] if paged else "", limit=2)):
         paged += topics_of(some)
@@ -63,7 +68,7 @@ def test_the_last_one_of_a_topic_stays_and_a_clear_deletes(one: Replica, two: Re
 
 def test_it_expires_by_the_database_s_clock(world: World, one: Replica) -> None:
     one.do(Retain("t", b"x", 60.0))
-    ((_, _, expires_in),) = one.ask(MatchRetained("+"))
+    ((_, _, expires_in, _),) = one.ask(MatchRetained("+"))
     assert expires_in is not None
     assert 50 < expires_in <= 60
     world.advance(61)
@@ -124,3 +129,65 @@ def test_pages_of_many(shared: PostgreSQLWorld, topic_filter: str) -> None:
         found += topics_of(some)
     assert found == sorted(set(found))
     assert len(found) == {"+/+": 2 * count, "r/+": count, "+/7": count + 1, "r/#": count}[topic_filter]
+
+
+@pytest.mark.parametrize("topic_filter", ["r/#", "r/+", "+/+", "#"])
+def test_a_page_ends_with_its_octets(one: Replica, topic_filter: str) -> None:
+    """And a message that is larger than a page has one of its own."""
+    sizes = {"r/a": 10, "r/b": 10, "r/c": 500, "r/d": 90, "r/e": 20}
+    for topic, size in sizes.items():
+        one.do(Retain(topic, bytes(size)))
+    pages: list[list[str]] = []
+    after, is_last = "", False
+    while not is_last:
+        query = MatchRetained(topic_filter, after, octets=100)
+        found = one.ask(query)
+        pages.append(topics_of(found))
+        after, is_last = found[-1].topic if found else "", query.is_last(found)
+    assert pages == [["r/a", "r/b", "r/c"], ["r/d", "r/e"], []]
+
+
+ROOM: Final = Room(1, 100, 1, 50)
+
+
+@pytest.mark.parametrize(
+    ("operation", "stored"),
+    [
+        (Retain("new", b"x", None, "u", 50, ROOM), True),
+        (Retain("new", b"x", None, "u", 51, ROOM), False),
+        (Retain("new", b"x", None, "u", 1, Room(0, 100, 1, 50)), False),
+        (Retain("new", b"x", None, "u", 1, Room(1, 100, 0, 50)), False),
+        (Retain("old", b"x", None, "u", 60, Room(0, 50, 0, 50)), True),  # of which 10 are free
+        (Retain("old", b"x", None, "u", 61, Room(0, 50, 0, 50)), False),
+        (Retain("old", b"x", None, "u", 5, Room(-9, -9, -9, -9)), True),  # it shrinks
+        (Retain("old", b"x", None, "other", 5, Room(0, 0, 0, 50)), False),  # all for a user who had none
+        (Retain("old", b"x", None, "other", 10, Room(0, 0, 1, 10)), True),
+        (Retain("late", b"x", None, "u", 5, Room(0, 50, 0, 50)), False),  # what has expired makes no room
+        (Retain("old", b"x", None, "u", 99), True),
+    ],
+)
+def test_a_message_is_stored_where_there_is_room(
+    world: World, one: Replica, operation: Retain, stored: bool
+) -> None:
+    one.do(Retain("old", b"before", None, "u", 10))
+    one.do(Retain("late", b"before", 5.0, "u", 10))
+    world.advance(6)
+    before = ("u", 10) if operation.topic == "old" else None
+    assert one.do(operation) == Retention(stored, before)
+    found = one.ask(MatchRetained(operation.topic))
+    old = [Retained("old", b"before", None, "u")] if before else []
+    assert found == ([Retained(operation.topic, b"x", None, operation.user)] if stored else old)
+    assert changed(one, changed(one, None).position).topics == []
+
+
+def test_what_each_user_has_is_weighed(world: World, one: Replica) -> None:
+    one.do(Retain("a", b"1", None, "u", 10))
+    one.do(Retain("b", b"1", None, "u", 10))
+    one.do(Retain("b", b"1", None, "u", 20))
+    one.do(Retain("c", b"1", None, "v", 5))
+    one.do(Retain("d", b"1", 5.0, "v", 5))
+    one.do(Retain("e", b"1", None, "w", 5))
+    assert one.do(Retain("e", None)) == Retention(True, ("w", 5))
+    assert one.ask(WeighRetained()) == {"u": (2, 30), "v": (2, 10)}
+    world.advance(6)
+    assert one.ask(WeighRetained()) == {"u": (2, 30), "v": (1, 5)}
