@@ -404,7 +404,7 @@ def _operations() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         ProcessApi(none),
         ClientsApi(none, none),
         SessionsApi(none, none, none),
-        RetainedApi(none, none, none),
+        RetainedApi(none),
         QueuesApi(none, none, none, none),
         NamespacesApi(none, none),
         LettersApi(none, none, none),

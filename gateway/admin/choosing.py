@@ -150,9 +150,21 @@ async def page_of(
     after: str,
 ) -> Page:
     """A page of those of the `things` that are chosen."""
+    return await page_of_slices(slices(things), chosen, key, show, count, after)
+
+
+async def page_of_slices(
+    things: AsyncIterator[list[T]],
+    chosen: Callable[[T], bool],
+    key: Callable[[T], str],
+    show: Callable[[T], Any],
+    count: int,
+    after: str,
+) -> Page:
+    """The same for things that come some at a time."""
     matching = behind = 0
     first: list[T] = []
-    async for some in slices(things):
+    async for some in things:
         fitting = [one for one in some if chosen(one)]
         matching += len(fitting)
         if after:

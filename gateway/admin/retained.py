@@ -6,16 +6,16 @@ published the message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
-from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import Pace, named, on_disk, page_of_slices, query_of, removal_of, slices
 from gateway.admin.models import Removed, RetainedRow
 from gateway.admin.operations import Served
 from gateway.broker.mqtt.retained import Retained
@@ -28,13 +28,50 @@ from gateway.store.store import Store
 log = structlog.get_logger()
 
 
-class RetainedApi:
-    """`flush` ends a wake-up."""
+class RetainedMessages(Protocol):
+    """The retained messages, wherever they are. All methods raise UnavailableError."""
+
+    def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
+        """Yield messages that an MQTT filter matches, and perhaps others, some at a time."""
+
+    async def forget(self, messages: list[Message]) -> int:
+        """Clear the topics of these messages. Return how many there were."""
+
+    async def settle(self) -> None:
+        """Return when what was cleared stays so."""
+
+
+class LocalMessages:
+    """The retained messages of this process. `flush` ends a wake-up."""
 
     def __init__(self, retained: Retained, store: Store | None, flush: Callable[[], None]) -> None:
         self._retained = retained
         self._store = store
         self._flush = flush
+
+    def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
+        """Yield all messages."""
+        return slices(self._retained.messages())
+
+    async def forget(self, messages: list[Message]) -> int:
+        """Clear topics that still have these messages."""
+        pace = Pace(self._flush)
+        removed = 0
+        for message in messages:
+            await pace.spend(1)
+            removed += self._retained.forget(message)
+        return removed
+
+    async def settle(self) -> None:
+        """Return when the disk has it. Raises UnavailableError."""
+        await on_disk(self._store, self._flush)
+
+
+class RetainedApi:
+    """What can be asked of retained messages."""
+
+    def __init__(self, retained: RetainedMessages) -> None:
+        self._retained = retained
 
     def operations(self) -> Sequence[Served]:
         """What can be asked."""
@@ -45,21 +82,18 @@ class RetainedApi:
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, RETAINED.words)
-        page = await page_of(self._retained.messages(), _chooser(wanted), _topic, shown, count, after)
+        chosen, found = _chooser(wanted), self._retained.slices(wanted.get("topic", "#"))
+        page = await page_of_slices(found, chosen, _topic, shown, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, REMOVE_RETAINED)
         chosen = _chooser(wanted)
-        pace = Pace(self._flush)
         removed = 0
-        async for some in slices(self._retained.messages()):
-            for message in some:
-                if chosen(message):
-                    await pace.spend(1)
-                    removed += self._retained.forget(message)
+        async for some in self._retained.slices(wanted.get("topic", "#")):
+            removed += await self._retained.forget([message for message in some if chosen(message)])
         if removed:
-            await on_disk(self._store, self._flush)
+            await self._retained.settle()
             log.info("an operator removed retained messages", count=removed, **wanted)
         return answer({"removed": removed})
 

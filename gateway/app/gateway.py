@@ -48,6 +48,7 @@ from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_octets_max, watched_memory
 from gateway.app.operating import pause_links, process_of
+from gateway.app.retained import retained_messages
 from gateway.app.rules import Rules
 from gateway.app.state import open_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
@@ -116,7 +117,7 @@ class Gateway:
             several=self._has_several_users,
         )
         self.store = open_store(settings, self._disk_changed, self.quotas.letters)
-        self.state = open_state(settings, self.quotas.common_letters)
+        self.state = open_state(settings, self.quotas)
         with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
             if self.store is not None:
                 undo.callback(self.store.close)
@@ -153,6 +154,7 @@ class Gateway:
                 self._let_clients_go,
                 self._may_hold,
                 self.quotas,
+                self.state,
             )
             self.bodies = Bodies(limits, self.store, self.quotas.spool)
             self.hosts = AmqpHosts(
@@ -247,7 +249,7 @@ class Gateway:
             ClientsApi(clients, flush),
             SessionsApi(self.mqtt, dismiss, flush),
             queues,
-            RetainedApi(self.mqtt.retained, store, flush),
+            RetainedApi(retained_messages(self.mqtt.retained, self.state, store, flush)),
             NamespacesApi(self.hosts, self.fast_hosts),
             RatesApi(self.history),
         )

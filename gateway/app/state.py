@@ -12,13 +12,15 @@ import trio
 from gateway import __version__, clock
 from gateway.admin import Readiness
 from gateway.app.storage import caller_of
+from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.membership import Membership
+from gateway.engine.retained import SharedRetained
+from gateway.engine.retaining import Retaining
 from gateway.errors import ConfigurationError
-from gateway.model.shares import UserShares
 from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
 from gateway.state.interface import Notice, StateStore
@@ -33,13 +35,15 @@ SCHEMA_CHARS_MAX: Final = 40  # a name of PostgreSQL has 63 bytes; channels and 
 class SharedState:
     """The database of shared state, and what stands on it whatever the gateway serves."""
 
-    def __init__(self, store: StateStore, membership: Membership, letters: UserShares) -> None:
-        """`letters` has the limits of dead letters."""
+    def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
+        """`quotas` has the limits of dead letters and of retained messages."""
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)
         self.ids = SharedIds(store, membership)
-        self.letters = SharedLetters(store, membership, letters)
+        self.letters = SharedLetters(store, membership, quotas.common_letters)
+        self.retained = SharedRetained(store, quotas.retained)
+        self.retaining: Retaining | None = None  # messages that wait to be retained
 
     @property
     def why_not(self) -> str:
@@ -56,6 +60,9 @@ class SharedState:
             self.membership.tick(clock.now())
             self.elections.tick(clock.now())
             self.letters.tick(clock.now())
+            self.retained.run(clock.now())
+            if self.retaining is not None:
+                self.retaining.run()
             flush()
             await trio.sleep(TICK_SECS)
 
@@ -94,9 +101,9 @@ class SharedState:
         """Handle a hint; nothing depends on one yet."""
 
 
-def open_state(settings: Settings, letters: UserShares) -> SharedState | None:
-    """Return the state that replicas share, or None without a cluster. `letters` has the limits of dead
-    letters. Raises ConfigurationError."""
+def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
+    """Return the state that replicas share, or None without a cluster. `quotas` has the limits of dead
+    letters and of retained messages. Raises ConfigurationError."""
     given = settings.broker
     if not isinstance(given, RabbitEngine):
         return None
@@ -110,7 +117,7 @@ def open_state(settings: Settings, letters: UserShares) -> SharedState | None:
     password = None if database.password_file is None else database.password
     store = PostgreSQLState(Server(database.url, schema_of(given.namespace), password))
     silent_secs = given.engine_timeout_secs + SILENT_SECS
-    return SharedState(store, Membership(store, settings.replica, __version__, silent_secs), letters)
+    return SharedState(store, Membership(store, settings.replica, __version__, silent_secs), quotas)
 
 
 def schema_of(namespace: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
+from gateway.app.state import SharedState
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
@@ -34,11 +35,12 @@ def topics_of(
     let_go: Callable[[], None],
     may_hold: MayHold,
     quotas: UserQuotas,
+    state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
     """The topics, before the store starts; with an engine, what is said to it.
 
     `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers, `quotas` has the shares of users.
+    publishers, `quotas` has the shares of users. `state` is there with an engine.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -65,10 +67,15 @@ def topics_of(
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
         time = ClusterClock()
-        engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go, time)
+        assert state is not None
+        engine = EngineSession(
+            given, settings.replica, dispatcher, limits, status, store, let_go, time, state.retained
+        )
+        state.retaining = engine.publisher.retaining
         topics = EngineNamespace(
             engine,
             of_sessions,
+            state.retained,
             shares=shares,
             sessions_max=limits.sessions_max,
             definition_shares=quotas.definitions,

@@ -233,7 +233,11 @@ class ConfirmedSink:
             if rest:
                 self._again([Unconfirmed(part, rest)])
             return
-        kept = self._without_refused(part, every) if self._refusals else every
+        self._let_wait(part, every)
+
+    def _let_wait(self, part: SubBatch, positions: Positions) -> None:
+        """Send these messages of a part behind what waits."""
+        kept = self._without_refused(part, positions) if self._refusals else positions
         if not kept:
             return
         one = Unconfirmed(part, kept)

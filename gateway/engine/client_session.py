@@ -43,6 +43,7 @@ from gateway.engine.names import binding_of
 from gateway.engine.once import Recent
 from gateway.engine.records import Changed, Options, Owner
 from gateway.engine.table import SessionState, said
+from gateway.engine.walks import Walked
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import Message
@@ -129,6 +130,7 @@ class ClientSession(Session):
         "prefetch",
         "queue",
         "unbound",
+        "walked",
     )
 
     def __init__(
@@ -156,6 +158,7 @@ class ClientSession(Session):
         self._given_back: GivenBack | None = None
         self._cached: dict[str, Grant | None] = {}
         self._consumer: Consumer | None = None  # that its queue's messages come by
+        self.walked: Walked | None = None  # what it was sent as retained, while that may come live, too
         self._stopped = False
 
     @property
@@ -295,6 +298,12 @@ class ClientSession(Session):
             consumer.settle(tag)
             return
         message, number = found
+        qos = min(message.assurance, grant.qos)
+        walked = self.walked if qos or not old else None
+        is_late = walked is not None and not walked.is_new(message, number, qos, lasting=True)
+        if is_late and not old and not redelivered:
+            consumer.settle(tag)  # it was sent a later one as retained
+            return
         self.owe(message, grant, Delivery(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
@@ -430,7 +439,7 @@ class ClientSession(Session):
             else:
                 gone += message.octets
             if qos == 2 and self.lasting:
-                self._reserve(packet_id, None if delivery is None else delivery.number)
+                self._reserve(packet_id, self._number_of(message) if delivery is None else delivery.number)
                 unsaid.append(row.said(before=False))
             else:
                 rows.append(row)
@@ -438,6 +447,10 @@ class ClientSession(Session):
             self._engine.after_logged(partial(self._say, unsaid))
         self._let_go(gone)
         return rows
+
+    def _number_of(self, message: Message) -> Number | None:
+        """The number of a retained message: it may come live as well."""
+        return None if self.walked is None else self.walked.number_of(message)
 
     def _reserve(self, packet_id: int, number: Number | None) -> None:
         self._reserved[packet_id] = number

@@ -24,10 +24,10 @@ from gateway.engine.bindings import Bindings
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
 from gateway.engine.consumers import Done
+from gateway.engine.log_place import LogPlace
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
 from gateway.engine.records import Record, encode_record
-from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.spooled import Body, Piece
 from gateway.model.times import Monotonic
@@ -64,7 +64,7 @@ class Speaker(Protocol):
     stats: LinkStats
     names: Names
     bindings: Bindings
-    kept: EngineRetained
+    kept: LogPlace
     time: ClusterClock
     publisher: EnginePublisher
 
@@ -194,12 +194,6 @@ class EngineConnection(ClusterConnection):
         self._records.publish_many([(wire, PERSISTENT, encode_record(record))])
         self._stream.mark()
 
-    def write_again(self, rows: list[tuple[bytes, bytes, bytes]]) -> None:
-        """Append retained messages: address, octets of the content header, body."""
-        assert self._records is not None
-        self._records.publish_many(rows)
-        self._stream.mark()
-
     def shut_down(self) -> None:
         """The gateway is stopping, or the link waits: a queue that no client needs any more goes."""
         if self.ready:
@@ -238,12 +232,7 @@ class EngineConnection(ClusterConnection):
         settings = session.settings
         given = names.topics.startswith("amq.")  # the broker's own, which nobody declares
         yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
-        yield m.ExchangeDeclare(names.retained, "fanout", durable=True)
-        yield m.ExchangeDeclare(names.kept, "fanout", durable=True)
         yield m.QueueDeclare(names.state, durable=True, arguments=_log_arguments(settings))
-        yield m.ExchangeBind(names.topics, names.retained)
-        yield m.QueueBind(names.state, names.retained)
-        yield m.QueueBind(names.state, names.kept)
         yield m.ExchangeDeclare(names.direct, "direct", durable=True)
         yield m.QueueBind(names.state, names.direct, names.state)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)

@@ -6,12 +6,11 @@ own octets out of it, so that nothing is lost between two replicas, and nothing 
 | octets | what |
 |---|---|
 | 1 | version, 1 |
-| 1 | flags: 0 and 1 QoS, 2 retain, 3 expires, 4 written, 5 origin, 6 MQTT's properties, 7 numbered |
+| 1 | flags: 0 and 1 QoS, 2 retain, 3 expires, 4 and 5 of earlier versions, 6 MQTT's properties, 7 numbered |
 | 1 | hops |
 | 2, n | length of the publisher's client identifier, and that |
 | 8 | if flagged: when it expires, in milliseconds UTC |
-| 8 | if flagged: when it was written into the log, in milliseconds UTC |
-| 8 | if flagged: of a record that was written again, the offset of the first one |
+| 8, 8 | for each flag of earlier versions: passed over |
 | 8, 8 | if flagged: a life of its publisher's replica, and the number that the message has there |
 | rest | if flagged: the property list of its PUBLISH |
 
@@ -49,8 +48,7 @@ VERSION: Final = 1
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 EXPIRES: Final = 0x08
-WRITTEN: Final = 0x10
-ORIGIN: Final = 0x20
+EARLIER: Final = (0x10, 0x20)
 LISTED: Final = 0x40
 NUMBERED: Final = 0x80
 HEAD: Final = Struct(">BBBH")
@@ -71,8 +69,8 @@ Number = tuple[bytes, int]
 class Arrived(NamedTuple):
     """What a delivery says besides its address and body.
 
-    `lifetime` is in seconds from now, for whoever said no `expires`. `written` is in milliseconds UTC, 0: not
-    known. `origin` and `offset` are positions in the log, -1: none.
+    `lifetime` is in seconds from now, for whoever said no `expires`. `offset` is a position in the log, -1:
+    none.
     """
 
     property_set: PropertySet
@@ -83,8 +81,6 @@ class Arrived(NamedTuple):
     lifetime: float
     hops: int
     sender: Sender
-    written: int
-    origin: int
     offset: int
     number: Number | None = None
 
@@ -93,8 +89,6 @@ def encode(
     message: Message,
     utc: float,
     *,
-    written: int = 0,
-    origin: int = -1,
     number: Number | None = None,
     correction: float = 0.0,
 ) -> bytes:
@@ -113,12 +107,6 @@ def encode(
     if message.expires:
         flags |= EXPIRES
         tail += U64.pack(max(0, int((message.expires - correction) * 1000)))
-    if written:
-        flags |= WRITTEN
-        tail += U64.pack(written)
-    if origin >= 0:
-        flags |= ORIGIN
-        tail += U64.pack(origin)
     if number is not None:
         flags |= NUMBERED
         tail += NUMBER.pack(*number)
@@ -147,7 +135,7 @@ def decode(raw: bytes) -> Arrived:
     durable, expiration, retain, hops, _ = essentials(property_set)
     lifetime = 0.0 if expiration is None else max(expiration, 1) / 1000
     sender = Sender(ENGINE)
-    return Arrived(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender, 0, -1, offset)
+    return Arrived(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender, offset)
 
 
 _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
@@ -155,7 +143,7 @@ _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
 
 def _decode_own(own: bytes, offset: int) -> Arrived | None:
     """None: it is cut short, or its list is none."""
-    expires, written, origin = NEVER, 0, -1
+    expires = NEVER
     number: Number | None = None
     try:
         _, flags, hops, size = HEAD.unpack_from(own)
@@ -164,12 +152,7 @@ def _decode_own(own: bytes, offset: int) -> Arrived | None:
         if flags & EXPIRES:
             expires = U64.unpack_from(own, at)[0] / 1000
             at += 8
-        if flags & WRITTEN:
-            written = U64.unpack_from(own, at)[0]
-            at += 8
-        if flags & ORIGIN:
-            origin = U64.unpack_from(own, at)[0]
-            at += 8
+        at += 8 * sum([flags & flag > 0 for flag in EARLIER])
         if flags & NUMBERED:
             life, count = NUMBER.unpack_from(own, at)
             number = (life, count)
@@ -182,6 +165,4 @@ def _decode_own(own: bytes, offset: int) -> Arrived | None:
     qos = min(flags & QOS, 2)
     sender = Sender(ENGINE, client)
     retain = flags & RETAIN != 0
-    return Arrived(
-        property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, written, origin, offset, number
-    )
+    return Arrived(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, offset, number)

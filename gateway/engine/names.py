@@ -24,15 +24,13 @@ WILD: Final = {"+": "*", "#": "#"}
 
 
 class Names(NamedTuple):
-    """The exchanges and the log of one namespace.
+    """The exchanges and the log, `state`, of one namespace.
 
-    What is published to `retained` goes to `topics` and to the log, `state`; to `kept`, to the log alone. The
-    broker's default exchange is not used: whoever may publish to it reaches every queue of the virtual host.
+    The broker's default exchange is not used: whoever may publish to it reaches every queue of the virtual
+    host.
     """
 
     topics: str
-    retained: str
-    kept: str
     state: str
     queues: str  # with what the names of replicas' queues begin
     sessions: str  # and those of sessions, and
@@ -46,8 +44,6 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
     """The names of a namespace."""
     return Names(
         topic_exchange,
-        f"{namespace}.retained",
-        f"{namespace}.kept",
         f"{namespace}.state",
         f"{namespace}.replica",
         f"{namespace}.session",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ import trio
 
 from gateway import clock
 from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
-from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SubscriptionOptions
+from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.arguments import type_arguments
@@ -27,14 +28,16 @@ from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.records import Owner, WillSaid
+from gateway.engine.retained import SharedRetained
 from gateway.engine.session import TAKEN_OVER, EngineSession
 from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
 from gateway.engine.table import Arrival, SessionState
+from gateway.engine.walks import SharedWalk, Walked
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.model.address import Address
-from gateway.model.batch import Sink, SubBatch
-from gateway.model.message import Sender
+from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -47,6 +50,8 @@ from gateway.protocols.mqtt.spec import Property
 log = structlog.get_logger(limited=True)
 
 EXPIRES_MS_MAX = 0xFFFF_FFFF  # of a queue
+Asked = tuple[Session, str, SubscriptionOptions]
+WALKED_SECS = 60.0  # for which a live message may be late that was sent as a retained one
 
 
 class EngineNamespace(MqttNamespace):
@@ -56,16 +61,20 @@ class EngineNamespace(MqttNamespace):
         self,
         engine: EngineSession,
         limits: SessionLimits,
+        retained: SharedRetained,
         *,
         shares: SessionShares,
         sessions_max: int,
         definition_shares: UserShares | None = None,
     ) -> None:
         self._engine = engine
+        self._common = retained
         self._shown = 0  # what clients wait for, since the start
-        self._walks: list[
-            tuple[Session, str, SubscriptionOptions]
-        ] = []  # that begin when the log has been read
+        self._walks: list[Asked] = []  # that have no barrier yet behind which they begin, and
+        self._asked: list[list[Asked]] = []  # those that have one
+        self._walking: dict[
+            ClientSession, float | None
+        ] = {}  # with walks, or since when there are none, monotonic
         self._arrived: dict[str, tuple[Opening, Arrival]] = {}  # clients that are about to be let in
         self._delays: dict[str, float] = {}  # UTC, of wills of clients that are just going
         self._publishing: dict[str, Owner] = {}  # wills of sessions that are kept here, by client
@@ -75,7 +84,7 @@ class EngineNamespace(MqttNamespace):
             definition_shares=definition_shares,
             shares=shares,
             sessions_max=sessions_max,
-            retained=engine.kept,
+            retained=retained,
         )
         # What is sent at QoS 2 is its client's even if that does not come back: nobody else could have it.
         self.offers = Offers(shared_qos_max=1)
@@ -129,14 +138,58 @@ class EngineNamespace(MqttNamespace):
 
     def after_recorded(self, done: Callable[[Outcome], None]) -> None:
         """`done` hears ACCEPTED when the cluster has what it must."""
-        self._engine.after_recorded(partial(self._recorded, done))
+        asked, self._walks = self._walks, []
+        self._asked.append(asked)
+        self._engine.after_recorded(partial(self._recorded, asked, done))
 
-    def _recorded(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        walks, self._walks = self._walks, []
-        for session, topic_filter, options in walks:
+    def _recorded(self, asked: list[Asked], done: Callable[[Outcome], None], outcome: Outcome) -> None:
+        """Begin the walks of subscriptions that are bound. The client hears of that behind the first pages:
+        what is published then does not come twice, as a rule."""
+        self._asked = [one for one in self._asked if one is not asked]
+        begun: list[SharedWalk] = []
+        for session, topic_filter, options in asked:
             if session.subscriptions.get(topic_filter) is options:
                 self._owe(session, topic_filter, options)
-        done(outcome)
+                walk = session.owed[topic_filter]
+                if isinstance(walk, SharedWalk) and len(begun) < WALKS_MAX and not self._common.is_away:
+                    begun.append(walk)
+        left = len(begun)
+
+        def then() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done(outcome)
+
+        for walk in begun:
+            walk.begin(then)
+        if not begun:
+            done(outcome)
+
+    def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        if topic_filter.split("/", 1)[0] == SYS:
+            super()._owe(session, topic_filter, options)
+            return
+
+        def is_wanted(walk: SharedWalk) -> bool:
+            return session.owed.get(topic_filter) is walk and session.outlet is not None
+
+        session.owed[topic_filter] = SharedWalk(
+            self._common,
+            topic_filter,
+            Grant(session, [options], retained=True),
+            session.walked if isinstance(session, ClientSession) else None,
+            is_wanted,
+            partial(_pull, session),
+        )
+
+    def new_to(
+        self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
+    ) -> tuple[Recipient, ...]:
+        """Return those that were not sent this message as a retained one; it has a number at QoS 2."""
+        if not self._walking:
+            return recipients
+        return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
     def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
         """The log has to know what the client is told of QoS 2."""
@@ -166,6 +219,10 @@ class EngineNamespace(MqttNamespace):
             self.system.show()
         if options.retain_handling == 0 or (options.retain_handling == 1 and before is None):
             self._walks.append((session, topic_filter, options))
+            if isinstance(session, ClientSession):
+                session.walked = session.walked or Walked()
+                session.walked.begin(topic_filter, is_first=before is None)
+                self._walking[session] = None
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
@@ -234,6 +291,25 @@ class EngineNamespace(MqttNamespace):
                 self._unused[topic_filter] = clock.now()
 
     # QoS 2.
+
+    def _sweep_walks(self, now: float) -> None:
+        """Forget what walks have sent, some time after the last one: live messages may be late."""
+        waiting: dict[Session, set[str]] = {}
+        for walking, topic_filter, _ in chain(self._walks, *self._asked):
+            waiting.setdefault(walking, set()).add(topic_filter)
+        for session, since in list(self._walking.items()):
+            goes_on = {*session.owed, *waiting.get(session, ())}
+            if session.walked is not None:
+                session.walked.end_all_but(goes_on)
+            if self.sessions.get(session.client_id) is not session:
+                del self._walking[session]
+            elif goes_on:
+                self._walking[session] = None
+            elif since is None and session.walked is not None and session.walked.has_sent:
+                self._walking[session] = now
+            elif since is None or now - since >= WALKED_SECS:
+                session.walked = None
+                del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
         """The number that the log has for a client's message."""
@@ -306,6 +382,7 @@ class EngineNamespace(MqttNamespace):
     def sweep(self, consumers: Consumers, now: float) -> None:
         """Once a second: clients that have gone before they were let in, and shared subscriptions."""
         self._sweep_shares(consumers, now)
+        self._sweep_walks(now)
         for client, (opening, arrival) in list(self._arrived.items()):
             if opening.coming.guest.stream.closed:
                 del self._arrived[client]
@@ -440,6 +517,19 @@ class EngineNamespace(MqttNamespace):
         """The process ends: another replica sees to what waits for a delay."""
         self._engine.stopped = True
         return False
+
+
+def _pull(session: Session) -> None:
+    outlet: object = session.outlet
+    if isinstance(outlet, AdmittedGuest):
+        outlet.owe_retained()
+
+
+def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
+    if not isinstance(sink, Grant) or not isinstance(sink.session, ClientSession):
+        return True
+    walked = sink.session.walked
+    return walked is None or walked.is_new(message, number, sink.qos)
 
 
 def _by_own_queue(sink: Sink) -> bool:

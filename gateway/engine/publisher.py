@@ -1,8 +1,5 @@
 """What a replica publishes to the cluster: MQTT's messages of its clients, confirmed before they are
-acknowledged.
-
-A retained message goes to an exchange of its own, behind which are both the topic exchange and the log: so it
-is one publish with one confirm, and whoever subscribes meanwhile gets it from either.
+acknowledged. Those with RETAIN are in the database before (retaining.py).
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from gateway.egress.confirming import Positions
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_OCTETS, Number, encode
 from gateway.engine.names import Names, key_of
+from gateway.engine.retained import SharedRetained, encode_retained
+from gateway.engine.retaining import Retaining
 from gateway.model.batch import SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import Message
@@ -37,7 +36,6 @@ RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
 NumberOf = Callable[[SubBatch, int], "Number | None"]
 """By which subscribers' replicas know a message of a part again; None: nobody has given it one."""
-Where = tuple[bytes, bytes]
 
 
 class EnginePublisher(AmqpLinkPublisher):
@@ -50,13 +48,16 @@ class EnginePublisher(AmqpLinkPublisher):
         stats: LinkStats,
         names: Names,
         time: ClusterClock,
+        retained: SharedRetained,
+        alone: Callable[[Message], SubBatch],
         *,
         in_flight_max: int,
         messages_max: int,
         octets_max: int,
         topics_max: int,
     ) -> None:
-        """`topics_max`: how many topics' keys are remembered."""
+        """`topics_max`: how many topics' keys are remembered. `alone` returns a part with one message, for
+        whose publisher nobody waits."""
         super().__init__(
             stats,
             None,
@@ -66,9 +67,11 @@ class EnginePublisher(AmqpLinkPublisher):
         )
         self._topics_max = topics_max
         self._time = time
-        self._live = encode_short_string(names.topics)
-        self._retained = encode_short_string(names.retained)
-        self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
+        self.retaining = Retaining(
+            retained, self._let_wait, alone, messages_max=messages_max, octets_max=octets_max
+        )
+        self._exchange = encode_short_string(names.topics)
+        self._wires: dict[str, bytes | None] = {}  # by topic: where it goes
         self.number_of: NumberOf = _no_number  # that the log has for it
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
@@ -83,14 +86,49 @@ class EnginePublisher(AmqpLinkPublisher):
         else:
             super().close_over(code, text)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, and everything sent is confirmed."""
+        return super().idle and not len(self.retaining)
+
+    def publish(self, part: SubBatch) -> None:
+        """Send the part, without what has to be retained first, and what waits for such messages."""
+        messages = part.messages
+        if not len(self.retaining) and not any(message.retain for message in messages):
+            super().publish(part)
+            return
+        passing = [at for at, message in enumerate(messages) if not self._hold(part, at, message)]
+        if passing:
+            self._let_wait(part, passing)
+
+    def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
+        """Return True if the message waits for the database, or is settled."""
+        if not message.retain:
+            if not self.retaining.has(message):
+                return False
+            self.retaining.add(part, at, None)
+            return True
+        if self._where(message.address.name) is None:
+            part.settle_at((at,), KEY_TOO_LONG)
+            return True
+        stored = b""
+        if len(message.body):
+            try:
+                number = self._number_of(part, at) if message.assurance == ONCE else None
+                stored = encode_retained(encode(message, clock.utc(), number=number), bytes(message.body))
+            except Exception as error:
+                part.settle_at((at,), poisoned(error))
+                return True
+        self.retaining.add(part, at, stored)
+        return True
+
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
         octets = 0
         for at, message in zip(positions, messages, strict=True):
-            topic = message.address.name
-            where = self._wires[topic] if topic in self._wires else self._find(topic)
+            where = self._where(message.address.name)
             if where is None:
                 part.settle_at((at,), KEY_TOO_LONG)
                 continue
@@ -101,7 +139,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 part.settle_at((at,), poisoned(error))
                 continue
             octets += len(message.body)
-            rows.append((where[message.retain], raw, message.body))
+            rows.append((where, raw, message.body))
             sent.append(at)
         assert self._publishers is not None
         unsent = self._publishers[0].publish_many(rows)
@@ -129,10 +167,8 @@ class EnginePublisher(AmqpLinkPublisher):
 
     def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
         correction = self._time.correction if message.expires else 0.0
-        if message.retain:
-            written = int(self._time.utc() * 1000)
-            return encode(message, utc, written=written, number=number, correction=correction)
-        if message.property_set is not NO_PROPERTIES or message.expires or number is not None:
+        plain = message.property_set is NO_PROPERTIES and not (message.expires or message.retain)
+        if not plain or number is not None:
             return encode(message, utc, number=number, correction=correction)
         key = (message.sender.client, message.assurance, message.durable, message.hops)
         raw = self._raws.get(key)
@@ -141,15 +177,13 @@ class EnginePublisher(AmqpLinkPublisher):
             raw = self._raws[key] = encode(message, utc)
         return raw
 
-    def _find(self, topic: str) -> Where | None:
+    def _where(self, topic: str) -> bytes | None:
+        """Return exchange and key of a topic, or None if its key is too long."""
+        if topic in self._wires:
+            return self._wires[topic]
         key = key_of(topic)
         make_room(self._wires, self._topics_max)
-        if key is None:
-            found = None
-        else:
-            tail = bytes((len(key),)) + key
-            found = (self._live + tail, self._retained + tail)
-        self._wires[topic] = found
+        found = self._wires[topic] = None if key is None else self._exchange + bytes((len(key),)) + key
         return found
 
 

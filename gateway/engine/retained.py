@@ -1,221 +1,301 @@
-"""Retained messages, as the log of the namespace says them: the same at every replica.
+"""Retained messages of all replicas, in the database; those of `$SYS` are this replica's own, in memory.
 
-Whoever publishes one publishes it to the log, and every replica, his own too, keeps what comes out of it, in
-the order of the log. So the limits strike everywhere alike, if the replicas have the same. With a store a
-replica remembers them and the position it has come to, in one transaction, and goes on from there.
+What each user has is read from the database every ten seconds; in between a replica adds what it has retained
+itself. So replicas that retain in the same ten seconds may exceed the limits by that. The database knows what
+a message replaces: by how much number and bytes may grow goes with each message, and is compared where its
+topic is locked. What has no room by old figures is tried again by new ones before its publisher is refused.
 
-The log forgets what is older than `state_secs`, or has `state_bytes_max` behind it. So whoever finds that a
-record has lived for half of that writes it again, under the offset of the first one, its origin. Of two
-records of a topic that counts whose origin is later: a record that was written again does not undo what
-others have published meanwhile. Each replica looks at a moment of its own, and what one has written again is
-young for the others.
+Bytes of a message in the database: version (1), length of the content header (4), the header as live messages
+have it (envelope.py), body.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
 from gateway import clock
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RETAINED_FULL
+from gateway.broker.mqtt.retained import Retained as LocalRetained
 from gateway.broker.mqtt.system import SYS
-from gateway.engine.cursor import LogCursor
+from gateway.containment import contained
+from gateway.engine.envelope import Number, decode
+from gateway.engine.repeats import Repeats
+from gateway.errors import StoreError
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
-from gateway.store.restoring import set_aside
-from gateway.store.store import Store
+from gateway.state.interface import (
+    MatchRetained,
+    Reply,
+    Retain,
+    Retained,
+    Retention,
+    Room,
+    StateStore,
+    WeighRetained,
+)
+from gateway.state.interface import Verdict as Committed
 
-POSITION: Final = "position"
-PLACED: Final = Struct(">QQQ")  # the fields of Placed
-RECORD_OCTETS: Final = 256  # that a record has, before any has been read
-HALF: Final = 0.5
-SPREAD: Final = 0.25  # of its life, by which replicas differ in what they find due
-AGAIN_MAX: Final = 500  # records that are written again at once
-DUE: Final = 0  # as the time of a clear: an older record of its topic is behind it
+VERSION: Final = 1
+HEAD: Final = Struct(">BI")
+WEIGH_SECS: Final = 10.0
+FRESH_SECS: Final = 1.0  # figures that are younger are not read again for a message without room
+RESTS: Final = 10  # times as long as reading them took, at least, until the next time
+REST_SECS_MAX: Final = 60.0
+UNSURE_SECS_MAX: Final = 3.0  # that a message without room waits for new figures, besides reading them
+AWAY: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the database of retained messages is away")
+REFUSED: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "the database rejects the topic or user")
+Done = Callable[[Outcome], None]
+OnPage = Callable[[list[Retained] | None], None]
+Weights = dict[str, tuple[int, int]]
 
 
-class Placed(NamedTuple):
-    """Where the log has what a topic retains, now and at first, and since when (milliseconds UTC)."""
+class Numbered(NamedTuple):
+    """A message, and the number by which replicas know it again, at QoS 2."""
 
-    offset: int
-    origin: int
-    written: int
+    message: Message
+    number: Number | None
 
 
-class EngineRetained(Retained):
-    """What the log retains. It is a sink, but what is published is kept when it comes back."""
+class Unsure(NamedTuple):
+    """A message that had no room by old figures."""
 
-    def __init__(
-        self,
-        namespace: str,
-        publish: Callable[[Message], None],
-        *,
-        messages_max: int,
-        octets_max: int,
-        store: Store | None,
-        utc: Callable[[], float],
-    ) -> None:
-        """`utc`: by which records say when they were written. `publish` writes a message to
-        the log. What is in `store`, which has not been started, is there at once."""
-        super().__init__(messages_max=messages_max, octets_max=octets_max)
-        self.octets_read = 0  # of the log, and
-        self.records_read = 0
-        self.cursor = LogCursor()
-        self._publish = publish
-        self._utc = utc
-        self._kind = f"engine retained {namespace}"
-        self._placed_kind = f"engine placed {namespace}"
-        self._cleared_kind = f"engine cleared {namespace}"
-        self._log_kind = f"engine log {namespace}"
-        self._kept_in = store
-        self._placed: dict[str, Placed] = {}
-        self._cleared: dict[str, Placed] = {}  # topics that retain nothing, the oldest clear first
-        self._noted = -1
-        if store is not None:
-            self._take_from(store)
+    message: Message
+    octets: bytes
+    done: Done
 
-    def _take_from(self, store: Store) -> None:
-        utc = clock.utc()
-        for key, octets in store.things(self._placed_kind):
-            assert isinstance(octets, bytes)
-            assert isinstance(key, bytes)
-            self._placed[key.decode()] = Placed(*PLACED.unpack(octets))
-        for key, octets in store.things(self._cleared_kind):
-            assert isinstance(octets, bytes)
-            assert isinstance(key, bytes)
-            self._cleared[key.decode()] = Placed(*PLACED.unpack(octets))
-        for key, message in store.things(self._kind):
-            assert isinstance(message, Message)
-            with set_aside(self._kind, key):
-                self._set(message, utc)
-        for _, octets in store.things(self._log_kind):
-            assert isinstance(octets, bytes)
-            self._noted = int.from_bytes(octets, "big")
-            self.cursor.position = self._noted
+
+def encode_retained(header: bytes, body: bytes) -> bytes:
+    """Return the bytes for the database."""
+    return HEAD.pack(VERSION, len(header)) + header + body
+
+
+def decode_retained(found: Retained) -> Numbered | None:
+    """Return the message; None if it cannot be read, which is counted."""
+    try:
+        version, size = HEAD.unpack_from(found.message)
+        if version != VERSION:
+            raise StoreError(f"a retained message has form {version}, this gateway reads {VERSION}")
+        arrived = decode(found.message[HEAD.size : HEAD.size + size])
+        message = Message(
+            MQTT.address("", found.topic),
+            found.message[HEAD.size + size :],
+            arrived.property_set,
+            arrived.qos,
+            arrived.durable,
+            True,
+            NEVER if found.expires_in is None else clock.utc() + found.expires_in,
+            arrived.hops,
+            Sender(arrived.sender.endpoint, arrived.sender.client, found.user),
+        )
+    except Exception as error:  # it concerns one topic
+        contained("message", error, topic=found.topic)
+        return None
+    return Numbered(message, arrived.number)
+
+
+class SharedRetained(LocalRetained):
+    """The retained messages of all replicas, and as its own contents those of `$SYS`.
+
+    As a sink it accepts what it is given: the publisher of the cluster waits for the database.
+    """
+
+    def __init__(self, state: StateStore, quota: UserShares) -> None:
+        """`quota` has the limits, with the part that one user may have."""
+        super().__init__()
+        self.quota = quota
+        self._state = state
+        self._repeats = Repeats(state)
+        self._pending: Weights = {}  # what is on its way to the database, by user
+        self._changes: list[tuple[str, int, int]] | None = None  # since the figures are being read
+        self._unsure: list[Unsure] = []
+        self._on_way = 0  # operations that have no reply yet
+        self._is_exact = False  # the figures: nothing was on its way when they were read
+        self._read_at = self._weigh_at = self._weigh_soonest = Monotonic(0.0)
+
+    def __len__(self) -> int:
+        return len(self._messages) + self.quota.count
 
     @property
-    def position(self) -> int:
-        """Offset of the last record that has been read; -1 for none."""
-        return self.cursor.position
+    def octets(self) -> int:
+        """Bytes of all retained messages."""
+        return self.shares.total + self.quota.total
 
     def publish(self, part: SubBatch) -> None:
-        """What is published goes to the log by the way that all messages go; only `$SYS` stays here."""
+        """Show what is below `$SYS`, and accept everything."""
         for message in part.messages:
             if message.address.name.startswith(SYS):
                 self.show(message)
         part.accept()
 
-    def forget(self, message: Message) -> bool:
-        """Have every replica forget this message; False: its topic has another one, or none."""
-        if self._messages.get(message.address.name) is not message:
-            return False
-        self._publish(Message(message.address, b"", assurance=1, durable=True, retain=True))
-        return True
-
-    # What the log says.
-
-    def apply(self, message: Message, offset: int, *, origin: int, written: int) -> bool:
-        """A record at `offset`, which is the origin unless it says another. False: a later one counts."""
-        topic, store = message.address.name, self._kept_in
-        first = offset if origin < 0 else origin
-        cleared = self._cleared.get(topic)
-        before = cleared or self._placed.get(topic)
-        if before is not None and before.origin > first:
-            if cleared is not None:
-                self._clear(topic, cleared._replace(written=DUE))
-            return False
-        kept = self._set(message, written / 1000)
-        if kept is None:
-            self._drop(topic)
-        key = message.address.wire
-        placed = Placed(offset, first, written)
-        if kept:
-            self._forget_clear(topic)
-            self._placed[topic] = placed
-            if store is not None:
-                store.put(self._kind, key, message)
-                store.put(self._placed_kind, key, PLACED.pack(*placed))
-            return True
-        if self._placed.pop(topic, None) is not None and store is not None:
-            store.delete(self._kind, key)
-            store.delete(self._placed_kind, key)
-        self._clear(topic, placed)
-        return True
-
-    def _clear(self, topic: str, placed: Placed) -> None:
-        """Remember that a topic retains nothing since then; of too many clears the oldest is forgotten."""
-        self._cleared.pop(topic, None)
-        self._cleared[topic] = placed
-        if self._kept_in is not None:
-            self._kept_in.put(self._cleared_kind, topic.encode(), PLACED.pack(*placed))
-        if len(self._cleared) > self.messages_max:
-            self._forget_clear(next(iter(self._cleared)))
-
-    def _forget_clear(self, topic: str) -> None:
-        if self._cleared.pop(topic, None) is not None and self._kept_in is not None:
-            self._kept_in.delete(self._cleared_kind, topic.encode())
-
     def tick(self) -> None:
-        """Keep expired messages: a record that needs their place drops them, at all replicas alike."""
+        """Do nothing: what has expired goes by the clock of the database."""
 
-    def _forgotten(self, message: Message) -> None:
-        self._placed.pop(message.address.name, None)
-        if self._kept_in is not None:
-            self._kept_in.delete(self._kind, message.address.wire)
-            self._kept_in.delete(self._placed_kind, message.address.wire)
+    def run(self, now: Monotonic) -> None:
+        """Do what is due: called several times a second."""
+        self._repeats.tick()
+        if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
+            self._weigh()
+        elif self._unsure and self._changes is None and self._state.health.failure:
+            self._give_up(AWAY)
 
-    def note(self) -> None:
-        """The wake-up is over: the position goes to disk with what was read."""
-        if self._kept_in is not None and self.position != self._noted:
-            self._noted = self.position
-            self._kept_in.put(self._log_kind, POSITION, max(self.position, 0).to_bytes(8, "big"))
+    # Writing.
 
-    def begin_anew(self) -> None:
-        """The log does not go back as far as we have read, or is another one: what it says now counts."""
-        for message in self.messages():
-            if not message.address.name.startswith(SYS):
-                self._drop(message.address.name)
-        self._placed.clear()
-        self._cleared.clear()
-        self.cursor.begin_anew()
-        if self._kept_in is not None:
-            for kind in (self._kind, self._placed_kind, self._cleared_kind, self._log_kind):
-                self._kept_in.delete_all(kind)
-            self._noted = -1
-
-    def oldest(self, octets: float) -> float:
-        """The position behind which there are so many octets, about."""
-        each = self.octets_read / self.records_read if self.records_read else RECORD_OCTETS
-        return self.position - octets / each
-
-    def due(self, state_secs: float, state_octets: int) -> list[tuple[Message, int]]:
-        """Messages that have to be written again, with their origins; those that have expired are dropped,
-        and clears that are older than the log. An empty message is a clear.
-
-        `state_octets` are what the log keeps; how many records that are, the records tell that were read.
+    def retain(self, message: Message, octets: bytes, done: Done, *, is_sure: bool = False) -> None:
+        """Retain `message`, which is `octets` there, or nothing if it has no body. `done` is called with
+        ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves that open. One of a topic
+        may be on its way at a time. `is_sure`: refuse it if there is no room, without reading the figures.
         """
-        utc, wall = self._utc(), clock.utc()
-        share = HALF - SPREAD * random.random()
-        limit = (utc - state_secs * share) * 1000
-        oldest = self.oldest(state_octets * share)
-        found: list[tuple[Message, int]] = []
-        for topic, placed in list(self._placed.items()):
-            if placed.written > limit and placed.offset > oldest:
-                continue
-            message = self._messages[topic]
-            if message.expires and message.expires <= wall:
-                self.apply(
-                    Message(message.address, b""), placed.offset, origin=placed.origin, written=placed.written
-                )
-            elif len(found) < AGAIN_MAX:
-                found.append((message, placed.origin))
-        for topic, placed in list(self._cleared.items()):
-            if placed.written != DUE and placed.written < (utc - state_secs) * 1000:
-                self._forget_clear(topic)
-            elif placed.written == DUE and len(found) < AGAIN_MAX:
-                clear = Message(MQTT.address("", topic), b"", assurance=1, durable=True, retain=True)
-                found.append((clear, placed.origin))
-        return found
+        topic, user = message.address.name, _storable(message.sender.user)
+        if not len(message.body):
+            self.clear(topic, lambda reply: done(_outcome_of(reply)))
+            return
+        is_sure = is_sure or (
+            self._is_exact and not self._on_way and clock.now() - self._read_at < FRESH_SECS
+        )
+        self._on_way += 1
+        lifetime = message.expires - clock.utc() if message.expires else None
+        room, weight = Room(*self.quota.room_of(user)), message.octets
+        self._count_pending(user, 1, weight)
+        operation = Retain(topic, octets, lifetime, user, weight, room)
+        self._state.submit(operation, partial(self._replied, Unsure(message, octets, done), user, is_sure))
+
+    def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
+        """Retain nothing for a topic; `done` is called with the reply of the database."""
+
+        def cleared(reply: Reply[Retention]) -> None:
+            self._on_way -= 1
+            self._note(reply.value)
+            done(reply)
+
+        self._on_way += 1
+        self._state.submit(Retain(topic, None), cleared)
+
+    def _replied(self, given: Unsure, user: str, is_sure: bool, reply: Reply[Retention]) -> None:
+        message, _, done = given
+        self._on_way -= 1
+        self._count_pending(user, -1, -message.octets)
+        if reply.value is not None and not reply.value.stored:
+            if is_sure:
+                self._refuse(user, message)
+                done(RETAINED_FULL)
+            else:
+                self._unsure.append(given)
+                self._weigh_at = min(self._weigh_at, self._weigh_soonest)
+            return
+        if reply.value is not None:
+            self._change(user, 1, message.octets)
+        self._note(reply.value)
+        done(_outcome_of(reply))
+
+    def _refuse(self, user: str, message: Message) -> None:
+        self.refused += 1
+        if not self.quota.full_with(user, message.octets):
+            self.quota.refused += 1
+
+    # Figures.
+
+    def _note(self, retention: Retention | None) -> None:
+        """A message that was there is not any more."""
+        if retention is not None and retention.before is not None:
+            user, weight = retention.before
+            self._change(user, -1, -weight)
+
+    def _change(self, user: str, count: int, octets: int) -> None:
+        if self._changes is not None:
+            self._changes.append((user, count, octets))
+        _add(self.quota, user, count, octets)
+
+    def _count_pending(self, user: str, count: int, octets: int) -> None:
+        before = self._pending.get(user, (0, 0))
+        left = self._pending[user] = before[0] + count, before[1] + octets
+        if not left[0]:
+            del self._pending[user]
+        _add(self.quota, user, count, octets)
+
+    def _weigh(self) -> None:
+        self._changes = []
+        self._is_exact = not self._on_way
+        self._state.query(WeighRetained(), partial(self._weighed, clock.now()))
+
+    def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
+        """Take what each user has. What was committed meanwhile is in it or not: for some time it may count
+        twice. A query that takes long, of many messages, is made less often."""
+        changes, self._changes = self._changes or [], None
+        now = clock.now()
+        rest = min(RESTS * (now - since), REST_SECS_MAX)
+        self._weigh_at = now + max(WEIGH_SECS, rest)
+        self._weigh_soonest = now + min(max(FRESH_SECS, rest), UNSURE_SECS_MAX)
+        if reply.value is None:
+            self._give_up(AWAY)
+            return
+        self._read_at = now
+        self._is_exact = self._is_exact and not self._on_way and not changes
+        weights = dict(reply.value)
+        for user, count, octets in (*((user, *more) for user, more in self._pending.items()), *changes):
+            before = weights.get(user, (0, 0))
+            weights[user] = max(before[0] + count, 0), max(before[1] + octets, 0)
+        self.quota.replace(weights)
+        unsure, self._unsure = self._unsure, []
+        for message, octets_of, done in unsure:
+            self.retain(message, octets_of, done, is_sure=True)
+
+    def _give_up(self, outcome: Outcome) -> None:
+        unsure, self._unsure = self._unsure, []
+        for one in unsure:
+            one.done(outcome)
+
+    # Reading.
+
+    @property
+    def is_away(self) -> bool:
+        """Return True while the database cannot be reached."""
+        return bool(self._state.health.failure)
+
+    def match(
+        self, wanted: MatchRetained, is_wanted: Callable[[], bool], found: OnPage, away: Callable[[], None]
+    ) -> None:
+        """Call `found` with a page, or with None if the database rejects the filter. While the database is
+        away `away` is called, and the query repeated as long as `is_wanted` returns True."""
+
+        def again() -> None:
+            if is_wanted():
+                self._state.query(wanted, replied)
+
+        def replied(reply: Reply[list[Retained]]) -> None:
+            if reply.verdict is Committed.UNAVAILABLE:
+                self._repeats.later(again)
+                away()
+            else:
+                found(reply.value)
+
+        self._state.query(wanted, replied)
+
+    def read(self, wanted: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
+        """Call `done` with the reply of the database."""
+        self._state.query(wanted, done)
+
+
+def _outcome_of(reply: Reply[Retention]) -> Outcome:
+    if reply.value is not None:
+        return ACCEPTED
+    return AWAY if reply.verdict is Committed.UNAVAILABLE else REFUSED
+
+
+def _add(shares: UserShares, user: str, count: int, octets: int) -> None:
+    """Count an item more, or one less if there is one."""
+    if count > 0:
+        shares.add(user, octets, count)
+    elif shares.count_of(user):
+        shares.remove(user, min(-octets, shares.of(user)), 1)
+
+
+def _storable(user: str) -> str:
+    """Return a name without what a database rejects."""
+    return user.encode(errors="replace").decode().replace("\0", "")

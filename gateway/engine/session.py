@@ -3,8 +3,8 @@
 Outwards it has one sink for every topic. Inwards messages of the replica's queue are matched with its
 clients' subscriptions, and records of the log are applied. A *barrier* is what a client's SUBACK or CONNACK
 waits for: all bindings that were asked for are there, and a mark, written behind them, has come back on the
-log, so that all that was retained before has been read. There is one mark on its way at a time; whoever comes
-meanwhile waits for the next one.
+log. What is retained is read from the database behind that. There is one mark on its way at a time; whoever
+comes meanwhile waits for the next one.
 
 Sessions that outlive their connections are a table, which the log says too (table.py). Their queues are
 consumed by the replica that has the client; who takes one over waits a moment for the owner before to let go
@@ -35,8 +35,9 @@ from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
 from gateway.engine.cursor import Placement
-from gateway.engine.envelope import ENGINE, Arrived, Number, decode, encode
-from gateway.engine.names import Names, key_of, names_of, topic_of
+from gateway.engine.envelope import ENGINE, Arrived, Number, decode
+from gateway.engine.log_place import LogPlace
+from gateway.engine.names import Names, names_of, topic_of
 from gateway.engine.once import Once, recent_chunks
 from gateway.engine.opening import Coming, Opening
 from gateway.engine.publisher import EnginePublisher, NumberOf
@@ -54,13 +55,13 @@ from gateway.engine.records import (
     Willed,
     decode_record,
 )
-from gateway.engine.retained import EngineRetained
+from gateway.engine.retained import SharedRetained
 from gateway.engine.shares import SharedQueue
 from gateway.engine.table import Arrival, SessionState, SessionTable
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Recipient, Sink
+from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
@@ -110,6 +111,11 @@ class Clients(Protocol):
 
     def wanting(self, address: Address) -> tuple[Sink, ...]:
         """Who of them gets messages of a topic."""
+
+    def new_to(
+        self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
+    ) -> tuple[Recipient, ...]:
+        """Return those that were not sent this message as a retained one; it has a number at QoS 2."""
 
     def opened_elsewhere(self, client: str, owner: Owner, *, late: bool, at_once: bool) -> bool:
         """A client by that identifier has another owner now; `late`: for some time. True: it was here."""
@@ -181,6 +187,7 @@ class EngineSession(OneSink):
         store: Store | None,
         let_go: Callable[[], None],
         time: ClusterClock,
+        retained: SharedRetained,
     ) -> None:
         """`time` is asked for over this connection. `let_go` ends the connections of all clients, for the
         cluster was away for too long."""
@@ -189,6 +196,8 @@ class EngineSession(OneSink):
             status.stats,
             names_of(settings.namespace, settings.topic_exchange),
             self.time,
+            retained,
+            self._alone,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
@@ -202,14 +211,7 @@ class EngineSession(OneSink):
         self.stats = status.stats
         self.names: Names = names_of(settings.namespace, settings.topic_exchange)
         self.bindings = Bindings()
-        self.kept = EngineRetained(
-            settings.namespace,
-            self._publish_alone,
-            messages_max=limits.retained_messages_max,
-            octets_max=limits.retained_bytes_max,
-            store=store,
-            utc=self.time.utc,
-        )
+        self.kept = LogPlace(settings.namespace, store)
         recent = recent_chunks(settings.in_flight_max, limits.inflight_max)
         self.table = SessionTable(settings.namespace, self, store, clock.now, self.time.utc, recent)
         self.recorder = Recorder(self._wake)
@@ -217,7 +219,7 @@ class EngineSession(OneSink):
         self.life = ""
         self.stopped = False  # the process ends
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
-        outcomes = ("taken", "late", "passed_over", "written_again", "moved", "lost")
+        outcomes = ("late", "passed_over", "written_again", "moved", "lost")
         self.records = dict.fromkeys(outcomes, 0)
         self.discarded = 0  # times that the state was forgotten and read again
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
@@ -267,6 +269,7 @@ class EngineSession(OneSink):
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
             "gateway_engine_log_position": lambda: self.kept.position,
+            "gateway_engine_retaining_messages": lambda: len(self.publisher.retaining),
             "gateway_engine_sessions": lambda: len(self.table),
             "gateway_engine_unconfirmed_clients": lambda: (
                 len(self._waiting) + len(self._marked) + len(self._openings)
@@ -301,7 +304,8 @@ class EngineSession(OneSink):
     @property
     def unconfirmed(self) -> int:
         """Messages for the cluster that it has not confirmed, sent or not."""
-        return self.publisher.waiting_messages + self.publisher.in_flight
+        publisher = self.publisher
+        return publisher.waiting_messages + publisher.in_flight + len(publisher.retaining)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Routes know listeners and links, and not what is behind them."""
@@ -419,15 +423,6 @@ class EngineSession(OneSink):
 
     def _write_again(self) -> None:
         assert self._connection is not None
-        utc, written = clock.utc(), int(self.time.utc() * 1000)
-        rows = []
-        for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
-            wire = amqp_address(self.names.kept, (key_of(message.address.name) or b"").decode()).wire
-            raw = encode(message, utc, written=written, origin=origin, correction=self.time.correction)
-            rows.append((wire, raw, bytes(message.body)))
-        if rows:
-            self.records["written_again"] += len(rows)
-            self._connection.write_again(rows)
 
         def oldest(share: float) -> float:
             return self.kept.oldest(self.settings.state_bytes_max * share)
@@ -484,9 +479,11 @@ class EngineSession(OneSink):
             return
         if recipients:
             message = _message(address, arrived, body, self.time.correction)
+            if arrived.retain or arrived.number is not None:
+                recipients = self.clients.new_to(recipients, message, arrived.number)
             if len(recipients) == 1:
                 self._batch.add_only(None, recipients[0], message)
-            else:
+            elif recipients:
                 self._batch.add(None, [(recipient, message) for recipient in recipients])
 
     def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
@@ -507,7 +504,7 @@ class EngineSession(OneSink):
         """A record of the log."""
         try:
             arrived = decode(raw)
-            exchange, key = decode_address(wire)
+            exchange = decode_address(wire)[0]
         except RemoteProtocolError as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return
@@ -515,10 +512,8 @@ class EngineSession(OneSink):
             return
         self.kept.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
         self.kept.records_read += 1
-        if exchange in (self.names.retained, self.names.kept):
-            self._retain(key, arrived, body)
-            return
-        record = decode_record(bytes(body))
+        # What a replica of an earlier version retains comes by another exchange.
+        record = decode_record(bytes(body)) if exchange == self.names.direct else None
         if record is None:
             self.records["passed_over"] += 1
             return
@@ -568,19 +563,6 @@ class EngineSession(OneSink):
             hear(queue, bytes(body))
         if reason != EXPIRED:
             log.warning("a queue on the cluster is full, and loses its oldest messages", queue=queue)
-
-    def _retain(self, key: str, arrived: Arrived, body: Body) -> None:
-        try:
-            address = topic_of(key)
-        except NameRefused as error:
-            wire = amqp_address(self.names.retained, key).wire
-            self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
-            return
-        message = _message(address, arrived, bytes(body), self.time.correction)
-        now = int(self.time.utc() * 1000)
-        written = min(arrived.written or now, now)  # a replica whose clock is wrong may have written it
-        taken = self.kept.apply(message, arrived.offset, origin=arrived.origin, written=written)
-        self.records["taken" if taken else "late"] += 1
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
         """What no client could be given."""
@@ -915,10 +897,12 @@ class EngineSession(OneSink):
 
     # A message of nobody's.
 
-    def _publish_alone(self, message: Message) -> None:
+    def _alone(self, message: Message) -> SubBatch:
         batch = Batch(self, clock.now())
-        batch.add_only(None, Recipient(self.publisher), message)
-        batch.send()
+        part = SubBatch(batch, Recipient(self.publisher))
+        part.messages.append(message)
+        part.slots.append(batch.open(None, 1))
+        return part
 
 
 def _message(address: Address, arrived: Arrived, body: Body, correction: float) -> Message:

@@ -437,7 +437,7 @@ class SessionTable:
         ]
 
     def due(self, state_secs: float, oldest_offset: Callable[[float], float]) -> list[SessionState]:
-        """Sessions that have to be written again; see `EngineRetained.due`."""
+        """Sessions that have to be written again; half of what the log keeps may be behind them."""
         share = HALF - SPREAD * random.random()
         limit = self._utc() - state_secs * share
         oldest = oldest_offset(share)

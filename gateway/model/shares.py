@@ -103,6 +103,15 @@ class UserShares:
             return f"{self._octets_option} ({self.octets_max})"
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
+    def room_of(self, user: str) -> tuple[int, int, int, int]:
+        """Return by how much number and bytes may grow, of all items and of those of `user`; below 0 where
+        there are too many."""
+        count, octets = self.count_max - self.count, self.octets_max - self.total
+        if not self._applies():
+            return count, octets, NO_LIMIT, NO_LIMIT
+        own = self.user_count_max - self.count_of(user), self.user_octets_max - self.of(user)
+        return count, octets, *own
+
     def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
         """Return True if these messages fit, in total and for their senders' users, in addition to `count`
         others of `octets` bytes in total that are not counted yet.

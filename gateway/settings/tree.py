@@ -356,8 +356,6 @@ class Settings(Documented, BaseSettings):
                     f"listeners.{name}: protocol {one.protocol} is for the embedded broker; with"
                     f" engine: rabbitmq listeners speak {spoken}"
                 )
-        if self.broker.state_bytes_max < 4 * self.limits.retained_bytes_max:
-            raise ValueError("broker.state_bytes_max is at least four times limits.retained_bytes_max")
         if self.declare != Declare():
             raise ValueError("declare is for the embedded broker; declare queues at the cluster itself")
         return self

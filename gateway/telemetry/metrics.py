@@ -168,6 +168,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
     "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
     "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
+    "gateway_engine_retaining_messages": "Messages that wait until the database retains them, or behind one.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",

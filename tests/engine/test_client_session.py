@@ -10,6 +10,7 @@ import pytest
 
 from gateway import clock
 from gateway.broker.mqtt.session import (
+    Grant,
     Row,
     SessionLimits,
     SessionTally,
@@ -21,6 +22,7 @@ from gateway.engine.envelope import Number
 from gateway.engine.given_back import print_of
 from gateway.engine.once import Recent
 from gateway.engine.table import SessionState
+from gateway.engine.walks import Walked
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -263,3 +265,43 @@ def test_what_does_not_come_again_for_long_is_over(passed: list[float]) -> None:
     passed[0] = 30.0
     queue.bring(3)
     assert queue.outlet.released == [7]
+
+
+def walk(queue: Queue, number: int) -> None:
+    """The session is sent a message as a retained one."""
+    session = queue.session
+    if session.walked is None:
+        session.walked = Walked()
+    message = message_of(b"%d" % number, qos=2, retain=True)
+    session.walked.send(message, (LIFE, number), is_alone=False)
+    session.offer([message], Grant(session, [SubscriptionOptions(2)], retained=True))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_what_was_sent_as_retained_is_settled_when_the_client_has_it(answered: bool) -> None:
+    """It comes live as well. If the client is lost before it has it, the queue still has the message."""
+    queue = Queue(100)
+    walk(queue, 1)
+    assert queue.outlet.bodies == [1]
+    if answered:
+        queue.answer()
+    queue.bring(1, 2)
+    assert queue.outlet.bodies == [1, 2]
+    assert len({row.packet_id for row in queue.outlet.rows}) == 2
+    assert len(queue.acknowledged.tags) == int(answered)
+    queue.answer()
+    queue.session.pump()
+    assert len(queue.acknowledged.tags) == 2
+
+
+def test_what_waits_to_be_sent_as_retained_comes_once() -> None:
+    """The client has no room for it when it comes live."""
+    queue = Queue(1)
+    queue.bring(5)
+    walk(queue, 1)
+    queue.bring(1, 2)
+    assert queue.outlet.bodies == [5]
+    for _ in range(4):
+        queue.answer()
+    assert queue.outlet.bodies == [5, 1, 2]
+    assert len(queue.acknowledged.tags) == 3

@@ -1,200 +1,578 @@
-"""What the log says of retained messages: order, records that are written again, positions, restarts."""
+"""Retained messages in the database: who waits for whom, limits, walks, and a database that is away."""
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
-from gateway.engine.retained import EngineRetained
-from gateway.model.message import Message
-from gateway.store.store import Store
-from tests.engine.messages import message_of
+from gateway import clock
+from gateway.broker.mqtt.retained import RETAINED_FULL
+from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions
+from gateway.broker.mqtt.system import SYS
+from gateway.containment import counted
+from gateway.egress.confirming import WAITING_FULL
+from gateway.engine.envelope import Number, encode
+from gateway.engine.retained import AWAY, REFUSED, SharedRetained, decode_retained, encode_retained
+from gateway.engine.retaining import Retaining
+from gateway.engine.walks import PAGE_BYTES, SharedWalk, Walked
+from gateway.model.batch import Batch, Recipient, SubBatch
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Verdict
+from gateway.model.shares import UserShares
+from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.state.interface import REFUSED as REJECTS
+from gateway.state.interface import ListReplicas, MatchRetained, Retain, Retained
+from tests.engine.local_state import LocalDatabase
 
-NOW_MS = int(time.time() * 1000)
+LIFE = b"12345678"
 
 
-def made(
-    store: Store | None = None, published: list[Message] | None = None, most: int = 100
-) -> EngineRetained:
-    there: list[Message] = [] if published is None else published
-    return EngineRetained(
-        "ns", there.append, messages_max=most, octets_max=1 << 20, store=store, utc=time.time
+class Outlet:
+    """A client that takes everything."""
+
+    congested = False
+
+    def send(self, rows: list[Any]) -> list[Any]:
+        return []
+
+
+def sent(
+    body: bytes,
+    topic: str = "t",
+    *,
+    endpoint: str = "mqtt",
+    client: str = "c",
+    user: str = "u",
+    retain: bool = True,
+    qos: int = 1,
+    expires: float = NEVER,
+) -> Message:
+    sender = Sender(endpoint, client, user)
+    address = topic_address(topic)
+    return Message(address, body, assurance=qos, retain=retain, expires=expires, sender=sender)
+
+
+def stored(message: Message, number: Number | None = None) -> bytes:
+    return encode_retained(encode(message, 0.0, number=number), bytes(message.body)) if message.body else b""
+
+
+class Replica:
+    """One replica: what it has published, and what became of each message."""
+
+    def __init__(
+        self,
+        local: LocalDatabase,
+        *,
+        count_max: int = 100,
+        octets_max: int = 1_000_000,
+        share: float = 1.0,
+        waiting_max: int = 1_000,
+    ) -> None:
+        self.local = local
+        self.state = local.store()
+        quota = UserShares("retained", count_max=count_max, octets_max=octets_max, user_share=share)
+        self.retained = SharedRetained(self.state, quota)
+        self.published: list[bytes] = []
+        self.outcomes: dict[bytes, Outcome] = {}
+        self.waiting = Retaining(
+            self.retained, self._send, self._alone, messages_max=waiting_max, octets_max=1_000_000
+        )
+        self.tick()
+
+    def _send(self, part: SubBatch, positions: Sequence[int]) -> None:
+        self.published += [bytes(part.messages[at].body) for at in positions]
+        part.settle_at(positions)
+
+    def _alone(self, message: Message) -> SubBatch:
+        batch = Batch(self, Monotonic(0.0))
+        part = SubBatch(batch, Recipient(self))
+        part.messages.append(message)
+        part.slots.append(batch.open(None, 1))
+        return part
+
+    def publish(self, part: SubBatch) -> None:
+        raise AssertionError
+
+    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+        for at, receipt in enumerate(receipts):
+            if receipt is not None:
+                self.outcomes[receipt] = (refused or {}).get(at, ACCEPTED)
+
+    def hold(self, senders: object) -> list[Any]:
+        return []
+
+    def add(self, *messages: Message) -> None:
+        """Publish, as one part."""
+        batch = Batch(self, Monotonic(0.0))
+        part = SubBatch(batch, Recipient(self))
+        for message in messages:
+            part.messages.append(message)
+            part.slots.append(batch.open(bytes(message.body), 1))
+        for at, message in enumerate(messages):
+            if message.retain or self.waiting.has(message):
+                self.waiting.add(part, at, stored(message) if message.retain else None)
+            else:
+                self._send(part, [at])
+
+    def tick(self, secs: float = 1_000.0) -> None:
+        """Time passes, by the clock of the loop."""
+        self.retained.run(Monotonic(trio.current_time() + secs))
+        self.waiting.run()
+        self.local.settle()
+
+    def there(self, topic_filter: str = "#") -> dict[str, bytes]:
+        """What is in the database."""
+        found: list[Retained] = []
+        self.state.query(MatchRetained(topic_filter), lambda reply: found.extend(reply.value or ()))
+        self.local.settle()
+        decoded = [decode_retained(one) for one in found]
+        return {one.message.address.name: one.message.body for one in decoded if one is not None}
+
+
+@pytest.fixture
+async def local(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> LocalDatabase:
+    return LocalDatabase(tmp_path)
+
+
+# Order.
+
+
+async def test_a_message_is_published_when_it_is_in_the_database(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(sent(b"1"))
+    assert (one.published, one.outcomes, len(one.waiting)) == ([], {}, 1)
+    local.settle()
+    assert (one.published, one.outcomes, len(one.waiting)) == ([b"1"], {b"1": ACCEPTED}, 0)
+    assert one.there() == {"t": b"1"}
+
+
+async def test_who_waits_for_whom(local: LocalDatabase) -> None:
+    """The same client's messages, and those of the same topic that are retained. Nobody else."""
+    one = Replica(local)
+    one.add(
+        sent(b"first", "t"),
+        sent(b"behind", "x", retain=False),
+        sent(b"plain", "t", client="other", retain=False),
+        sent(b"same topic", "t", client="third"),
+        sent(b"another topic", "z", client="other"),
+        sent(b"behind it", "q", client="other", retain=False),
+        sent(b"of an endpoint", "t", endpoint="link", retain=False),
     )
+    assert one.published == [b"plain", b"of an endpoint"]
+    assert one.state.step()  # the first topic is committed
+    assert one.published[2:] == [b"first", b"behind"]
+    local.settle()
+    assert sorted(one.published[4:]) == [b"another topic", b"behind it", b"same topic"]
+    assert one.published.index(b"another topic") < one.published.index(b"behind it")
+    assert len(one.waiting) == 0
 
 
-def bodies(retained: EngineRetained) -> dict[str, bytes]:
-    return {message.address.name: bytes(message.body) for message in retained.messages()}
+async def test_what_comes_meanwhile_goes_as_one_and_is_published_in_order(local: LocalDatabase) -> None:
+    one = Replica(local)
+    submitted: list[Any] = []
+    submit = one.state.submit
+    one.state.submit = lambda operation, done: (submitted.append(operation), submit(operation, done))  # type: ignore
+    bodies = [b"%d" % at for at in range(50)]
+    one.add(*[sent(body, client=f"c{int(body) % 3}") for body in bodies])
+    local.settle()
+    assert one.published == bodies
+    assert one.there() == {"t": b"49"}
+    assert len(submitted) == 2
 
 
-def say(retained: EngineRetained, body: bytes, offset: int, *, origin: int = -1, topic: str = "a/b") -> bool:
-    retained.cursor.position = offset
-    return retained.apply(message_of(body, topic, retain=True), offset, origin=origin, written=NOW_MS)
+async def test_a_clear_between_messages(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(sent(b"1"), sent(b""))
+    local.settle()
+    assert (one.published, one.there()) == ([b"1", b""], {})
+    one.add(sent(b""), sent(b"2"))
+    local.settle()
+    assert (one.published[2:], one.there()) == ([b"", b"2"], {"t": b"2"})
+    assert len(one.retained) == 1
 
 
-def test_the_last_record_of_a_topic_counts() -> None:
-    retained = made()
-    say(retained, b"1", 10)
-    say(retained, b"2", 11)
-    assert bodies(retained) == {"a/b": b"2"}
-    say(retained, b"", 12)
-    assert not bodies(retained)
+async def test_more_than_may_wait_is_released(local: LocalDatabase) -> None:
+    one = Replica(local, waiting_max=2)
+    one.add(sent(b"1"), sent(b"2"), sent(b"3"), sent(b"4", retain=False))
+    assert one.outcomes == {b"3": WAITING_FULL, b"4": WAITING_FULL}
+    local.settle()
+    assert one.published == [b"1", b"2"]
 
 
-def test_what_is_written_again_does_not_undo_what_came_between() -> None:
-    retained = made()
-    say(retained, b"old", 10)
-    say(retained, b"new", 11)
-    assert not say(retained, b"old", 12, origin=10)
-    assert bodies(retained) == {"a/b": b"new"}
-    assert say(retained, b"new", 13, origin=11)
-    assert bodies(retained) == {"a/b": b"new"}
-    say(retained, b"newest", 14)
-    assert bodies(retained) == {"a/b": b"newest"}
+# A database that is away.
 
 
-def test_a_replica_that_begins_in_the_middle_takes_what_was_written_again() -> None:
-    retained = made()
-    assert say(retained, b"old", 12, origin=10)
-    assert say(retained, b"new", 13, origin=11)
-    assert bodies(retained) == {"a/b": b"new"}
+async def test_a_database_that_is_away_is_waited_for(local: LocalDatabase) -> None:
+    """For some time. A later message is not undone by an earlier one that is submitted again."""
+    one, two = Replica(local), Replica(local)
+    one.state.is_away = True
+    one.add(sent(b"1"), sent(b"behind", "x", retain=False))
+    local.settle()
+    one.add(sent(b"2"))
+    assert one.outcomes == {}
+    one.tick()
+    assert one.outcomes == {}
+    two.add(sent(b"of another", "other"))
+    one.state.is_away = False
+    one.tick()
+    assert one.published == [b"1", b"behind", b"2"]
+    assert one.there() == {"t": b"2", "other": b"of another"}
 
 
-def test_what_is_old_is_due_with_its_origin_and_what_has_expired_is_gone() -> None:
-    retained = made()
-    retained.apply(message_of(b"old", "old", retain=True), 5, origin=3, written=NOW_MS - 80_000_000)
-    retained.apply(message_of(b"young", "young", retain=True), 6, origin=-1, written=NOW_MS)
-    expired = message_of(b"gone", "gone", retain=True, expires=time.time() - 1)
-    retained.apply(expired, 7, origin=-1, written=NOW_MS - 80_000_000)
-    due = retained.due(100_000.0, 1 << 30)
-    assert [(message.address.name, origin) for message, origin in due] == [("old", 3)]
-    assert set(bodies(retained)) == {"old", "young"}
+async def test_who_has_waited_for_too_long_is_refused(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.state.is_away = True
+    one.add(sent(b"1"), sent(b"behind", "x", retain=False))
+    await trio.sleep(8)
+    one.add(sent(b"2"))
+    one.tick()
+    assert one.outcomes == {}
+    await trio.sleep(3)
+    one.tick()
+    assert one.outcomes == {b"1": AWAY, b"behind": ACCEPTED}
+    assert AWAY.verdict is Verdict.RELEASED
+    assert one.published == [b"behind"]
+    await trio.sleep(10)
+    one.tick()
+    assert one.outcomes[b"2"] == AWAY
+    one.state.is_away = False
+    one.tick()
+    one.add(sent(b"3"))
+    local.settle()
+    assert (one.published, one.there(), len(one.waiting)) == ([b"behind", b"3"], {"t": b"3"}, 0)
 
 
-def test_what_has_half_of_the_log_behind_it_is_due() -> None:
-    """As clients make it longer by coming and going, or others by retaining."""
-    retained = made()
-    say(retained, b"1", 10, topic="behind")
-    say(retained, b"2", 1_000, topic="ahead")
-    retained.records_read, retained.octets_read = 10, 1_000  # a hundred octets each
-    assert not retained.due(1e6, 400_000)
-    assert [message.address.name for message, _ in retained.due(1e6, 190_000)] == ["behind"]
+async def test_what_the_database_rejects_costs_one_message(local: LocalDatabase) -> None:
+    one = Replica(local)
+    submit = one.state.submit
+
+    def reject(operation: Any, done: Any) -> None:
+        if operation.topic == "bad":
+            operation = ListReplicas()
+            one.state.query(operation, lambda reply: done(REJECTS))
+        else:
+            submit(operation, done)
+
+    one.state.submit = reject  # type: ignore[method-assign]
+    one.add(sent(b"1", "bad"), sent(b"2", "good"))
+    local.settle()
+    assert one.outcomes == {b"1": REFUSED, b"2": ACCEPTED}
+    assert (one.published, one.retained.quota.count) == ([b"2"], 1)
 
 
-def test_the_limit_strikes_new_topics_and_counts() -> None:
-    retained = made(most=1)
-    say(retained, b"1", 1, topic="one")
-    say(retained, b"2", 2, topic="two")
-    assert bodies(retained) == {"one": b"1"}
-    assert retained.refused == 1
+# Limits.
+
+WEIGHT = sent(b"x").octets
 
 
-def test_an_operator_has_every_replica_forget() -> None:
-    published: list[Message] = []
-    retained = made(published=published)
-    say(retained, b"1", 1)
-    message = retained.messages()[0]
-    assert retained.forget(message)
-    assert bodies(retained) == {"a/b": b"1"}  # until the log says so
-    assert [(one.address.name, one.body, one.retain) for one in published] == [("a/b", b"", True)]
-    say(retained, b"", 2)
-    assert not retained.forget(message)
+def refused(replica: Replica) -> list[bytes]:
+    return [body for body, outcome in replica.outcomes.items() if outcome is RETAINED_FULL]
 
 
-def test_a_replica_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    retained = made(store)
-    say(retained, b"1", 20, topic="one")
-    say(retained, b"2", 21, topic="two")
-    say(retained, b"", 22, topic="one")
-    retained.note()
-    store.close()
-    store = Store(tmp_path)
-    again = made(store)
-    assert again.position == 22
-    assert bodies(again) == {"two": b"2"}
-    assert not say(again, b"old", 23, origin=20, topic="two")  # it knows since when it has the other
-    other = EngineRetained("other", [].append, messages_max=9, octets_max=999, store=store, utc=time.time)
-    assert (other.position, len(other)) == (-1, 0)
-    store.close()
+async def test_a_topic_beyond_the_limit_is_refused_and_published(local: LocalDatabase) -> None:
+    one = Replica(local, count_max=2)
+    one.add(*[sent(b"%d" % at, f"t/{at}") for at in range(4)])
+    local.settle()
+    one.tick()
+    assert refused(one) == [b"2", b"3"]
+    assert one.published == [b"0", b"1", b"2", b"3"]
+    assert one.there() == {"t/0": b"0", "t/1": b"1"}
+    assert one.retained.refused == 2
+    assert one.retained.quota.refused == 2
+    one.add(sent(b"new", "t/0"), sent(b"", "t/1"), sent(b"5", "t/5"))
+    one.tick()
+    assert one.there() == {"t/0": b"new", "t/5": b"5"}
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_another_log_begins_with_nothing(tmp_path: Path, stored: bool) -> None:
-    store = Store(tmp_path) if stored else None
-    retained = made(store)
-    say(retained, b"1", 20)
-    retained.note()
-    retained.begin_anew()
-    assert (retained.position, bodies(retained)) == (-1, {})
-    say(retained, b"new", 3)
-    retained.note()
-    assert bodies(retained) == {"a/b": b"new"}
-    if store is not None:
-        store.close()
-        store = Store(tmp_path)
-        assert (made(store).position, bodies(made(store))) == (3, {"a/b": b"new"})
-        store.close()
+async def test_of_several_of_one_topic_those_are_retained_that_fit(local: LocalDatabase) -> None:
+    one = Replica(local, octets_max=WEIGHT + 50)
+    one.add(sent(b"first"), sent(b"a"), sent(b"b"), sent(bytes(100)))
+    local.settle()
+    one.tick()
+    assert refused(one) == [bytes(100)]
+    assert one.published == [b"first", b"a", b"b", bytes(100)]
+    assert one.there() == {"t": b"b"}
+    assert one.retained.quota.total == WEIGHT
 
 
-def due(retained: EngineRetained) -> list[tuple[bytes, int]]:
-    return [(bytes(message.body), origin) for message, origin in retained.due(1e6, 1 << 30)]
+async def test_one_user_has_a_share(local: LocalDatabase) -> None:
+    one, two = (Replica(local, count_max=4, share=0.5) for _ in range(2))
+    one.add(*[sent(b"%d" % at, f"t/{at}", user="greedy") for at in range(3)])
+    local.settle()
+    one.tick()
+    assert refused(one) == [b"2"]
+    assert "user_share" in one.retained.quota.last_limit
+    two.tick()
+    two.add(sent(b"more", "t/3", user="greedy"), sent(b"little", "t/4", user="modest"))
+    two.tick()
+    assert refused(two) == [b"more"]
+    two.add(sent(b"over", "t/0", user="modest"))  # in place of somebody else's
+    two.tick()
+    one.tick()
+    assert refused(two) == [b"more"]
+    one.add(sent(b"again", "t/5", user="greedy"))
+    one.tick()
+    one.tick()  # what is on its way when the figures are read may count twice
+    assert refused(one) == [b"2"]
+    weights = {user: one.retained.quota.count_of(user) for user in ("greedy", "modest")}
+    assert weights == {"greedy": 2, "modest": 2}
 
 
-def test_an_older_message_that_is_written_again_behind_a_clear_loses() -> None:
-    """As that of a replica that was frozen. The clear is written again behind it, once."""
-    retained = made()
-    say(retained, b"old", 10)
-    say(retained, b"", 20)
-    assert not due(retained)
-    assert not say(retained, b"old", 30, origin=10)
-    assert not bodies(retained)
-    assert due(retained) == [(b"", 20)]
-    assert say(retained, b"", 31, origin=20)
-    assert not due(retained)
-    assert say(retained, b"new", 40)
-    assert bodies(retained) == {"a/b": b"new"}
-    assert not say(retained, b"", 41, origin=20)
-    assert bodies(retained) == {"a/b": b"new"}
+async def test_others_have_cleared_meanwhile(local: LocalDatabase) -> None:
+    """Old figures are read again before anybody is refused."""
+    one, two = Replica(local, count_max=2), Replica(local, count_max=2)
+    one.add(sent(b"1", "t/1"), sent(b"2", "t/2"))
+    local.settle()
+    two.tick()
+    assert len(two.retained) == 2
+    await trio.sleep(5)
+    one.add(sent(b"", "t/1"), sent(b"", "t/2"))
+    local.settle()
+    two.add(sent(b"3", "t/3"))
+    local.settle()
+    assert two.outcomes == {}
+    two.tick(0)
+    assert two.outcomes == {b"3": ACCEPTED}
+    assert two.there() == {"t/3": b"3"}
 
 
-def test_one_that_begins_behind_a_clear_reads_it_again() -> None:
-    """The log has forgotten the clear, and not yet what lost against it."""
-    retained = made()
-    say(retained, b"old", 30, origin=10)
-    say(retained, b"", 31, origin=20)
-    assert not bodies(retained)
-    assert not say(retained, b"old", 32, origin=10)
+async def test_the_database_is_away_when_old_figures_are_read_again(local: LocalDatabase) -> None:
+    one, two = Replica(local, count_max=1), Replica(local, count_max=1)
+    one.add(sent(b"1", "t/1"))
+    local.settle()
+    two.tick()
+    await trio.sleep(5)
+    two.add(sent(b"2", "t/2"))
+    local.settle()
+    two.state.is_away = True
+    two.tick(0)
+    await trio.sleep(11)
+    two.tick()
+    assert two.outcomes == {b"2": AWAY}
+    two.state.is_away = False
+    two.tick()
+    assert (two.there(), two.published) == ({"t/1": b"1"}, [])
+    assert two.retained.quota.count == 1
 
 
-def test_a_clear_of_what_is_not_known_counts() -> None:
-    retained = made()
-    say(retained, b"", 20)
-    assert not say(retained, b"old", 30, origin=10)
+async def test_figures_follow_what_is_done_here_and_elsewhere(local: LocalDatabase) -> None:
+    one, two = Replica(local), Replica(local)
+    one.add(sent(b"1", "t/1"), sent(b"1", "t/2"), sent(b"1", "t/1"))
+    one.add(sent(b"12345", "t/2"))
+    local.settle()
+    assert (len(one.retained), one.retained.octets) == (2, 2 * WEIGHT + 4)
+    assert len(two.retained) == 0
+    two.tick()
+    assert (len(two.retained), two.retained.octets) == (2, 2 * WEIGHT + 4)
+    two.add(sent(b"", "t/1"), sent(b"", "none"))
+    local.settle()
+    assert (len(two.retained), two.retained.octets) == (1, WEIGHT + 4)
+    one.add(sent(b"1", "t/1"))
+    one.retained.run(Monotonic(trio.current_time() + 1_000))  # weighed while one is on its way
+    local.settle()
+    one.tick()
+    assert (len(one.retained), one.retained.octets) == (2, 2 * WEIGHT + 4)
 
 
-def test_clears_are_remembered_over_a_restart(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
-        retained = made(store)
-        say(retained, b"old", 10)
-        say(retained, b"", 20)
-        retained.note()
-    with closing(Store(tmp_path)) as store:
-        again = made(store)
-        assert not say(again, b"old", 30, origin=10)
-        assert not bodies(again)
-        again.begin_anew()
-        assert say(again, b"old", 30, origin=10)
+async def test_what_expires_leaves_room(local: LocalDatabase) -> None:
+    one = Replica(local, count_max=1)
+    one.add(sent(b"1", "t/1", expires=clock.utc() + 5.0))
+    one.tick()
+    local.utc += 6.0
+    one.add(sent(b"2", "t/2"))
+    local.settle()
+    await trio.sleep(5)
+    one.tick()
+    assert one.there() == {"t/2": b"2"}
 
 
-def test_clears_are_forgotten_with_the_log_and_when_there_are_too_many() -> None:
-    retained = made(most=2)
-    retained.apply(message_of(b"", "old", retain=True), 5, origin=-1, written=NOW_MS - 80_000_000)
-    say(retained, b"", 6, topic="young")
-    retained.due(50_000.0, 1 << 30)
-    assert list(retained._cleared) == ["young"]
-    say(retained, b"", 7, topic="younger")
-    say(retained, b"", 8, topic="youngest")
-    assert list(retained._cleared) == ["younger", "youngest"]
+# Walks.
+
+
+class Walker:
+    """A walk of a session that has it pull again at once."""
+
+    def __init__(
+        self, replica: Replica, topic_filter: str, *, qos: int = 1, walked: Walked | None = None
+    ) -> None:
+        self.replica = replica
+        session = Session("walks", SessionLimits(), SessionTally())
+        grant = Grant(session, [SubscriptionOptions(qos)], retained=True)
+        self.pulls = 0
+        self.is_wanted = True
+        self.walk = SharedWalk(
+            replica.retained, topic_filter, grant, walked, lambda walk: self.is_wanted, self._pull
+        )
+
+    def _pull(self) -> None:
+        self.pulls += 1
+
+    def all(self, most: int = 100) -> list[bytes]:
+        found: list[bytes] = []
+        while not self.walk.done:
+            some = self.walk.next(most)
+            assert len(some) <= most
+            found += [bytes(message.body) for message in some]
+            self.replica.local.settle()
+        return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 10, 20, 23])
+async def test_a_walk_hands_out_every_message_once(
+    local: LocalDatabase, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("gateway.engine.walks.PIECE_MESSAGES_MAX", 10)
+    one = Replica(local)
+    one.add(*[sent(b"%d" % at, f"r/{at:03}") for at in range(count)])
+    local.settle()
+    walker = Walker(one, "r/+")
+    assert walker.all(7) == [b"%d" % at for at in range(count)]
+    assert walker.pulls == count // 10 + 1
+
+
+async def test_a_page_of_large_messages_ends_early(local: LocalDatabase) -> None:
+    one = Replica(local)
+    bodies = [bytes([at]) * PAGE_BYTES for at in range(3)]
+    one.add(*[sent(body, f"r/{at}") for at, body in enumerate(bodies)])
+    local.settle()
+    walker = Walker(one, "#")
+    assert walker.all() == bodies
+    assert walker.pulls == 4
+
+
+async def test_nothing_is_pulled_while_a_page_is_read(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(sent(b"1"))
+    local.settle()
+    walker = Walker(one, "t")
+    session = walker.walk.grant.session
+    session.owed["t"] = walker.walk
+    session.outlet = Outlet()  # type: ignore[assignment]
+    assert session.pulls
+    assert session.pull()
+    assert not session.pulls
+    assert not session.pull()
+    local.settle()
+    assert walker.pulls == 1
+    assert session.pull()
+    assert not session.owed
+
+
+async def test_a_walk_waits_for_the_database_unless_it_is_given_up(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(sent(b"1"))
+    local.settle()
+    walkers = [Walker(one, "t") for _ in range(2)]
+    one.state.is_away = True
+    for walker in walkers:
+        walker.walk.next()
+    local.settle()
+    walkers[1].is_wanted = False
+    one.tick()
+    assert [walker.walk.waits for walker in walkers] == [True, True]
+    one.state.is_away = False
+    one.tick()
+    assert walkers[0].all() == [b"1"]
+    assert walkers[1].pulls == 0
+
+
+async def test_what_cannot_be_read_costs_one_topic(local: LocalDatabase) -> None:
+    one = Replica(local)
+    good = stored(sent(b"1"))
+    for topic, octets in {"a": b"x", "b": b"\x02" + good[1:], "c": good}.items():
+        one.state.submit(Retain(topic, octets), lambda reply: None)
+    local.settle()
+    before = counted["message"]
+    assert Walker(one, "#").all() == [b"1"]
+    assert counted["message"] == before + 2
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_topic_that_came_live_is_not_sent_as_retained(local: LocalDatabase, qos: int) -> None:
+    """What is in the database by then is the same, older, or comes live as well."""
+    one = Replica(local)
+    messages = [sent(b"%d" % at, f"r/{at}", qos=2) for at in range(3)]
+    for at, message in enumerate(messages):
+        operation = Retain(message.address.name, stored(message, (LIFE, at)))
+        one.state.submit(operation, lambda reply: None)
+    local.settle()
+    walked = Walked()
+    assert walked.is_new(messages[0], (LIFE, 0), qos)  # before it subscribes
+    walked.begin("r/#", is_first=True)
+    walked.begin("r/2", is_first=True)
+    assert walked.is_new(messages[1], (LIFE, 1), qos)
+    assert walked.is_new(sent(b"", "r/2", retain=False), None, qos)  # it is not retained
+    assert Walker(one, "r/#", qos=qos, walked=walked).all() == [b"0", b"2"]
+    assert walked.has_sent == (qos == 2)
+    assert walked.is_new(messages[0], (LIFE, 0), qos) == (qos < 2)
+    assert walked.is_new(messages[0], (LIFE, 3), qos)
+    walked.begin("r/#", is_first=False)  # it subscribes again
+    assert Walker(one, "r/#", qos=qos, walked=walked).all() == [b"0", b"1", b"2"]
+    walked.begin("r/#", is_first=True)
+    assert walked.is_new(sent(b"", "r/2"), None, qos)
+    walked.end_all_but(["r/2"])
+    assert walked.may_send("r/#", "r/2")
+    assert not walked.may_send("r/2", "r/2")
+
+
+@pytest.mark.parametrize(
+    ("message", "number", "qos", "is_new"),
+    [
+        (sent(b"x", qos=2), (LIFE, 5), 2, False),
+        (sent(b"x", qos=2), (LIFE, 5), 1, True),
+        (sent(b"older", qos=2), (LIFE, 4), 2, False),
+        (sent(b"newer", qos=2), (LIFE, 6), 2, True),
+        (sent(b"of another topic", "x", qos=2), (LIFE, 4), 2, True),
+        (sent(b"of another client", client="other", qos=2), (LIFE, 4), 2, True),
+        (sent(b"of another life", qos=2), (b"abcdefgh", 4), 2, True),
+        (sent(b"not retained", retain=False, qos=2), (LIFE, 4), 2, True),
+        (sent(b"without a number"), None, 1, True),
+    ],
+)
+def test_what_is_older_than_the_retained_message_does_not_come_behind_it(
+    message: Message, number: Number | None, qos: int, is_new: bool
+) -> None:
+    walked = Walked()
+    walked.send(sent(b"x", qos=2), (LIFE, 5), is_alone=True)
+    assert walked.is_new(message, number, qos) == is_new
+
+
+@pytest.mark.parametrize(
+    ("filters", "is_first", "is_alone"),
+    [
+        (["r/+"], True, True),
+        (["r/+", "x/#"], True, True),
+        (["r/+", "r/#"], True, False),  # what is older may be of the other one
+        (["r/+"], False, False),  # or of the subscription before
+        (["r/+", *[f"x/{at}" for at in range(32)]], True, False),  # nobody looks
+    ],
+)
+def test_what_is_older_comes_for_a_subscription_that_was_there_before(
+    filters: list[str], is_first: bool, is_alone: bool
+) -> None:
+    session = Session("walks", SessionLimits(), SessionTally())
+    session.subscriptions = dict.fromkeys(filters, SubscriptionOptions(2))
+    walked = Walked()
+    walked.begin("r/+", is_first=is_first)
+    assert walked.is_alone("r/+", "r/a", session) == is_alone
+    walked.send(sent(b"x", "r/a", qos=2), (LIFE, 5), is_alone=is_alone)
+    assert walked.is_new(sent(b"older", "r/a", qos=2), (LIFE, 4), 2) != is_alone
+    assert not walked.is_new(sent(b"x", "r/a", qos=2), (LIFE, 5), 2)
+
+
+async def test_those_of_the_system_are_this_replica_s_own(local: LocalDatabase) -> None:
+    one, two = Replica(local), Replica(local)
+    message = sent(b"1", f"{SYS}/broker/connection/b/state")
+    part = SubBatch(Batch(one, Monotonic(0.0)), Recipient(one))
+    part.messages.append(message)
+    part.slots.append(part.batch.open(b"own", 1))
+    one.retained.publish(part)
+    local.settle()
+    assert one.outcomes == {b"own": ACCEPTED}
+    assert (one.retained.messages(), two.retained.messages(), one.there("$SYS/#")) == ([message], [], {})

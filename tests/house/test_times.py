@@ -53,6 +53,7 @@ MAKERS: Final = {
     "gateway/engine/cursor.py": "before the clock runs",
     "gateway/engine/elections.py": "before the clock runs",
     "gateway/engine/membership.py": "before the clock runs",
+    "gateway/engine/retained.py": "before the clock runs",
     "gateway/admin/queues.py": "how long nobody uses a queue",
     "gateway/admin/rabbitmq.py": "how long it runs",
 }

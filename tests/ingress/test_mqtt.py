@@ -186,8 +186,8 @@ def test_a_will_is_published_for_a_client_that_vanishes(
             assert reader.quiet()
         else:
             assert reader.body() == b"gone"
-            gateway.until(lambda: "will/c" in gateway.gateway.mqtt.retained)  # maybe later
-        assert ("will/c" in gateway.gateway.mqtt.retained) is not goodbye
+            gateway.until_retains("will/c")  # maybe later
+        assert gateway.retains("will/c") is not goodbye
 
 
 def test_a_client_may_leave_with_its_will(gateway: Running) -> None:
@@ -404,7 +404,7 @@ def test_what_a_client_asks_for_right_before_it_leaves_is_done(gateway: Running,
     assert client.closed()
     client.cut()
     assert list(gateway.gateway.mqtt.sessions["c"].subscriptions) == ["kept"]
-    assert "a" in gateway.gateway.mqtt.retained
+    assert gateway.retains("a")
 
 
 def test_server_limits_are_told_in_the_connack() -> None:

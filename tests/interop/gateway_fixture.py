@@ -7,6 +7,7 @@ line logged as an error, fails the test that used it, when the gateway is stoppe
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -17,6 +18,7 @@ import structlog
 import trio
 
 from gateway.app import Gateway, mappings
+from gateway.app.retained import retained_messages
 from gateway.ingress import listener
 from gateway.settings import Http, Limits, Settings, Store
 from tests.configured import make_listener
@@ -28,6 +30,7 @@ START_SECS_MAX: Final = 30.0
 STOP_SECS_MAX: Final = 30.0
 WATCH_MILLISECONDS: Final = 20
 TICK_SECS: Final = 0.1
+RETAINS_SECS: Final = 10.0
 
 T = TypeVar("T")
 
@@ -122,6 +125,24 @@ class Running:
             return condition()
 
         assert trio.from_thread.run(watch, trio_token=self._token), "it did not come true"
+
+    def retains(self, topic: str) -> bool:
+        """Return True if a topic has a retained message, in memory or in the database of replicas."""
+        gateway = self.gateway
+        where = retained_messages(gateway.mqtt.retained, gateway.state, None, gateway.writes.flush)
+
+        async def look() -> bool:
+            found = [one.address.name async for some in where.slices(topic) for one in some]
+            return topic in found
+
+        return self.await_(look)
+
+    def until_retains(self, topic: str, there: bool = True) -> None:
+        """Return when it has one, or has none; AssertionError when that never holds."""
+        deadline = time.monotonic() + RETAINS_SECS
+        while self.retains(topic) is not there:
+            assert time.monotonic() < deadline, topic
+            time.sleep(0.01)
 
     def check_idle(self) -> None:
         """Fail if something still waits in the gateway, which has nothing left to do (tests/idle.py)."""

@@ -54,7 +54,6 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
         (RABBIT.replace("broker: {", "broker: {namespace: 'a b', "), "broker.namespace: "),
         (RABBIT.replace("broker: {", "broker: {replica: one, "), "broker.replica: "),
         (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
-        (RABBIT + "limits: {retained_bytes_max: 300_000_000}\n", "four times limits.retained_bytes_max"),
         (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
     ],
 )

@@ -140,14 +140,29 @@ def decode_grant(session: Session, octets: bytes) -> Grant:
     return Grant(session, options, retained=bool(first & RETAINED), shared=shared)
 
 
-class Walk:
-    """The retained messages that one subscription is still to be sent."""
+class Owing(Protocol):
+    """The retained messages that one subscription is still to be sent, whatever has them.
 
-    __slots__ = ("_pattern", "_place", "_retained", "done", "grant")
+    `waits`: there is no next piece now, and somebody pulls again when there is one.
+    """
+
+    grant: Grant
+    done: bool
+    waits: bool
+
+    def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
+        """The next piece. It may be empty although there is more."""
+
+
+class Walk:
+    """The retained messages of this process that one subscription is still to be sent."""
+
+    __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "waits")
 
     def __init__(self, retained: Retained, pattern: list[str], grant: Grant) -> None:
         self.grant = grant
         self.done = False
+        self.waits = False
         self._retained = retained
         self._pattern = pattern
         self._place: list[str] | None = None
@@ -291,7 +306,7 @@ class Session:
         self.subscriptions: dict[str, SubscriptionOptions] = {}
         self.received_ids = ReceivedIds()
         self.in_flight: dict[int, Row] = {}
-        self.owed: dict[str, Walk] = {}  # retained messages still to be sent, by filter
+        self.owed: dict[str, Owing] = {}  # retained messages still to be sent, by filter
         self.released: dict[int, None] = {}  # in flight, PUBREC came, PUBREL was sent
         self.shares = False  # it has been a member of a shared subscription
         self.credit = 0
@@ -389,18 +404,26 @@ class Session:
         outlet = self.outlet
         if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
             return False
-        left = PIECE_MESSAGES_MAX
+        left, moved = PIECE_MESSAGES_MAX, False
         for topic_filter in list(islice(self.owed, WALKS_MAX)):
             walk = self.owed[topic_filter]
+            if walk.waits:
+                continue
+            moved = True
             messages = walk.next(left)
             if messages:
                 self.offer(messages, walk.grant)
                 left -= len(messages)
             if walk.done:
                 self.forget_owed(topic_filter)
-            if left <= 0 or not walk.done:
+            if left <= 0 or not (walk.done or walk.waits):
                 break
-        return True
+        return moved
+
+    @property
+    def pulls(self) -> bool:
+        """Return True if a piece of what is owed retained is here, or can be asked for."""
+        return any(not walk.waits for walk in islice(self.owed.values(), WALKS_MAX))
 
     def forget_owed(self, topic_filter: str) -> None:
         """A subscription is owed no retained messages any more."""

@@ -134,6 +134,10 @@ class AdmittedGuest(MqttGuest):
     def wait_for_commit(self, before: int) -> None:
         """Say nothing until what has changed since `before` is on disk."""
 
+    @abstractmethod
+    def owe_retained(self) -> None:
+        """Go on with what the session is owed of retained messages."""
+
     def _connect(self, packet: Connect) -> None:
         """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
         method = packet.properties.get(Property.AUTHENTICATION_METHOD)

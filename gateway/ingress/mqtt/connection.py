@@ -980,8 +980,7 @@ class MqttConnection(AdmittedGuest):
         if after is not None:
             self._answers = Answers(after, self.machine, self.stream)
         session.attach(self, receive_max)
-        if session.owed:
-            self._ingress.owe_retained(session)
+        self.owe_retained()
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
@@ -996,6 +995,10 @@ class MqttConnection(AdmittedGuest):
             self.stream.abort(outcome.text)
             return
         self.stream.release_output()
+        self.owe_retained()
+
+    def owe_retained(self) -> None:
+        """Go on with what the session is owed of retained messages."""
         if self.session is not None and self.session.owed and not self.gone:
             self._ingress.owe_retained(self.session)
 

@@ -244,7 +244,7 @@ class MqttIngress(ListenerSource):
         The rest follows in turns of their own, as the client takes it.
         """
         session.pull()
-        if session.owed:
+        if session.pulls:
             self._owing[session] = None
             if not self._sending:
                 self._sending = True
@@ -255,7 +255,7 @@ class MqttIngress(ListenerSource):
         while self._owing:
             moved = False
             for session in list(self._owing):
-                if session.owed and session.outlet is not None:
+                if session.pulls and session.outlet is not None:
                     moved |= self._pull(session)
                     await trio.lowlevel.checkpoint()
                 else:

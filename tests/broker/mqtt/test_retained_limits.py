@@ -10,7 +10,6 @@ import pytest
 from gateway import clock
 from gateway.broker.mqtt.retained import RETAINED_FULL, SLACK, Retained
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.engine.retained import EngineRetained
 from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from tests.broker.mqtt.test_durable_sessions import World
@@ -146,24 +145,3 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
         assert world.one.commit() is ACCEPTED
     assert crashes.last.bodies == {b"kept"}
     crashes.check()
-
-
-def test_replicas_free_places_by_the_time_of_the_record_that_needs_one(utc: Utc) -> None:
-    """So that all of them retain the same, whatever their clocks say."""
-    retained = EngineRetained(
-        "n",
-        lambda message: None,
-        messages_max=1,
-        octets_max=1 << 20,
-        store=None,
-        utc=lambda: float(utc.now),
-    )
-    utc.now += 1e6
-    retained.apply(one("a", expires=1_000.0), 0, origin=-1, written=900_000)
-    retained.tick()
-    assert set(bodies(retained)) == {"a"}
-    retained.apply(one("b"), 1, origin=-1, written=999_000)
-    assert set(bodies(retained)) == {"a"}
-    retained.apply(one("c"), 2, origin=-1, written=1_000_000)
-    assert set(bodies(retained)) == {"c"}
-    assert [origin for _, origin in retained.due(0.0, 1)] == [2]

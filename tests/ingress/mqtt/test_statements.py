@@ -183,7 +183,7 @@ def test_an_empty_body_clears_what_is_retained_and_a_plain_one_does_not(
         ):
             writer.publish("a", body, 1, number, retain=retain)
             writer.acked(PUBACK)
-            gateway.until(lambda wanted=kept: ("a" in gateway.gateway.mqtt.retained) is wanted)
+            gateway.until_retains("a", kept)
 
 
 @pytest.mark.parametrize("as_published", [True, False])

@@ -97,7 +97,7 @@ def test_every_will(gateway: Running, version: Version, end: End, published: boo
                 reader.ack(PacketType.PUBREC, packet_id)
                 assert reader.acked(PacketType.PUBREL) == (packet_id, 0)
                 reader.ack(PacketType.PUBCOMP, packet_id)
-            gateway.until(lambda name=place, kept=retain: (name in gateway.gateway.mqtt.retained) is kept)
+            gateway.until_retains(place, retain)
 
 
 @pytest.mark.parametrize(

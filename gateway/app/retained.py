@@ -1,0 +1,93 @@
+"""The retained messages of all replicas, as the HTTP API reads and clears them: by pages of the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import trio
+
+from gateway.admin.answers import UnavailableError
+from gateway.admin.retained import LocalMessages, RetainedMessages
+from gateway.app.state import SharedState
+from gateway.broker.mqtt.retained import Retained as LocalRetained
+from gateway.broker.mqtt.system import SYS
+from gateway.engine.retained import SharedRetained, decode_retained
+from gateway.model.message import Message
+from gateway.state.interface import MatchRetained, Reply, Retention
+from gateway.store.store import Store
+
+ANSWER_SECS: Final = 60.0  # for which the database is waited for
+AWAY: Final = "the database of retained messages is away"
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class SharedMessages:
+    """Those of `$SYS` are this replica's own. `flush` ends a wake-up."""
+
+    def __init__(self, retained: SharedRetained, flush: Callable[[], None]) -> None:
+        self._retained = retained
+        self._flush = flush
+
+    async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
+        """Yield messages that an MQTT filter matches, page by page. Raises UnavailableError."""
+        yield self._retained.messages()
+        wanted, is_last = MatchRetained(topic_filter), False
+        while not is_last:
+            (reply,) = await self._replies(self._retained.read, [wanted])
+            found = reply.value
+            if found is None:
+                raise UnavailableError(AWAY)
+            yield [one.message for one in map(decode_retained, found) if one is not None]
+            is_last = not found or wanted.is_last(found)
+            if found:
+                wanted = replace(wanted, after=found[-1].topic)
+
+    async def forget(self, messages: list[Message]) -> int:
+        """Clear the topics of these messages. Raises UnavailableError if some may not be."""
+        own = [one for one in messages if one.address.name.startswith(SYS)]
+        topics = [one.address.name for one in messages if not one.address.name.startswith(SYS)]
+        replies = await self._replies(self._retained.clear, topics)
+        if any(reply.value is None for reply in replies):
+            raise UnavailableError(AWAY)
+        return sum(map(self._retained.forget, own)) + sum(map(_was_there, replies))
+
+    async def settle(self) -> None:
+        """Do nothing: what was cleared is committed."""
+
+    async def _replies(
+        self, submit: Callable[[V, Callable[[Reply[T]], None]], None], given: list[V]
+    ) -> list[Reply[T]]:
+        """Submit each, and return the replies in any order. Raises UnavailableError if they are late."""
+        replies: list[Reply[T]] = []
+        all_there = trio.Event()
+
+        def done(reply: Reply[T]) -> None:
+            replies.append(reply)
+            if len(replies) == len(given):
+                all_there.set()
+
+        for one in given:
+            submit(one, done)
+        self._flush()
+        if given:
+            with trio.move_on_after(ANSWER_SECS):
+                await all_there.wait()
+        if len(replies) < len(given):
+            raise UnavailableError(f"the database has not answered for {ANSWER_SECS:g} s")
+        return replies
+
+
+def _was_there(reply: Reply[Retention]) -> bool:
+    return reply.value is not None and reply.value.before is not None
+
+
+def retained_messages(
+    retained: LocalRetained, state: SharedState | None, store: Store | None, flush: Callable[[], None]
+) -> RetainedMessages:
+    """Return the messages that the API reads: of this process, or of all replicas."""
+    if state is not None:
+        return SharedMessages(state.retained, flush)
+    return LocalMessages(retained, store, flush)

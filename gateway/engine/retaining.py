@@ -1,0 +1,175 @@
+"""Messages that wait for the database to retain them, before they go to the cluster.
+
+A message with RETAIN is published when the database has it: who has a binding by then gets it live, and who
+is bound later finds it in the database. Of one topic one is on its way to the database at a time, so that
+one that has to be submitted again does not undo a later one. What has come meanwhile goes as one: the newest
+is retained, and all are published, in their order. What the same client publishes behind such a message
+waits, too, for a client's messages keep their order.
+
+While the database is away they wait for some seconds, and their publishers are refused then. What is refused
+because there is no room is published all the same, as the embedded broker does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from gateway import clock
+from gateway.broker.mqtt.retained import RETAINED_FULL
+from gateway.egress.confirming import WAITING_FULL
+from gateway.engine.retained import AWAY, SharedRetained
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+
+WAIT_SECS: Final = 10.0  # for a database that is away
+Key = str | tuple[str, str]
+
+
+class Held:
+    """A message that waits. `stored`: its bytes in the database; None: it is not retained, and only waits
+    for messages before it. Without `part` it is settled."""
+
+    __slots__ = ("at", "is_ready", "keys", "message", "part", "since", "stored")
+
+    def __init__(self, part: SubBatch, at: int, stored: bytes | None) -> None:
+        self.part: SubBatch | None = part
+        self.at = at
+        self.message = message = part.messages[at]
+        self.stored = stored
+        self.is_ready = stored is None
+        self.since = clock.now()
+        client = client_of(message)
+        self.keys: tuple[Key, ...] = (client,) if stored is None else (client, message.address.name)
+
+
+class Retaining:
+    """What waits, by client and by topic."""
+
+    def __init__(
+        self,
+        retained: SharedRetained,
+        send: Callable[[SubBatch, Sequence[int]], None],
+        alone: Callable[[Message], SubBatch],
+        *,
+        messages_max: int,
+        octets_max: int,
+    ) -> None:
+        """`send` publishes messages of a part. `alone` returns a part of one message whose publisher is not
+        waiting. What exceeds the limits is released."""
+        self.messages_max = messages_max
+        self.octets_max = octets_max
+        self._retained = retained
+        self._send = send
+        self._alone = alone
+        self._queues: dict[Key, deque[Held]] = {}
+        self._submitted: set[str] = set()  # topics whose message is on its way, or waits for the database
+        self._later: dict[str, None] = {}  # those of them that wait for it
+        self._messages = self._octets = 0
+
+    def __len__(self) -> int:
+        return self._messages
+
+    def has(self, message: Message) -> bool:
+        """Return True if messages of the same client wait."""
+        return client_of(message) in self._queues
+
+    def add(self, part: SubBatch, at: int, stored: bytes | None) -> None:
+        """Have a message wait: for the database, with the bytes to retain there, or for others (None)."""
+        octets = part.messages[at].octets
+        if self._messages >= self.messages_max or self._octets + octets > self.octets_max:
+            part.settle_at((at,), WAITING_FULL)
+            return
+        self._messages += 1
+        self._octets += octets
+        held = Held(part, at, stored)
+        for key in held.keys:
+            self._queues.setdefault(key, deque()).append(held)
+        topic = held.message.address.name
+        if stored is not None and topic not in self._submitted:
+            self._submit(topic)
+
+    def run(self) -> None:
+        """Submit again what the database was away for."""
+        later, self._later = self._later, {}
+        for topic in later:
+            self._submit(topic)
+
+    def _submit(self, topic: str) -> None:
+        """Have the newest message of a topic retained, if any waits."""
+        waiting = [held for held in self._queues.get(topic, ()) if not held.is_ready]
+        if not waiting:
+            self._submitted.discard(topic)
+            return
+        self._submitted.add(topic)
+        newest = waiting[-1]
+        self._retained.retain(newest.message, newest.stored or b"", partial(self._replied, topic, waiting))
+
+    def _replied(self, topic: str, waiting: list[Held], outcome: Outcome) -> None:
+        """Publish messages of a topic that are retained, or settle those that cannot be."""
+        if outcome is ACCEPTED:
+            for held in waiting:
+                held.is_ready = True
+        elif outcome is AWAY:
+            now = clock.now()
+            for held in waiting:
+                if now - held.since >= WAIT_SECS:
+                    _settle(held, AWAY)
+            self._later[topic] = None
+        else:
+            self._refuse(waiting[-1], outcome)
+        self._release(waiting)
+        if topic not in self._later:
+            self._submit(topic)
+
+    def _refuse(self, held: Held, outcome: Outcome) -> None:
+        _settle(held, outcome)
+        if outcome is RETAINED_FULL:
+            held.part, held.at = self._alone(held.message), 0
+
+    def _release(self, changed: list[Held]) -> None:
+        """Publish what nothing waits in front of any more."""
+        found: list[Held] = []
+        heads = deque(changed)
+        while heads:
+            held = heads.popleft()
+            if not held.is_ready or not self._is_first(held):
+                continue
+            for key in held.keys:
+                queue = self._queues[key]
+                queue.popleft()
+                if queue:
+                    heads.append(queue[0])
+                else:
+                    del self._queues[key]
+            self._messages -= 1
+            self._octets -= held.message.octets
+            found.append(held)
+        at = 0
+        while at < len(found):
+            part, begin = found[at].part, at
+            while at < len(found) and found[at].part is part:
+                at += 1
+            if part is not None:
+                self._send(part, [held.at for held in found[begin:at]])
+
+    def _is_first(self, held: Held) -> bool:
+        for key in held.keys:
+            queue = self._queues.get(key)
+            if not queue or queue[0] is not held:
+                return False
+        return True
+
+
+def _settle(held: Held, outcome: Outcome) -> None:
+    part, held.part, held.is_ready = held.part, None, True
+    if part is not None:
+        part.settle_at((held.at,), outcome)
+
+
+def client_of(message: Message) -> tuple[str, str]:
+    """Return the client whose messages keep their order: its endpoint and identifier."""
+    return message.sender.endpoint, message.sender.client

@@ -1,0 +1,192 @@
+"""The walk of one subscription through the retained messages in the database, page by page.
+
+A page is queried when the one before has been handed to the session. So a client that takes nothing costs one
+page, and nobody polls: the reply has the session pulled again.
+
+A walk begins when its subscription is bound, and each message is in the database before it is published. So
+nothing is missing between the two, but a message may come both ways, and in either order.
+
+- A topic of which a retained message has come live since the subscription is skipped: what the page has is
+  that message, an older one, or one that comes live as well.
+- MQTT allows a message twice at QoS 0 and 1. At QoS 2 a live message is dropped, by its number, if it was
+  sent as retained, and so is an older one of the same publisher, behind which the client would miss the last;
+  but only if the client had no subscription for the topic before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Final
+
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
+from gateway.broker.mqtt.session import Grant, Session
+from gateway.broker.topics import topic_matches
+from gateway.engine.envelope import Number
+from gateway.engine.once import Recent
+from gateway.engine.retained import SharedRetained, decode_retained
+from gateway.model.caches import make_room
+from gateway.model.message import Message
+from gateway.state.interface import MatchRetained, Retained
+
+PAGE_BYTES: Final = 262_144  # of messages, after which a page ends
+CHUNKS_MAX: Final = 4_096  # of numbers, and
+TOPICS_MAX: Final = 4_096  # that a session remembers of what it was sent
+COMPARED_MAX: Final = 32  # subscriptions of a session that are compared with a topic
+LIVE_MAX: Final = 65_536  # topics of live messages that a walk remembers
+ONCE: Final = 2  # of assurance
+
+
+class Walked:
+    """What one client has been sent by walks at QoS 2, and of which topics live messages have come since
+    walks were asked for."""
+
+    def __init__(self) -> None:
+        self.has_sent = False
+        self._first: set[str] = set()  # filters of walks whose subscriptions were new
+        self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk that goes on
+        self._sent = Recent(CHUNKS_MAX)
+        self._topics: dict[str, tuple[str, Number]] = {}  # publisher and number of what was sent last
+        self._numbers: dict[Message, Number] = {}  # of what the session has not written yet
+
+    def is_new(self, message: Message, number: Number | None, qos: int, *, lasting: bool = False) -> bool:
+        """A message has come live, for a client that gets it with `qos`. Return False if it was sent the
+        message, or a later one, as a retained one at QoS 2. A `lasting` session itself knows what it was
+        sent: its client may be lost before it has it."""
+        if qos == ONCE and number is not None and self._was_sent(message, number, lasting):
+            return False
+        if message.retain:
+            for topics in self._live.values():
+                make_room(topics, LIVE_MAX)
+                topics[message.address.name] = None
+        return True
+
+    def begin(self, topic_filter: str, *, is_first: bool) -> None:
+        """A subscription was made, and what is retained will be sent for it. `is_first`: there was none with
+        that filter."""
+        self._live[topic_filter] = {}
+        if is_first:
+            self._first.add(topic_filter)
+        else:
+            self._first.discard(topic_filter)
+
+    def is_alone(self, topic_filter: str, topic: str, session: Session) -> bool:
+        """Return True if the session has had no other subscription for the topic, as far as that is known."""
+        subscriptions, levels = session.subscriptions, topic.split("/")
+        if topic_filter not in self._first or len(subscriptions) > COMPARED_MAX:
+            return False
+        return sum(topic_matches(one.split("/"), levels) for one in subscriptions) == 1
+
+    def end_all_but(self, filters: Collection[str]) -> None:
+        """Note which walks go on."""
+        for topic_filter in [one for one in self._live if one not in filters]:
+            del self._live[topic_filter]
+            self._first.discard(topic_filter)
+
+    def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
+        """Return True for a message that was sent, or is older than what was sent of its publisher."""
+        if not lasting and number in self._sent:
+            return True
+        if not message.retain:
+            return False
+        client, last = self._topics.get(message.address.name, ("", number))
+        return last[0] == number[0] and number[1] < last[1] and client == message.sender.client
+
+    def may_send(self, topic_filter: str, topic: str) -> bool:
+        """Return False if a retained message of the topic has come live since the subscription."""
+        return topic not in self._live.get(topic_filter, ())
+
+    def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
+        """A retained message is about to be sent at QoS 2. `is_alone`: see there."""
+        self.has_sent = True
+        self._sent.add(number)
+        if is_alone:
+            make_room(self._topics, TOPICS_MAX)
+            self._topics[message.address.name] = message.sender.client, number
+        make_room(self._numbers, TOPICS_MAX)
+        self._numbers[message] = number
+
+    def number_of(self, message: Message) -> Number | None:
+        """Return the number of a retained message that is written to the client; once."""
+        return self._numbers.pop(message, None)
+
+
+class SharedWalk:
+    """As Walk, through the database."""
+
+    def __init__(
+        self,
+        retained: SharedRetained,
+        topic_filter: str,
+        grant: Grant,
+        walked: Walked | None,
+        is_wanted: Callable[[SharedWalk], bool],
+        pull: Callable[[], None],
+    ) -> None:
+        """`pull` has the session pull again. `is_wanted` returns False when the walk is given up."""
+        self.grant = grant
+        self.done = False
+        self.waits = False
+        self._retained = retained
+        self._walked = walked
+        self._is_wanted = is_wanted
+        self._pull = pull
+        self._page: list[Retained] = []
+        self._is_last = False
+        self._query = MatchRetained(topic_filter, limit=PIECE_MESSAGES_MAX, octets=PAGE_BYTES)
+        self._then: Callable[[], None] | None = None  # who waits for the first page
+
+    def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
+        """The next piece. It is empty when a page has to be read first."""
+        if self.done:
+            return []
+        if not self._page:
+            self._read()
+            return []
+        some, self._page = self._page[:most], self._page[most:]
+        self.done = self._is_last and not self._page
+        return [message for one in some if (message := self._message(one)) is not None]
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Read the first page. `then` is called when it is here, or cannot be read now."""
+        self._then = then
+        self._read()
+
+    def _read(self) -> None:
+        self.waits = True
+        self._retained.match(self._query, self._wanted, self._found, self._begun)
+
+    def _begun(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def _wanted(self) -> bool:
+        return self._is_wanted(self)
+
+    def _found(self, found: list[Retained] | None) -> None:
+        self.waits = False
+        self._page = found or []
+        if not found:
+            self.done = True
+        else:
+            self._is_last = self._query.is_last(found)
+            self._query = replace(self._query, after=found[-1].topic)
+        if self._then is not None:
+            self._begun()
+        elif self._is_wanted(self):
+            self._pull()
+
+    def _message(self, one: Retained) -> Message | None:
+        walked = self._walked
+        if walked is not None and not walked.may_send(self._query.topic_filter, one.topic):
+            return None
+        found = decode_retained(one)
+        if found is None:
+            return None
+        message, number = found
+        once = message.assurance == ONCE and self.grant.qos == ONCE
+        if once and number is not None and walked is not None:
+            is_alone = walked.is_alone(self._query.topic_filter, one.topic, self.grant.session)
+            walked.send(message, number, is_alone=is_alone)
+        return message
