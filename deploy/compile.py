@@ -53,7 +53,7 @@ COMPILED: Final = (
 INTERPRETED: Final = (
     "**/__init__.py",
     "gateway/broker/mqtt/system.py",  # once in some seconds
-    "gateway/engine/records.py",  # pydantic makes them
+    "gateway/engine/stored.py",  # pydantic makes them
     "gateway/model/dialect.py",  # a protocol of somebody else's inherits from it
     "gateway/model/spooled.py",  # classes that are `bytes`
     "gateway/model/times.py",  # classes for the type checker alone

@@ -20,6 +20,7 @@ from gateway.engine.letters import SharedLetters
 from gateway.engine.membership import Membership
 from gateway.engine.retained import SharedRetained
 from gateway.engine.retaining import Retaining
+from gateway.engine.sessions import SharedSessions
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
 from gateway.settings.engine import RabbitEngine
@@ -44,6 +45,7 @@ class SharedState:
         self.letters = SharedLetters(store, membership, quotas.common_letters)
         self.retained = SharedRetained(store, quotas.retained)
         self.retaining: Retaining | None = None  # messages that wait to be retained
+        self.sessions: SharedSessions | None = None  # of a gateway with listeners for MQTT
 
     @property
     def why_not(self) -> str:
@@ -63,6 +65,8 @@ class SharedState:
             self.retained.run(clock.now())
             if self.retaining is not None:
                 self.retaining.run()
+            if self.sessions is not None:
+                self.sessions.tick(clock.now())
             flush()
             await trio.sleep(TICK_SECS)
 
@@ -97,8 +101,9 @@ class SharedState:
             "gateway_state_up": lambda: not self.store.health.failure,
         }
 
-    def _noticed(self, _: Notice) -> None:
-        """Handle a hint; nothing depends on one yet."""
+    def _noticed(self, notice: Notice) -> None:
+        if self.sessions is not None:
+            self.sessions.noticed(notice)
 
 
 def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:

@@ -66,14 +66,24 @@ def topics_of(
         dialect = DIALECTS[given.protocol]
         stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
         status = LinkStatus(ENGINE, stats)
-        time = ClusterClock()
         assert state is not None
         engine = EngineSession(
-            given, settings.replica, dispatcher, limits, status, store, let_go, time, state.retained
+            given,
+            settings.replica,
+            dispatcher,
+            limits,
+            status,
+            let_go,
+            ClusterClock(),
+            state.retained,
+            state.store,
+            state.membership,
         )
         state.retaining = engine.publisher.retaining
+        state.sessions = engine.sessions
         topics = EngineNamespace(
             engine,
+            state.store,
             of_sessions,
             state.retained,
             shares=shares,

@@ -5,10 +5,10 @@ of QoS 0 want comes by the replica's queue, for that is for clients that are con
 is acknowledged there when the client has acknowledged it here. What is not, another replica gets when the
 client is there, under another packet id, which at QoS 1 is all the same.
 
-At QoS 2 the log knows which message has which id before the client gets it, and that it has it before
-PUBREL. So whoever owns the session next goes on: a message that was sent comes under its old id, and one that
-the client has had is acknowledged and not sent. The ids of messages that the client publishes are on the log
-before these are published, with the numbers by which subscribers' replicas know them again.
+At QoS 2 the shared database knows which message has which id before the client gets it, and that it has it
+before PUBREL. So whoever owns the session next goes on: a message that was sent comes under its old id, and
+one that the client has had is acknowledged and not sent. The ids of messages that the client publishes are
+stored before these are published, with the numbers by which subscribers' replicas know them again.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from gateway.engine.envelope import Number
 from gateway.engine.given_back import GivenBack, print_of
 from gateway.engine.names import binding_of
 from gateway.engine.once import Recent
-from gateway.engine.records import Changed, Options, Owner
-from gateway.engine.table import SessionState, said
+from gateway.engine.stored import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import Headers
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.spec import PacketType
+from gateway.state.interface import INCOMING, OUTGOING, Contents, Owner, Packet
 
 log = structlog.get_logger(limited=True)
 
@@ -81,14 +81,31 @@ class Delivery(NamedTuple):
         self.consumer.give_back(self.tag)
 
 
+class Change:
+    """What has become of a session since its last ChangeSession, in the fields of that. None: removed."""
+
+    __slots__ = ("packets", "received", "subscriptions")
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[str, bytes | None] = {}
+        self.packets: dict[tuple[int, int], Packet | None] = {}
+        self.received: dict[tuple[bytes, int], int | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.subscriptions or self.packets or self.received)
+
+
 class Engine(Protocol):
     """What a session asks of the engine."""
 
-    def changed(self, session: ClientSession) -> None:
-        """Something of it has to be written to the log when the wake-up ends."""
+    recent_chunks: int  # that a session remembers of the messages of QoS 2 that its client has
 
-    def after_logged(self, done: Told) -> None:
-        """`done` hears when all that was to be written until now is on the log."""
+    def change(self, session: ClientSession) -> Change:
+        """Return what is to be stored of a session, for more to be added; it is stored soon."""
+
+    def after_stored(self, session: ClientSession, done: Told) -> None:
+        """`done` hears ACCEPTED when all that was to be stored of a session until now is stored. It hears
+        another outcome when the session has another owner."""
 
     def pump(self, session: ClientSession) -> None:
         """It has something for its client; it is pumped when the wake-up ends."""
@@ -107,11 +124,10 @@ class Engine(Protocol):
 
 
 class ClientSession(Session):
-    """A session on the engine. `state` is what the log says of it; None: it ends with its connection."""
+    """A session of a client of this replica."""
 
     __slots__ = (
         "_cached",
-        "_change",
         "_consumer",
         "_deliveries",
         "_engine",
@@ -146,11 +162,10 @@ class ClientSession(Session):
         self._engine = engine
         # An earlier owner may have sent what does not come again; that is looked for since then.
         self._left_since: Monotonic | None = None
-        self._change = Pending()
         self._next = 0
         self._deliveries: dict[int, Delivery] = {}  # of what waits, by position
         self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
-        self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that the log knows, or will
+        self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or will be
         self._sent: dict[Number, int] = {}  # the same the other way round
         self._recent = Recent(0)  # of a session that ends with its connection nothing comes again
         self._old = 0  # so many messages of the queue were there before the client
@@ -166,27 +181,29 @@ class ClientSession(Session):
         """It has a queue."""
         return self.queue != ""
 
-    def begin(self, state: SessionState, queue: str, arguments: Headers) -> None:
-        """The client owns what the log says of its session."""
+    def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
+        """The session has a queue, and the contents that the database has, but no subscriptions yet."""
         self.queue, self.arguments = queue, arguments
-        self.received_ids = LoggedReceivedIds(self._engine, self, state.taken)
-        self._left_since = clock.now() if state.sent else None
-        self._reserved.update(state.sent)
-        self._sent.update({number: at for at, number in state.sent.items() if number is not None})
-        self._recent = state.recent.copy()
-        self.released.update(state.released)
+        taken, sent = dict[int, Number](), dict[int, Number | None]()
+        for (direction, packet_id), packet in sorted(contents.packets.items()):
+            if direction == OUTGOING:
+                sent[packet_id] = packet.number
+                if packet.released:
+                    self.released[packet_id] = None
+            elif packet.number is not None:
+                taken[packet_id] = packet.number
+        self.received_ids = SharedReceivedIds(self._engine, self, taken)
+        self._left_since = clock.now() if sent else None
+        self._reserved.update(sent)
+        self._sent.update({number: at for at, number in sent.items() if number is not None})
+        self._recent = Recent(self._engine.recent_chunks, contents.received)
 
-    # What the log is to know.
+    def change(self) -> Change:
+        """Return what is to be stored, for more to be added."""
+        return self._engine.change(self)
 
-    def flush(self, life: str, number: int) -> Changed:
-        """What has become of it since the last time."""
-        change, self._change = self._change, Pending()
-        return change.record(self.client_id, life, number, self.owner)
-
-    def change(self) -> Pending:
-        """To which is added what the log is to know."""
-        self._engine.changed(self)
-        return self._change
+    def _note_packet(self, packet_id: int, *, released: bool = False) -> None:
+        self.change().packets[OUTGOING, packet_id] = Packet(self._reserved[packet_id], released)
 
     # Subscriptions.
 
@@ -200,10 +217,10 @@ class ClientSession(Session):
                 yield key
 
     def subscribed(self, topic_filter: str, options: SubscriptionOptions | None, before: int) -> None:
-        """A subscription is made, or ends (None). The log hears of it when the queue is bound, but of one
-        that ends at once. `before`: the QoS that it had."""
+        """A subscription is made, or ends (None). It is stored when the queue is bound, but one that ends at
+        once. `before`: the QoS that it had."""
         self._cached.clear()
-        given = None if options is None else said(options)
+        given = None if options is None else encode_options(options)
         note = partial(self._note, topic_filter, given)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         wanted = options is not None and options.qos > 0
@@ -217,8 +234,8 @@ class ClientSession(Session):
             self.unbound[key] = (False, _nobody)
             self._engine.bind_queue(self, key)
 
-    def _note(self, topic_filter: str, options: Options | None) -> None:
-        self.change().subscribed[topic_filter] = options
+    def _note(self, topic_filter: str, options: bytes | None) -> None:
+        self.change().subscriptions[topic_filter] = options
 
     def _granted(self, address: Address) -> Grant | None:
         topic = address.name
@@ -380,11 +397,11 @@ class ClientSession(Session):
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
                 self.released[packet_id] = None
-                self.change().released.append(packet_id)
-                self._engine.after_logged(partial(self._release, packet_id))
+                self._note_packet(packet_id, released=True)
+                self._engine.after_stored(self, partial(self._release, packet_id))
 
     def _release(self, packet_id: int, outcome: Outcome) -> None:
-        if self.outlet is not None and packet_id in self.released:
+        if outcome is ACCEPTED and self.outlet is not None and packet_id in self.released:
             self.credit -= 1
             self.outlet.send_release(packet_id)
 
@@ -444,7 +461,7 @@ class ClientSession(Session):
             else:
                 rows.append(row)
         if unsaid:
-            self._engine.after_logged(partial(self._say, unsaid))
+            self._engine.after_stored(self, partial(self._say, unsaid))
         self._let_go(gone)
         return rows
 
@@ -456,11 +473,11 @@ class ClientSession(Session):
         self._reserved[packet_id] = number
         if number is not None:
             self._sent[number] = packet_id
-        self.change().sent[packet_id] = number
+        self._note_packet(packet_id)
 
     def _say(self, rows: list[Row], outcome: Outcome) -> None:
-        """The log knows them."""
-        if self.outlet is not None:
+        """They are stored, and can be sent."""
+        if outcome is ACCEPTED and self.outlet is not None:
             self._again[:0] = reversed(rows)
             self.pump()
 
@@ -490,16 +507,16 @@ class ClientSession(Session):
         return super().awaits(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
-        """As Session; the log has it before PUBREL is said."""
+        """As Session; it is stored before PUBREL is said."""
         if packet_id not in self._reserved:
             return super().received(packet_id)
         if packet_id not in self.released:
             self.released[packet_id] = None
-            self.change().released.append(packet_id)
+            self._note_packet(packet_id, released=True)
             self._had(self._reserved[packet_id])
             delivery = self._flight.pop(packet_id, None)
             if delivery is not None:
-                self._engine.after_logged(partial(_settle, delivery))
+                self._engine.after_stored(self, partial(_settle, delivery))
         return True
 
     def finish(self, packet_id: int) -> bool:
@@ -510,10 +527,11 @@ class ClientSession(Session):
         known = packet_id in self._reserved
         if known:
             number = self._reserved.pop(packet_id)
-            self._had(number)
+            if packet_id not in self.released:  # else it is remembered already
+                self._had(number)
             if number is not None:
                 self._sent.pop(number, None)
-            self.change().completed.append(packet_id)
+            self.change().packets[OUTGOING, packet_id] = None
         if super().finish(packet_id):
             return True
         if known and packet_id in self.released:
@@ -522,8 +540,15 @@ class ClientSession(Session):
         return known
 
     def _had(self, number: Number | None) -> None:
-        if number is not None:
-            self._recent.add(number)
+        """The client has a message, and is not sent it again. One whose session ends with its connection is
+        remembered by nobody."""
+        if number is not None and self.lasting:
+            self.change().received.update(self._recent.add(number))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing more is sent from here."""
+        return self._stopped
 
     def stop(self) -> None:
         """Its queue is about to be somebody else's: nothing more is sent from here."""
@@ -540,13 +565,13 @@ class ClientSession(Session):
         self._engine.let_go_of(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
-        """As Session; what the log says of it ends by a record of its own."""
+        """As Session; what is stored of it ends with LeaveSession."""
         self._grant = None
 
 
-class LoggedReceivedIds(ReceivedIds):
-    """The ids of QoS 2 messages of a client. What is taken is on the log, with the number of the message,
-    before that is published: whoever gets it again publishes it under the same number."""
+class SharedReceivedIds(ReceivedIds):
+    """The ids of QoS 2 messages of a client. What is taken is stored, with the number of the message, before
+    that is published: whoever gets it again publishes it under the same number."""
 
     __slots__ = ("_engine", "_numbers", "_session")
 
@@ -561,11 +586,11 @@ class LoggedReceivedIds(ReceivedIds):
         return self._numbers.get(packet_id)
 
     def announce(self, packet_ids: Iterable[int]) -> bool:
-        """Have the log know these ids. False: it knows them."""
+        """Have these ids stored. Return False if they are."""
         lacking = [packet_id for packet_id in packet_ids if packet_id not in self._numbers]
         for packet_id in lacking:
             number = self._numbers[packet_id] = self._engine.next_number()
-            self._session.change().taken[packet_id] = number
+            self._session.change().packets[INCOMING, packet_id] = Packet(number)
         return bool(lacking)
 
     def forget(self, packet_id: int) -> None:
@@ -580,41 +605,13 @@ class LoggedReceivedIds(ReceivedIds):
     def _free(self, packet_id: int) -> bool:
         if self._numbers.pop(packet_id, None) is None:
             return False
-        self._session.change().freed.append(packet_id)
+        self._session.change().packets[INCOMING, packet_id] = None
         return True
 
 
-class Pending:
-    """What has become of a session in this wake-up: the fields of Changed."""
-
-    __slots__ = ("completed", "freed", "released", "sent", "subscribed", "taken")
-
-    def __init__(self) -> None:
-        self.subscribed: dict[str, Options | None] = {}
-        self.completed: list[int] = []
-        self.sent: dict[int, Number | None] = {}
-        self.released: list[int] = []
-        self.freed: list[int] = []
-        self.taken: dict[int, Number] = {}
-
-    def record(self, client: str, life: str, number: int, owner: Owner) -> Changed:
-        """For the log."""
-        return Changed(
-            client,
-            life,
-            number,
-            owner,
-            self.subscribed,
-            tuple(self.completed),
-            self.sent,
-            tuple(self.released),
-            tuple(self.freed),
-            self.taken,
-        )
-
-
 def _settle(delivery: Delivery, outcome: Outcome) -> None:
-    delivery.settle()
+    if outcome is ACCEPTED:
+        delivery.settle()
 
 
 def _nobody() -> None:

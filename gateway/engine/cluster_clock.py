@@ -38,11 +38,6 @@ class ClusterClock:
         self._is_known = False
         self._is_wrong = False
 
-    @property
-    def is_known(self) -> bool:
-        """Return True once the cluster has said the time."""
-        return self._is_known
-
     def utc(self) -> WallTime:
         """Return the cluster's time; until that is known, the wall clock's."""
         if not self._is_known:

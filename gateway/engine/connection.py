@@ -1,17 +1,15 @@
 """One connection to the cluster, and what is said over it.
 
-It has seven channels: to declare and bind; to publish with confirms; to write records into the log; to
-consume this replica's queue; to follow the log; to count what queues had no room for; to ask for the time.
-Those for the queues of sessions come on top (consumers.py). All that must exist is declared in one go,
-answers come in the order of the questions, and what the broker does not grant ends the connection, which
-says why.
-When everything is there, and the log has been read up to a mark of our own, the engine is up.
+It has five channels: to declare and bind; to publish with confirms; to consume this replica's queue; to count
+what queues had no room for; to ask for the time. Those for the queues of sessions come on top (consumers.py).
+All that must exist is declared in one go, answers come in the order of the questions, and what the broker
+does not grant ends the connection, which says why. When everything is there the engine is up.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -24,10 +22,8 @@ from gateway.engine.bindings import Bindings
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.cluster_clock import ClusterClock, dead_lettered_at
 from gateway.engine.consumers import Done
-from gateway.engine.log_place import LogPlace
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
-from gateway.engine.records import Record, encode_record
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.spooled import Body, Piece
 from gateway.model.times import Monotonic
@@ -46,11 +42,8 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
-RECORD_OCTETS: Final = 4_194_304  # that a record may have besides a will: a session with its subscriptions
 TRANSIENT: Final = b"\x10\x00\x01"  # one that says delivery-mode 1
 TIME_SECS: Final = 10.0  # between two questions for the cluster's time
-LOG_PREFETCH: Final = 1_000
 DROPPED_PREFETCH: Final = 1_000
 DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
 OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
@@ -64,7 +57,6 @@ class Speaker(Protocol):
     stats: LinkStats
     names: Names
     bindings: Bindings
-    kept: LogPlace
     time: ClusterClock
     publisher: EnginePublisher
 
@@ -72,23 +64,14 @@ class Speaker(Protocol):
     def queue(self) -> str:
         """The queue of this replica."""
 
-    def follows(self) -> None:
-        """The log is being read."""
-
-    def flush(self) -> None:
-        """Write what sessions have to say."""
+    def came_up(self) -> None:
+        """All that is needed is there."""
 
     def decided(self) -> None:
-        """What waited to be bound is asked for."""
-
-    def stopping(self, write: Callable[[Record], None]) -> None:
-        """The connection is ended in order."""
+        """Of no queue it is open any more whether it is there."""
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
         """A message of the replica's queue."""
-
-    def record(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """A record of the log."""
 
     def dropped(self, raw: bytes, body: Body) -> None:
         """A queue has had no room for a message, or no time."""
@@ -102,30 +85,26 @@ class EngineConnection(ClusterConnection):
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings = session.settings
-        # A record may have a will of that size, and says it in other letters.
-        octets_max = 2 * session.limits.message_bytes_max + RECORD_OCTETS
-        limits = session.limits.model_copy(update={"message_bytes_max": octets_max})
-        machine = machine_to(target, limits, name=session.queue, heartbeat=settings.heartbeat_secs)
+        machine = machine_to(target, session.limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         deadline = now + settings.connect_timeout_secs
         super().__init__(machine, session.stats, session.publisher, session.names.topics, stream, deadline)
-        self.ready = False  # all that is needed is there; records can be written
+        self.ready = False  # all that is needed is there
         self._session = session
-        self._recording = self._consuming = self._following = self._dropping = self._timing = 0
+        self._consuming = self._dropping = self._timing = 0
         self._time_queue = f"{session.names.clock}.{secrets.token_hex(6)}"  # of this connection
         self._asked_time: Monotonic | None = None  # when the time was asked for, while no answer has come
         self._ask_time_at = 0.0
-        self._records: Publisher | None = None
         self._begun: set[int] = set()  # channels of which more than that they are open has been asked
         self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
         self._done: dict[int, int] = {}  # those of them that can be acknowledged
         self._answering = False
+        self._is_up = False
         self._bound = False  # all that the replica's queue is to get has been asked for
 
     # What the stream asks.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements of what has been dealt with, records, and whatever was encoded."""
-        self._session.flush()
+        """Acknowledgements of what has been dealt with, and whatever was encoded."""
         self.consumers.flush()
         for channel, tag in self._done.items():
             self.machine.ack(channel, tag, multiple=True)
@@ -170,13 +149,13 @@ class EngineConnection(ClusterConnection):
             self.ask(method, partial(session.bindings.stands, key, on))
 
     def decided(self) -> None:
-        """What waited to be bound is asked for."""
+        """Of no queue it is open any more whether it is there."""
         self._session.decided()
 
-    def delete_queue(self, queue: str) -> None:
-        """A session has ended."""
+    def delete_queue(self, queue: str, done: Done | None = None) -> None:
+        """Delete the queue of a session that has ended; `done` is called when it is gone."""
         if self._answering:
-            self.ask(m.QueueDelete(queue))
+            self.ask(m.QueueDelete(queue), done)
 
     def after_bound(self, done: Done) -> None:
         """`done` is called when everything that has been asked for is there."""
@@ -186,18 +165,8 @@ class EngineConnection(ClusterConnection):
         last = self._asked.pop()
         self._asked.append(done if last is None else _both(last, done))
 
-    def write(self, record: Record) -> None:
-        """Append a record to the log."""
-        if self._records is None:
-            return
-        wire = amqp_address(self._session.names.direct, self._session.names.state).wire
-        self._records.publish_many([(wire, PERSISTENT, encode_record(record))])
-        self._stream.mark()
-
     def shut_down(self) -> None:
         """The gateway is stopping, or the link waits: a queue that no client needs any more goes."""
-        if self.ready:
-            self._session.stopping(self.write)
         if self._answering and not len(self._session.bindings):
             self.ask(m.QueueDelete(self._session.queue))
         super().shut_down()
@@ -207,9 +176,7 @@ class EngineConnection(ClusterConnection):
     def _opened(self) -> None:
         self._declaring = self.machine.open_channel()
         self._publishing = self.machine.open_channel()
-        self._recording = self.machine.open_channel()
         self._consuming = self.machine.open_channel()
-        self._following = self.machine.open_channel()
         self._dropping = self.machine.open_channel()
         self._timing = self.machine.open_channel()
         self.consumers.open()
@@ -222,19 +189,14 @@ class EngineConnection(ClusterConnection):
             for method in self._needed():
                 self.ask(method)
             self.consumers.look_for(self._session.queue, self._found)
-        elif number == self._recording:
-            self._records = Publisher(self.machine, number)
         self._go_on()
 
     def _needed(self) -> Iterable[m.Method]:
         """All that has to exist."""
-        session, names = self._session, self._session.names
-        settings = session.settings
+        names = self._session.names
         given = names.topics.startswith("amq.")  # the broker's own, which nobody declares
         yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
-        yield m.QueueDeclare(names.state, durable=True, arguments=_log_arguments(settings))
         yield m.ExchangeDeclare(names.direct, "direct", durable=True)
-        yield m.QueueBind(names.state, names.direct, names.state)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
         yield m.QueueBind(names.dropped, names.dropped)
@@ -264,7 +226,7 @@ class EngineConnection(ClusterConnection):
 
     def _go_on(self) -> None:
         """Do what has become possible: nothing is consumed or published before everything exists."""
-        if not self.ready or self._records is None:
+        if not self.ready:
             return
         session = self._session
         open_now = set(self.machine.channels) - self._begun
@@ -278,10 +240,10 @@ class EngineConnection(ClusterConnection):
         if self._timing in open_now:
             self.machine.send_method(self._timing, m.BasicConsume(f"{self._time_queue}.answers", no_ack=True))
             self._ask_time()
-        if self._following in open_now:
-            begin = session.kept.cursor.begin(clock.now()) or string("first")
-            self._consume(self._following, session.names.state, LOG_PREFETCH, (("x-stream-offset", begin),))
-            session.follows()
+        wanted = {self._publishing, self._consuming, self._dropping, self._timing}
+        if not self._is_up and wanted <= self._begun:
+            self._is_up = True
+            session.came_up()
 
     def _ask_time(self) -> None:
         """Publish the message whose history says the time; one that has no answer yet is given up."""
@@ -305,15 +267,12 @@ class EngineConnection(ClusterConnection):
             self.give_up("the cluster has cancelled a consumer")
 
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
-        session, following = self._session, self._following
+        session = self._session
         consuming, dropping, consumers = self._consuming, self._dropping, self.consumers
         for number, name, tag, redelivered, wire, raw, body in contents:
             if number == consuming:
                 self._arrived[number] = tag
                 session.deliver(wire, raw, body)
-            elif number == following:
-                self._arrived[number] = tag
-                session.record(wire, raw, body)
             elif number == self._timing:
                 self._take_time(raw, bytes(body))
             elif number == dropping:
@@ -322,15 +281,6 @@ class EngineConnection(ClusterConnection):
             else:
                 consumers.delivered(number, name, tag, redelivered, (wire, raw, body))
         session.stats.messages_in += len(contents)
-
-
-def _log_arguments(settings: RabbitEngine) -> Headers:
-    return (
-        ("x-queue-type", string("stream")),
-        ("x-max-age", string(f"{int(settings.state_secs)}s")),
-        ("x-max-length-bytes", Value(ValueType.INT64, settings.state_bytes_max)),
-        ("x-stream-max-segment-size-bytes", Value(ValueType.INT64, settings.state_segment_bytes)),
-    )
 
 
 # Whatever the others are: all replicas declare it, and none could begin while its only home is down.

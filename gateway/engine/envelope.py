@@ -56,8 +56,6 @@ U64: Final = Struct(">Q")
 NUMBER: Final = Struct(">8sQ")
 LIFE_OCTETS: Final = 8
 PAIR: Final = encode_short_string(ENGINE_HEADER) + b"x"
-OFFSET_HEADER: Final = "x-stream-offset"
-PLACES: Final = frozenset((OFFSET_HEADER,))  # in the log, which only a broker may say
 HOPS_MAX: Final = 0xFF
 ENGINE: Final = "engine"
 
@@ -69,8 +67,7 @@ Number = tuple[bytes, int]
 class Arrived(NamedTuple):
     """What a delivery says besides its address and body.
 
-    `lifetime` is in seconds from now, for whoever said no `expires`. `offset` is a position in the log, -1:
-    none.
+    `lifetime` is in seconds from now, for whoever said no `expires`.
     """
 
     property_set: PropertySet
@@ -81,7 +78,6 @@ class Arrived(NamedTuple):
     lifetime: float
     hops: int
     sender: Sender
-    offset: int
     number: Number | None = None
 
 
@@ -115,19 +111,17 @@ def encode(
         tail += raw
     value = HEAD.pack(VERSION, flags, min(message.hops, HOPS_MAX), len(client)) + client + tail
     # Replicas find what the cluster would obey among MQTT's octets all the same.
-    harmless = without_orders(encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX), also=PLACES)
+    harmless = without_orders(encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX))
     return with_pair(harmless, PAIR + U32.pack(len(value)) + value)
 
 
 def decode(raw: bytes) -> Arrived:
     """What the octets of a content header say. Raises RemoteProtocolError for those that are none."""
-    offset, own = -1, b""
+    own = b""
     for name, value in decode_properties(raw).headers or ():
-        if name == OFFSET_HEADER and isinstance(value.value, int):
-            offset = value.value
-        elif name == ENGINE_HEADER and value.type is ValueType.BYTES:
+        if name == ENGINE_HEADER and value.type is ValueType.BYTES:
             own = value.value
-    found = _decode_own(own, offset) if own[:1] == bytes((VERSION,)) else None
+    found = _decode_own(own) if own[:1] == bytes((VERSION,)) else None
     if found is not None:
         property_set = found.property_set
         return found._replace(property_set=content_properties(raw)) if property_set is _FOREIGN else found
@@ -135,13 +129,13 @@ def decode(raw: bytes) -> Arrived:
     durable, expiration, retain, hops, _ = essentials(property_set)
     lifetime = 0.0 if expiration is None else max(expiration, 1) / 1000
     sender = Sender(ENGINE)
-    return Arrived(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender, offset)
+    return Arrived(property_set, int(durable), durable, retain, NEVER, lifetime, hops, sender)
 
 
 _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
 
 
-def _decode_own(own: bytes, offset: int) -> Arrived | None:
+def _decode_own(own: bytes) -> Arrived | None:
     """None: it is cut short, or its list is none."""
     expires = NEVER
     number: Number | None = None
@@ -165,4 +159,4 @@ def _decode_own(own: bytes, offset: int) -> Arrived | None:
     qos = min(flags & QOS, 2)
     sender = Sender(ENGINE, client)
     retain = flags & RETAIN != 0
-    return Arrived(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, offset, number)
+    return Arrived(property_set, qos, qos > 0, retain, expires, 0.0, hops, sender, number)

@@ -2,7 +2,7 @@
 
 A quorum queue puts what it is given back into an order of its own when that is more than 32 messages, or when
 it is busy (RabbitMQ 3.10), and hands out what is published meanwhile between them. So the owner before says
-on the log what it had, in its order, and the next one waits until all of that has come again.
+in the database what it had, in its order, and the next one waits until all of that has come again.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class Membership:
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
         self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
+        self.on_due: list[Callable[[Due], None]] = []  # called with wills and sessions whose time has come
         self._state = state
         self._name = name
         self._version = version
@@ -91,5 +92,10 @@ class Membership:
                 contained("store", error)
 
     def _reaped(self, reply: Reply[list[Due]]) -> None:
-        """Nothing is found before sessions are in the database."""
         self._is_reaping = False
+        for due in reply.value or ():
+            for hear in self.on_due:
+                try:
+                    hear(due)
+                except Exception as error:  # of this one: it is claimed again
+                    contained("store", error)

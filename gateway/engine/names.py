@@ -24,27 +24,25 @@ WILD: Final = {"+": "*", "#": "#"}
 
 
 class Names(NamedTuple):
-    """The exchanges and the log, `state`, of one namespace.
+    """The exchanges and queues of one namespace.
 
     The broker's default exchange is not used: whoever may publish to it reaches every queue of the virtual
     host.
     """
 
     topics: str
-    state: str
     queues: str  # with what the names of replicas' queues begin
     sessions: str  # and those of sessions, and
     shares: str  # of shared subscriptions
     dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
     clock: str  # with what the names of queues begin by which a replica learns the time
-    direct: str  # the exchange that leads to queues and logs by their names
+    direct: str  # the exchange that leads to queues by their names
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
     """The names of a namespace."""
     return Names(
         topic_exchange,
-        f"{namespace}.state",
         f"{namespace}.replica",
         f"{namespace}.session",
         f"{namespace}.share",

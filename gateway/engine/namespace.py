@@ -1,10 +1,9 @@
 """MQTT's topics on the shared engine: subscriptions are this replica's clients', everything else is
 everybody's.
 
-A client that comes is written to the log first, and let in when that has come back: by then it is known what
-session it finds, and whoever had it has heard of it. Its session is here for as long as its connection, and
-is left to the log and its queue after that. Wills are on the log, too; this replica publishes those of its
-own clients, and of sessions that it keeps.
+A client that comes is let in when the shared database says what session it finds. Its session is here for as
+long as its connection, and is left to the database and its queue after that. Wills are in the database, too:
+whoever claims one there publishes it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Final
 
 import structlog
 import trio
@@ -23,16 +22,17 @@ from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.arguments import type_arguments
-from gateway.engine.client_session import ClientSession, LoggedReceivedIds
+from gateway.engine.client_session import ClientSession, SharedReceivedIds
 from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
-from gateway.engine.opening import Coming, Opening
-from gateway.engine.records import Owner, WillSaid
+from gateway.engine.opening import Arrival, Opening
 from gateway.engine.retained import SharedRetained
-from gateway.engine.session import TAKEN_OVER, EngineSession
+from gateway.engine.session import EngineSession
+from gateway.engine.sessions import TAKEN_OVER
 from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
-from gateway.engine.table import Arrival, SessionState
+from gateway.engine.stored import decode_options, decode_will
 from gateway.engine.walks import SharedWalk, Walked
+from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.model.address import Address
@@ -43,15 +43,29 @@ from gateway.model.pending import Pending
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.packets import Will
-from gateway.protocols.mqtt.properties import decode_list, encode_list
-from gateway.protocols.mqtt.spec import WILL as WILL_LIST
-from gateway.protocols.mqtt.spec import Property
+from gateway.state.interface import Owner, Reply, SessionKey, SharedFilters, StateStore
 
 log = structlog.get_logger(limited=True)
 
-EXPIRES_MS_MAX = 0xFFFF_FFFF  # of a queue
 Asked = tuple[Session, str, SubscriptionOptions]
-WALKED_SECS = 60.0  # for which a live message may be late that was sent as a retained one
+LIST_SECS: Final = 60.0  # between two looks for shared subscriptions that nobody has any more
+WALKED_SECS: Final = 60.0  # for which a live message may be late that was sent as a retained one
+
+
+class Countdown:
+    """Calls a function when so many other things have happened; at once for none."""
+
+    def __init__(self, left: int, then: Callable[[], None]) -> None:
+        self._left = left
+        self._then = then
+        if not left:
+            then()
+
+    def count(self) -> None:
+        """One of them has happened."""
+        self._left -= 1
+        if not self._left:
+            self._then()
 
 
 class EngineNamespace(MqttNamespace):
@@ -60,6 +74,7 @@ class EngineNamespace(MqttNamespace):
     def __init__(
         self,
         engine: EngineSession,
+        state: StateStore,
         limits: SessionLimits,
         retained: SharedRetained,
         *,
@@ -69,15 +84,16 @@ class EngineNamespace(MqttNamespace):
     ) -> None:
         self._engine = engine
         self._common = retained
+        self._state = state
         self._shown = 0  # what clients wait for, since the start
         self._walks: list[Asked] = []  # that have no barrier yet behind which they begin, and
         self._asked: list[list[Asked]] = []  # those that have one
-        self._walking: dict[
-            ClientSession, float | None
-        ] = {}  # with walks, or since when there are none, monotonic
-        self._arrived: dict[str, tuple[Opening, Arrival]] = {}  # clients that are about to be let in
-        self._delays: dict[str, float] = {}  # UTC, of wills of clients that are just going
-        self._publishing: dict[str, Owner] = {}  # wills of sessions that are kept here, by client
+        # With walks, or since when there are none, monotonic.
+        self._walking: dict[ClientSession, float | None] = {}
+        self._arrived: dict[str, Arrival] = {}  # clients that are about to be let in
+        self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
+        self._lost: dict[str, Callable[[], None]] = {}  # publish the will of a client that is just going
+        self._publishing: dict[str, tuple[SessionKey, int]] = {}  # wills of clients that are not here
         super().__init__(
             self._changed_filter,
             limits,
@@ -90,22 +106,25 @@ class EngineNamespace(MqttNamespace):
         self.offers = Offers(shared_qos_max=1)
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters that nobody here has since then, monotonic
-        self._touched = 0.0
+        self._shared_of_all: set[str] = set()  # that sessions of all replicas have
+        self._touched = self._listed = 0.0
+        self._is_listing = False
         engine.serve(self, self._number_of)
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:
-        """The queue of a session loses what is oldest at its limit. It outlives what the log says of it, for
-        while that stands it is looked for again and again."""
-        single = ("x-single-active-consumer", Value(ValueType.BOOL, True))
-        return (single, *self._arguments_of(self._engine.settings.state_secs * 2))
+        """Return the arguments of a session's queue: it loses what is oldest at its limit. It is deleted when
+        the session ends."""
+        return (("x-single-active-consumer", Value(ValueType.BOOL, True)), *self._limit_arguments())
 
-    def _arguments_of(self, expires_secs: float) -> Headers:
+    def _shared_arguments(self) -> Headers:
+        expires = Value(ValueType.INT64, int(EXPIRES_SECS * 1_000))
+        return (("x-expires", expires), *self._limit_arguments())
+
+    def _limit_arguments(self) -> Headers:
         settings, limits = self._engine.settings, self.limits
-        expires = min(int(expires_secs * 1_000), EXPIRES_MS_MAX)
         return (
             *type_arguments(settings),
-            ("x-expires", Value(ValueType.INT64, expires)),
             ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
             ("x-max-length-bytes", Value(ValueType.INT64, limits.octets_max)),
             ("x-overflow", string("drop-head")),
@@ -129,41 +148,45 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def failing(self) -> bool:
-        """So much waits for the log that nothing more is begun."""
-        return self._engine.recorder.full
+        """The database of sessions takes nothing now."""
+        return bool(self._engine.sessions.why_not)
 
     def unsaid(self, before: int) -> bool:
         """Since `recorded` was `before` something has changed that a client must not be told yet."""
         return self.recorded != before
 
-    def after_recorded(self, done: Callable[[Outcome], None]) -> None:
-        """`done` hears ACCEPTED when the cluster has what it must."""
+    def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
+        """`done` hears ACCEPTED when the cluster and the database have what they must."""
         asked, self._walks = self._walks, []
         self._asked.append(asked)
-        self._engine.after_recorded(partial(self._recorded, asked, done))
+        self._engine.after_bound(partial(self._bound, session, asked, done))
 
-    def _recorded(self, asked: list[Asked], done: Callable[[Outcome], None], outcome: Outcome) -> None:
+    def _bound(
+        self,
+        session: Session | None,
+        asked: list[Asked],
+        done: Callable[[Outcome], None],
+        outcome: Outcome,
+    ) -> None:
         """Begin the walks of subscriptions that are bound. The client hears of that behind the first pages:
         what is published then does not come twice, as a rule."""
         self._asked = [one for one in self._asked if one is not asked]
         begun: list[SharedWalk] = []
-        for session, topic_filter, options in asked:
-            if session.subscriptions.get(topic_filter) is options:
-                self._owe(session, topic_filter, options)
-                walk = session.owed[topic_filter]
+        for owed, topic_filter, options in asked:
+            if owed.subscriptions.get(topic_filter) is options:
+                self._owe(owed, topic_filter, options)
+                walk = owed.owed[topic_filter]
                 if isinstance(walk, SharedWalk) and len(begun) < WALKS_MAX and not self._common.is_away:
                     begun.append(walk)
-        left = len(begun)
-
-        def then() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done(outcome)
-
+        countdown = Countdown(len(begun), partial(self._read, session, done, outcome))
         for walk in begun:
-            walk.begin(then)
-        if not begun:
+            walk.begin(countdown.count)
+
+    def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
+        """The first pages are read: wait until subscriptions are stored."""
+        if isinstance(session, ClientSession) and session.lasting:
+            self._engine.after_stored(session, done)
+        else:
             done(outcome)
 
     def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
@@ -192,9 +215,10 @@ class EngineNamespace(MqttNamespace):
         return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
     def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """The log has to know what the client is told of QoS 2."""
-        lasting = isinstance(session, ClientSession) and session.lasting
-        return self._engine.after_logged if lasting else None
+        """The database has to have what the client is told of QoS 2."""
+        if isinstance(session, ClientSession) and session.lasting:
+            return partial(self._engine.after_stored, session)
+        return None
 
     # Topics.
 
@@ -207,7 +231,7 @@ class EngineNamespace(MqttNamespace):
         return tuple(sink for sink in super().sinks(address) if not _by_own_queue(sink))
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add or replace a subscription; what is retained is owed when the log has been read up to now."""
+        """Add or replace a subscription; what is retained is owed when its binding is there."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
         if isinstance(session, ClientSession) and session.lasting and options != before:
@@ -264,31 +288,37 @@ class EngineNamespace(MqttNamespace):
             return  # what is this replica's own is shared here
         queue = queue_of(self._engine.names.shares, topic_filter)
         group, prefetch = self._groups[topic_filter], self.limits.in_flight_max
-        shared = SharedQueue(self._engine, group, queue, self._arguments_of(EXPIRES_SECS), prefetch)
+        shared = SharedQueue(self._engine, group, queue, self._shared_arguments(), prefetch)
         self._shared[topic_filter] = shared
         self._engine.share(shared, on=True)
 
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
         for shared in self._shared.values():
             consumers.begin(shared)  # if its node was down, or the cluster
-        table = self._engine.table
+        is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
+        if not self._is_listing and (is_due or now - self._listed >= LIST_SECS):
+            self._is_listing, self._listed = True, now
+            self._state.query(SharedFilters(), partial(self._listed_shares, consumers, now))
+
+    def _listed_shares(self, consumers: Consumers, now: float, reply: Reply[list[str]]) -> None:
+        """Delete the queues of shared subscriptions that nobody has any more, unless others consume them, and
+        keep those of sessions whose clients are away."""
+        self._is_listing = False
+        if reply.value is None:
+            return
+        wanted = set(reply.value)
+        for topic_filter in self._shared_of_all - wanted - self._shared.keys():
+            self._unused.setdefault(topic_filter, now)
+        self._shared_of_all = wanted
         for topic_filter, since in list(self._unused.items()):
             if now - since >= GRACE_SECS:
                 del self._unused[topic_filter]
-                if not table.subscribed(topic_filter):
+                if topic_filter not in wanted and topic_filter not in self._shared:
                     consumers.remove(queue_of(self._engine.names.shares, topic_filter))
         if now - self._touched >= TOUCH_SECS:
             self._touched = now
-            wanted = {name for state in table.states.values() for name in state.subscribed}
-            for topic_filter in wanted:
-                if shared_pattern(topic_filter) is not None and topic_filter not in self._shared:
-                    consumers.touch(queue_of(self._engine.names.shares, topic_filter))
-
-    def ended(self, state: SessionState) -> None:
-        """A session is over, and this replica cleans up."""
-        for topic_filter in state.subscribed:
-            if shared_pattern(topic_filter) is not None and topic_filter not in self._shared:
-                self._unused[topic_filter] = clock.now()
+            for topic_filter in wanted - self._shared.keys():
+                consumers.touch(queue_of(self._engine.names.shares, topic_filter))
 
     # QoS 2.
 
@@ -312,67 +342,72 @@ class EngineNamespace(MqttNamespace):
                 del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
-        """The number that the log has for a client's message."""
+        """The number that is stored for a client's message."""
         receipt = part.batch.receipts[part.slots[at]]
         if not isinstance(receipt, tuple) or not isinstance(receipt[0], AdmittedGuest):
             return None
         session = receipt[0].session
         ids = None if session is None else session.received_ids
-        return ids.number(receipt[1]) if isinstance(ids, LoggedReceivedIds) else None
+        return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
     def taking(self, session: Session, packet_ids: list[int]) -> None:
-        """Log the ids of a lasting session's messages before these are published. Raises Pending."""
+        """Store the ids of a lasting session's messages before these are published. Raises Pending."""
         ids = session.received_ids
-        if not isinstance(ids, LoggedReceivedIds) or not ids.announce(packet_ids):
+        if not isinstance(ids, SharedReceivedIds) or not ids.announce(packet_ids):
             return
-        logged = trio.Event()
-        self._engine.after_logged(lambda outcome: logged.set())
-        raise Pending(logged)
+        assert isinstance(session, ClientSession)
+        stored = trio.Event()
+        self._engine.after_stored(session, lambda outcome: stored.set())
+        raise Pending(stored)
 
     # Sessions.
 
     def user_of(self, client_id: str) -> str | None:
-        """Whose the session of a client is; None: there is none."""
-        state = self._engine.table.states.get(client_id)
-        return super().user_of(client_id) if state is None else state.user
+        """Whose the session of a client is; None: there is none, or it is not known yet."""
+        if client_id in self._refused:
+            return self._refused[client_id][1]
+        arrival = self._arrived.get(client_id)
+        if arrival is not None:
+            return arrival.found.user if arrival.found.present else None
+        return super().user_of(client_id)
 
     def finds(self, client_id: str) -> bool:
         """A client that is about to be let in has an earlier session."""
-        found = self._arrived.get(client_id)
-        return found is not None and found[1].resumed
+        arrival = self._arrived.get(client_id)
+        return arrival is not None and arrival.found.present
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """The sessions of all replicas have a limit, too."""
-        if len(self._engine.table) >= self.sessions_max:
+        """The sessions of all replicas have a limit, too. Whether a client finds a session, and needs no
+        room, is known when it has arrived."""
+        if client_id and client_id not in self._arrived:
+            return ""
+        if self._engine.sessions.count > self.sessions_max:
             return "sessions_max"
         return super().make_room(user, place, client_id)
 
     def arriving(self, guest: object, coming: Newcomer) -> None:
-        """Log a client that connects. Raises Pending until the log knows it."""
+        """Ask for the session of a client that connects. Raises Pending until that is answered."""
         assert isinstance(guest, MqttGuest)
-        found = self._arrived.get(coming.client_id)
-        if found is not None and found[0].coming.guest is guest:
+        arrival = self._arrived.get(coming.client_id)
+        if arrival is not None and arrival.opening.guest is guest:
             return
-        will = None if coming.will is None else _said(coming.will, coming.sender)
-        opening = self._engine.open(
-            Coming(
-                guest,
-                coming.client_id,
-                coming.clean,
-                coming.expiry_secs,
-                coming.sender.user,
-                coming.place,
-                will,
-                coming.only_own,
-            )
-        )
+        opening = Opening(guest, coming)
+        self._engine.sessions.open(opening)
         raise Pending(opening)
 
-    def arrived(self, opening: Opening, arrival: Arrival) -> None:
-        """The log knows that a client has come to this replica, and what it has found."""
-        if not arrival.refused:
-            self._arrived[opening.coming.client] = (opening, arrival)
+    def arrived(self, arrival: Arrival) -> None:
+        """The database has answered a client that may be let in."""
+        self._arrived[arrival.opening.client] = arrival
+
+    def refused(self, opening: Opening, user: str) -> None:
+        """The session that a client asks for is that of another user; it is told so when it is looked at."""
+        self._refused[opening.client] = opening, user
         opening.answer()
+
+    def session_of(self, client: str) -> ClientSession | None:
+        """Return the session of a client that is here."""
+        session = self.sessions.get(client)
+        return session if isinstance(session, ClientSession) else None
 
     def dropped(self, *, expired: bool) -> None:
         """A queue has had no room for a message; or it `expired` there."""
@@ -383,30 +418,31 @@ class EngineNamespace(MqttNamespace):
         """Once a second: clients that have gone before they were let in, and shared subscriptions."""
         self._sweep_shares(consumers, now)
         self._sweep_walks(now)
-        for client, (opening, arrival) in list(self._arrived.items()):
-            if opening.coming.guest.stream.closed:
+        for client, arrival in list(self._arrived.items()):
+            if arrival.opening.guest.stream.closed:
                 del self._arrived[client]
-                if arrival.state is not None:
-                    self._engine.abandon(opening, arrival.state)
+                self._engine.sessions.give_up(arrival)
+        for client, (opening, _) in list(self._refused.items()):
+            if opening.guest.stream.closed:
+                del self._refused[client]
 
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """The session of a client that the log knows to be here."""
-        opening, arrival = self._arrived.pop(client_id)
-        session = ClientSession(client_id, self.limits, self.tally, self._engine, opening.owner)
+        """The session of a client that has arrived."""
+        _, owner, found = self._arrived.pop(client_id)
+        session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session
         self._count(session)
-        state = arrival.state
-        if state is not None and state.queue:
-            session.begin(state, f"{self._engine.names.sessions}.{state.queue}", self._arguments)
-            session.fresh = not arrival.resumed
-            for topic_filter, options in state.subscribed.items():
-                self._enter(session, topic_filter, options)
-            self._shown += bool(state.subscribed)
-            self._engine.acquire(session, arrival.before)
-        return session, arrival.resumed
+        if found.queue:
+            session.begin(found.contents, found.queue, self._arguments)
+            session.fresh = not found.present
+            for topic_filter, options in found.contents.subscriptions.items():
+                self._enter(session, topic_filter, decode_options(options))
+            self._shown += bool(found.contents.subscriptions)
+            self._engine.sessions.acquire(session, found)
+        return session, found.present
 
     def left(self, session: Session, now: float) -> None:
         """The client of a session that outlives its connection has gone."""
@@ -426,12 +462,7 @@ class EngineNamespace(MqttNamespace):
             self._leave(session, topic_filter)
         del self.sessions[session.client_id]
         self._forget_owner(session)
-        will_at = self._delays.pop(session.client_id, 0.0)
-        state = self._engine.table.states.get(session.client_id)
-        if state is not None and state.owner == session.owner:
-            self._engine.leave(session, will_at)
-        elif session.lasting:
-            self._engine.leave(session, 0.0)
+        self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
     def hand_over(self, session: Session, *, ended: bool = False) -> None:
         """The client was lost: others get what it was owed of shared subscriptions, here or elsewhere."""
@@ -442,34 +473,28 @@ class EngineNamespace(MqttNamespace):
         """Sessions of clients that are here, with queues."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.lasting]
 
-    def opened_elsewhere(self, client: str, owner: Owner, *, late: bool, at_once: bool) -> bool:
-        """A client by that identifier has another owner now; `late`: for some time. True: it was here.
-        `at_once`: the new one takes its place in this wake-up, or its session is over.
-
-        Its will says that the first connection is gone; when the client has long been there again that would
-        only mislead.
-        """
+    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+        """A client has another owner now; None: nobody. `at_once`: it takes its place in this wake-up."""
         waiting = self._arrived.get(client)
-        if waiting is not None and waiting[0].owner != owner:
+        if waiting is not None and waiting.owner != owner:
             del self._arrived[client]
-            waiting[0].lose(TAKEN_OVER)
-        session = self.sessions.get(client)
-        if not isinstance(session, ClientSession) or session.owner == owner:
-            return False
+            waiting.opening.lose(TAKEN_OVER)
+            self._engine.sessions.give_up(waiting)
+        session = self.session_of(client)
+        if session is None or session.owner == owner or (session.is_stopped and not at_once):
+            return  # or it is on its way already
         outlet: object = session.outlet
         if not isinstance(outlet, MqttGuest):
-            return False
+            return
         log.info("a client has come anew, here or at another replica", client=client)
-        if late and isinstance(outlet, AdmittedGuest):
-            outlet.will = None
         patient = session.lasting and not at_once
+        self._engine.sessions.moved += not at_once
         if patient:
             session.stop()
         try:
             outlet.taken_over(patient=patient)
         except Exception as error:  # of this one alone
             outlet.stream.fail(error)
-        return True
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
         """A client has to connect anew."""
@@ -479,39 +504,39 @@ class EngineNamespace(MqttNamespace):
 
     # Wills.
 
+    @property
+    def claims_wills(self) -> bool:
+        """Other replicas may publish it, too."""
+        return True
+
     def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
-        """The log has it."""
+        """The database has it since the client was opened."""
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Whoever keeps the session publishes it in time; here only what is due."""
+        """The client of a session is lost: the database says whether `publish` is to be called now. A will
+        that was claimed there, or was refused before, is published when the clock next ticks."""
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
         else:
-            self._delays[client_id] = self._engine.time.utc() + (at - float(clock.now()))
+            self._lost[client_id] = publish
 
-    def publish_left(self, state: SessionState) -> None:
-        """The will of a session is due."""
-        will = state.will
-        if will is None:
+    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+        """The will of a client that is not here is due."""
+        try:
+            will, sender = decode_will(key.client, message)
+        except StoreError as error:
+            log.error("will cannot be read, discarded", client=key.client, why=str(error))
+            self._engine.sessions.settle_will(key, epoch)
             return
-        self._publishing[state.client] = state.owner
-        sender = Sender(will.endpoint, state.client, will.user, will.address)
-        properties = decode_list(will.properties, WILL_LIST)
-        given = Will(will.topic, will.body, will.qos, will.retain, properties)
-        self._left_wills.append(LeftWill(given, sender, 0.0))
+        name = self.new_will_key(key.client)
+        self._publishing[name] = key, epoch
+        self._left_wills.append(LeftWill(will, sender, 0.0, name))
 
-    def forget_will(self, client_id: str) -> None:
+    def forget_will(self, key: str) -> None:
         """It is published, or will not be."""
-        owner = self._publishing.pop(client_id, None)
-        if owner is not None:
-            self._engine.willed(client_id, owner)
-
-    def wills_pass(self) -> None:
-        """Other replicas hold this life for dead, and publish the wills of its clients."""
-        for session in self.sessions.values():
-            outlet: object = session.outlet
-            if isinstance(outlet, AdmittedGuest) and session.client_id in self._engine.table.states:
-                outlet.will = None
+        found = self._publishing.pop(key, None)
+        if found is not None:
+            self._engine.sessions.settle_will(*found)
 
     def end_delays(self) -> bool:
         """The process ends: another replica sees to what waits for a delay."""
@@ -539,19 +564,4 @@ def _by_own_queue(sink: Sink) -> bool:
         and sink.qos > 0
         and isinstance(sink.session, ClientSession)
         and sink.session.lasting
-    )
-
-
-def _said(will: Will, sender: Sender) -> WillSaid:
-    delay: Any = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
-    return WillSaid(
-        will.topic,
-        will.body,
-        will.qos,
-        will.retain,
-        encode_list(will.properties, WILL_LIST),
-        delay,
-        sender.endpoint,
-        sender.user,
-        sender.address,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from struct import Struct
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gateway.engine.envelope import Number
@@ -22,9 +22,8 @@ LIVES_MAX: Final = 64  # of more, the one that was heard of longest ago is forgo
 RECENT_LIVES_MAX: Final = 32  # lives that a session remembers: of all replicas, and of some that were lost
 CHUNK_BITS: Final = 6  # of a number say which bit of its chunk it is
 CHUNK: Final = 1 << CHUNK_BITS
-PAIR: Final = Struct("<QQ")
-Lives = tuple[tuple[bytes, bytes], ...]
-"""Lives, and of each in 16 octets a chunk: the numbers in it divided by 64, and its bits, little-endian."""
+Chunk = tuple[bytes, int]
+"""A life, and the numbers of a chunk divided by 64."""
 
 
 class Seen:
@@ -32,9 +31,9 @@ class Seen:
 
     __slots__ = ("_bits", "_chunks")
 
-    def __init__(self, octets: bytes = b"") -> None:
-        """`octets`: as `octets` returns them."""
-        pairs = list(PAIR.iter_unpack(octets))
+    def __init__(self, chunks: Iterable[tuple[int, int]] = ()) -> None:
+        """`chunks`: in order, each with its bits."""
+        pairs = list(chunks)
         self._chunks = array("Q", [chunk for chunk, _ in pairs])  # in order
         self._bits = array("Q", [bits for _, bits in pairs])
 
@@ -63,13 +62,19 @@ class Seen:
         self._bits[at] |= bit
         return True
 
-    def forget_lowest(self) -> None:
-        """The chunk with the lowest numbers."""
-        del self._chunks[0], self._bits[0]
+    def forget_lowest(self) -> int:
+        """Forget the chunk with the lowest numbers, and return it."""
+        del self._bits[0]
+        return self._chunks.pop(0)
 
-    def octets(self) -> bytes:
-        """All of it."""
-        return b"".join(map(PAIR.pack, self._chunks, self._bits))
+    def bits_of(self, chunk: int) -> int:
+        """Return the bits of a chunk, 0 if there is none."""
+        at = bisect_left(self._chunks, chunk)
+        return self._bits[at] if at < len(self._chunks) and self._chunks[at] == chunk else 0
+
+    def chunks(self) -> dict[int, int]:
+        """Return the bits of all chunks, in order."""
+        return dict(zip(self._chunks, self._bits, strict=True))
 
 
 class Once:
@@ -105,44 +110,54 @@ class Recent:
 
     __slots__ = ("_chunks", "_chunks_max", "_lives")
 
-    def __init__(self, chunks_max: int, lives: Lives = ()) -> None:
-        """`chunks_max`: of all lives; `lives`: as `lives` returns them."""
+    def __init__(self, chunks_max: int, stored: Mapping[Chunk, int] | None = None) -> None:
+        """`chunks_max`: of all lives together. `stored`: chunks with their bits, of an earlier owner."""
         self._chunks_max = chunks_max
-        self._lives = {life: Seen(octets) for life, octets in lives}
+        by_life: dict[bytes, dict[int, int]] = {}
+        for (life, chunk), bits in sorted((stored or {}).items()):
+            by_life.setdefault(life, {})[chunk] = bits
+        self._lives = {life: Seen(chunks.items()) for life, chunks in by_life.items()}
         self._chunks = sum(map(len, self._lives.values()))
-        self._cut()
 
     def __contains__(self, number: Number) -> bool:
         life, count = number
         seen = self._lives.get(life)
         return seen is not None and count in seen
 
-    def lives(self) -> Lives:
-        """All of it; the life that was heard of longest ago first."""
-        return tuple((life, seen.octets()) for life, seen in self._lives.items())
+    def stored(self) -> dict[Chunk, int]:
+        """Return all chunks with their bits."""
+        return {
+            (life, chunk): bits for life, seen in self._lives.items() for chunk, bits in seen.chunks().items()
+        }
 
-    def copy(self) -> Recent:
-        """Another one that remembers the same."""
-        return Recent(self._chunks_max, self.lives())
-
-    def add(self, number: Number) -> None:
-        """The client has it."""
+    def add(self, number: Number) -> dict[Chunk, int | None]:
+        """Note that the client has a message. Return what has changed: chunks with their bits, None for one
+        that is forgotten."""
         life, count = number
+        changes: dict[Chunk, int | None] = {}
         seen = self._lives.pop(life, None)
         if seen is None:
             if len(self._lives) >= RECENT_LIVES_MAX:
-                self._chunks -= len(self._lives.pop(next(iter(self._lives))))
+                self._forget_life(next(iter(self._lives)), changes)
             seen = Seen()
         self._lives[life] = seen
-        before = len(seen)
+        before, chunk = len(seen), count >> CHUNK_BITS
         seen.add(count)
+        changes[life, chunk] = seen.bits_of(chunk)
         self._chunks += len(seen) - before
-        self._cut()
-
-    def _cut(self) -> None:
         while self._chunks > self._chunks_max:
-            max(self._lives.values(), key=len).forget_lowest()
+            largest = max(self._lives, key=self._length)
+            changes[largest, self._lives[largest].forget_lowest()] = None
             self._chunks -= 1
+        return changes
+
+    def _forget_life(self, life: bytes, changes: dict[Chunk, int | None]) -> None:
+        chunks = self._lives.pop(life).chunks()
+        self._chunks -= len(chunks)
+        changes.update(dict.fromkeys((life, chunk) for chunk in chunks))
+
+    def _length(self, life: bytes) -> int:
+        return len(self._lives[life])
 
 
 def recent_chunks(unconfirmed: int, unacknowledged: int) -> int:

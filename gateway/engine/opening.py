@@ -1,4 +1,4 @@
-"""A client that wants in: the log hears of it, and when that comes back it is known what it has found."""
+"""A client that connects: the shared database says what session it finds, and then it is let in."""
 
 from __future__ import annotations
 
@@ -6,41 +6,42 @@ from typing import NamedTuple
 
 import trio
 
-from gateway.engine.records import Owner, WillSaid
+from gateway.broker.mqtt.namespace import Newcomer
 from gateway.ingress.mqtt.guest import MqttGuest
-
-
-class Coming(NamedTuple):
-    """What the record says of it, and its connection."""
-
-    guest: MqttGuest
-    client: str
-    clean: bool
-    expiry_secs: float
-    user: str
-    place: str
-    will: WillSaid | None
-    only_own: bool
+from gateway.state.interface import Opened, Owner
 
 
 class Opening:
-    """Its connection is not read until the log has answered."""
+    """An OpenSession on its way. The client's connection is not read until it is answered."""
 
-    def __init__(self, coming: Coming, owner: Owner) -> None:
+    def __init__(self, guest: MqttGuest, coming: Newcomer) -> None:
+        self.guest = guest
         self.coming = coming
-        self.owner = owner
         self._answered = trio.Event()
+
+    @property
+    def client(self) -> str:
+        """Return the client identifier."""
+        return self.coming.client_id
 
     async def wait(self) -> None:
         """Wait for the answer."""
         await self._answered.wait()
 
     def answer(self) -> None:
-        """The log has it; what comes of it is looked up."""
+        """The database has answered; what it says is looked up."""
         self._answered.set()
 
     def lose(self, why: str) -> None:
         """Turn the client away with the reason: it gets no session."""
-        if not self.coming.guest.stream.closed:
-            self.coming.guest.not_served(why)
+        if not self.guest.stream.closed:
+            self.guest.not_served(why)
         self._answered.set()
+
+
+class Arrival(NamedTuple):
+    """A client that may be let in, who owns the session, and what the database has found."""
+
+    opening: Opening
+    owner: Owner
+    found: Opened

@@ -72,7 +72,7 @@ class EnginePublisher(AmqpLinkPublisher):
         )
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes | None] = {}  # by topic: where it goes
-        self.number_of: NumberOf = _no_number  # that the log has for it
+        self.number_of: NumberOf = _no_number  # that is stored for it
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
         # By client, QoS, durability and hops, of messages that say no more.

@@ -69,14 +69,6 @@ class RabbitEngine(Remote):
     """Of the queues: `quorum` survives the loss of a node; `classic` costs less and stays on one."""
     queue_bytes_max: int = Field(1024 * 1024 * 1024, ge=1_048_576)
     """Octets that may wait on the cluster for one replica; beyond it the oldest are dropped, and counted."""
-    state_secs: float = Field(604_800.0, ge=60.0)
-    """How long the cluster keeps the log of sessions; each is written again when half of that is over. A
-    replica that was away for longer reads it anew. The same for all replicas."""
-    state_bytes_max: int = Field(1024 * 1024 * 1024, ge=1_048_576)
-    """Octets that it keeps at most; each session is written again before half of that lies behind it. The
-    same for all replicas."""
-    state_segment_bytes: int = Field(16 * 1024 * 1024, ge=65_536)
-    """Octets in one file of that log, which goes as a whole. The same for all replicas."""
     engine_timeout_secs: float = Field(60.0, gt=0)
     """How long clients stay connected while the cluster is away; a replica that is silent for 20 s longer is
     held dead by the others."""

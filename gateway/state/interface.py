@@ -132,8 +132,9 @@ class Opened(NamedTuple):
     """A session as its new owner finds it.
 
     `present`: an earlier session goes on, with `contents`. `before`: who may still consume its queue, unless
-    nobody does. `ended_queue`: the queue of an earlier session that ended, for the caller to delete.
-    `given_back`: what an earlier owner stored with ReleaseSession. `refused`: it belongs to another user;
+    nobody does. `ended_queue`: the queue of an earlier session that ended; the caller deletes it, then
+    ForgetQueue.
+    `given_back`: what an earlier owner stored with ReleaseSession. `refused`: it belongs to another `user`;
     then nothing was changed.
     """
 
@@ -145,13 +146,14 @@ class Opened(NamedTuple):
     before: Owner | None = None
     ended_queue: str = ""
     given_back: bytes = b""
+    user: str = ""
 
 
 class Left(NamedTuple):
     """A session after its client has gone.
 
-    `ended`: its row is gone. `publish_will`: the caller has claimed the will, publishes it and submits
-    SettleWill.
+    `ended`: its row is gone; the caller deletes its queue, then ForgetQueue. `publish_will`: the caller has
+    claimed the will, publishes it and submits SettleWill.
     """
 
     ended: bool
@@ -236,13 +238,26 @@ class EndSession(OfSession, Operation[None]):
 class Due(NamedTuple):
     """Work that the reaper has claimed for CLAIM_SECS.
 
-    With `will`: publish it, then SettleWill. Without: delete `queue`, then EndSession.
+    With `will`: publish it, then SettleWill. Without: delete `queue`, then EndSession; without a `key`, too:
+    the session is gone already, so delete `queue`, then ForgetQueue.
     """
 
-    key: SessionKey
+    key: SessionKey | None
     epoch: int
     queue: str
     will: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetQueue(Operation[None]):
+    """The queue of a session that has ended was deleted. Until then the reaper returns it again."""
+
+    queue: str
+
+    @property
+    def subject(self) -> object:
+        """Return the queue."""
+        return "queue", self.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +306,18 @@ class FindTaken(Query[list[tuple[SessionKey, int]]]):
 
     replica: str
     limit: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CountSessions(Query[int]):
+    """Count the sessions of all domains."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFilters(Query[list[str]]):
+    """List the filters of shared subscriptions that sessions have, each once."""
+
+    limit: int = 10_000
 
 
 # Replicas and leases.

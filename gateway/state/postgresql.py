@@ -39,6 +39,7 @@ LANES: Final = 4
 VERSION_MIN: Final = 150_000  # of the server
 CONNECT_SECS: Final = 5
 STATEMENT_MS: Final = 10_000  # after which the server gives a statement up
+LOCK_MS: Final = 2_000  # after which it gives up waiting for a row that another group has locked
 MIGRATE_LOCK: Final = 0x67777374
 PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is the faster way
 NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
@@ -51,20 +52,26 @@ OPTIONS: Final = (
     "SET enable_hashjoin = off",
     "SET enable_mergejoin = off",
     f"SET statement_timeout = {STATEMENT_MS}",
+    f"SET lock_timeout = {LOCK_MS}",
     f"SET idle_in_transaction_session_timeout = {STATEMENT_MS}",
     # The server notices that this machine has gone, and what it has locked is free.
     "SET tcp_keepalives_idle = 5",
     "SET tcp_keepalives_interval = 2",
     "SET tcp_keepalives_count = 3",
 )
-# What an earlier connection of this lane may still do ends before the number is read. So does a transaction
-# of any lane that is older than statements may be: its process is frozen or cut off within a pipeline, where
-# no timeout of the server applies. Whoever has waited for its locks connects again, and comes here.
+# What an earlier connection of this lane may still do ends before the number is read.
 END_EARLIER: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid <> pg_backend_pid() AND usename = current_user AND (application_name = $1"
-    " OR split_part(application_name, ' ', 1) = $2 AND split_part(application_name, ' ', 3) <> ''"
-    f" AND xact_start < clock_timestamp() - interval '{STATEMENT_MS} milliseconds')"
+    " WHERE pid <> pg_backend_pid() AND usename = current_user AND application_name = $1"
+)
+# A group takes milliseconds. One that others have waited for is of a process that is frozen or cut off within
+# a pipeline, where no timeout of the server applies. If it is only slow it finds that it was ended, and is
+# tried again.
+END_OLD: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid <> pg_backend_pid() AND usename = current_user"
+    " AND split_part(application_name, ' ', 1) = $1 AND split_part(application_name, ' ', 3) <> ''"
+    f" AND xact_start < clock_timestamp() - interval '{LOCK_MS} milliseconds'"
 )
 JOIN_LANE: Final = (
     "INSERT INTO lane (id, number, seen) VALUES ($1, 0, state_now())"
@@ -113,7 +120,7 @@ class PostgreSQLDatabase(Database):
             self._connection = connection = self._server.connect(self._lane)
             for option in OPTIONS:
                 connection.execute(option)
-            connection.execute(END_EARLIER, (self._lane, self._server.schema))
+            connection.execute(END_EARLIER, (self._lane,))
             row = connection.execute(JOIN_LANE, (self._lane,)).fetchone()
         assert row is not None
         self._is_begun = True
@@ -145,8 +152,10 @@ class PostgreSQLDatabase(Database):
             self._open.execute("COMMIT")
 
     def rollback(self) -> None:
+        """Give the transaction up, and end those of others that may have been waited for in vain."""
         with _translated(None):
             self._open.execute("ROLLBACK")
+            self._open.execute(END_OLD, (self._server.schema,))
 
     def match(self, wanted: MatchRetained) -> Rows:
         """A filter without `+` is a range of topics. Otherwise the index on levels finds few topics soon; of
@@ -320,7 +329,12 @@ def _translated(connection: Connection | None) -> Iterator[None]:
             raise LostError(f"PostgreSQL: {_said(error)}") from error
         raise RefusedError(f"PostgreSQL: {_said(error)}") from error
     except psycopg.Error as error:
-        aborted = isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+        aborted = isinstance(
+            error,
+            psycopg.errors.DeadlockDetected
+            | psycopg.errors.SerializationFailure
+            | psycopg.errors.LockNotAvailable,
+        )
         if aborted and connection is not None and not connection.broken:
             raise AbortedError(f"PostgreSQL: {_said(error)}") from error
         raise LostError(f"PostgreSQL: {_said(error)}") from error

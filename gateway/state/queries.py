@@ -8,6 +8,7 @@ from gateway.state.database import Call, Database
 from gateway.state.interface import (
     CHANGES_SECS,
     Changes,
+    CountSessions,
     DeadLetter,
     FindLetters,
     FindSession,
@@ -21,6 +22,7 @@ from gateway.state.interface import (
     RetainedChanges,
     SessionKey,
     SessionView,
+    SharedFilters,
     WeighLetters,
     WeighRetained,
 )
@@ -33,6 +35,10 @@ SESSION: Final = (
 TAKEN: Final = (
     "{op} SELECT t.domain, t.client, t.holder_epoch FROM op JOIN session AS t ON t.holder = op.replica"
     " WHERE t.holder_epoch <> t.epoch LIMIT "
+)
+COUNT: Final = "SELECT count(*) FROM session"
+SHARED: Final = (
+    "SELECT DISTINCT filter FROM subscription WHERE substr(filter, 1, 7) = '$share/' ORDER BY filter LIMIT "
 )
 REPLICAS: Final = (
     "SELECT replica, name, address, version, state_now() - seen FROM replica WHERE dead = 0 ORDER BY replica"
@@ -59,6 +65,10 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, FindTaken):
         rows = database.run([Call(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])])[0]
         return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
+    if isinstance(query, CountSessions):
+        return database.run([Call(COUNT)])[0][0][0]
+    if isinstance(query, SharedFilters):
+        return [topic_filter for (topic_filter,) in database.run([Call(f"{SHARED}{query.limit}")])[0]]
     if isinstance(query, ListReplicas):
         return [ReplicaView(*row) for row in database.run([Call(REPLICAS)])[0]]
     if isinstance(query, MatchRetained):

@@ -20,6 +20,7 @@ from gateway.state.interface import (
     Due,
     EndSession,
     Event,
+    ForgetQueue,
     LeaveSession,
     Left,
     Opened,
@@ -98,6 +99,13 @@ class PacketRow(NamedTuple):
     released: int = 0
 
 
+class QueueRow(NamedTuple):
+    """A row of `ended_queue`."""
+
+    queue: str
+    reap_at: float
+
+
 class ReceivedRow(NamedTuple):
     """A row of `received`."""
 
@@ -124,6 +132,7 @@ PACKET: Final = (
     " released integer"
 )
 RECEIVED: Final = "domain text, client text, incarnation bytea, chunk bigint, bits bigint"
+QUEUE: Final = "queue text, reap_at double precision"
 KEY: Final = "domain text, client text"
 OF_OP: Final = (
     "{{op}} SELECT {names} FROM op JOIN {table} AS t ON t.domain = op.domain AND t.client = op.client"
@@ -139,9 +148,10 @@ ORPHANS: Final = (
 EXPIRED: Final = "SELECT {names} FROM session AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
 DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT {limit} {{skip}}"
 
-SessionOperation = (
-    OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession | Reap
-)
+LEFT: Final = "SELECT {names} FROM ended_queue AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
+
+OfSession = OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession
+SessionOperation = OfSession | ForgetQueue | Reap
 
 
 class Sessions:
@@ -154,16 +164,18 @@ class Sessions:
         self._subscriptions = Table("subscription", SubscriptionRow, SUBSCRIPTION, 3)
         self._packets = Table("packet", PacketRow, PACKET, 4)
         self._received = Table("received", ReceivedRow, RECEIVED, 4)
+        self._queues = Table("ended_queue", QueueRow, QUEUE, 1)
         self._contents: dict[SessionKey, Contents] = {}  # of those that are opened
         self._wiped: set[SessionKey] = set()
         self._orphans: list[SessionKey] = []
         self._expired: list[SessionKey] = []
         self._due: list[WillRow] = []
+        self._left_queues: list[QueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
         """Lock the sessions of `operations`, and read what those that are opened hold."""
         reaps = [one for one in operations if isinstance(one, Reap)]
-        keys = {one.key for one in operations if not isinstance(one, Reap)}
+        keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
         wills = opened | {one.key for one in operations if isinstance(one, LeaveSession)}
         self._contents = {key: Contents() for key in opened}
@@ -201,8 +213,10 @@ class Sessions:
             Call(ORPHANS.format(names=names, limit=limit)),
             Call(EXPIRED.format(names=names, limit=limit)),
             Call(DUE.format(names=self._wills.names, limit=limit)),
+            Call(LEFT.format(names=self._queues.names, limit=limit)),
         ]
-        _, orphans, expired, due = database.run(calls)
+        _, orphans, expired, due, left = database.run(calls)
+        self._left_queues = [QueueRow(*values) for values in left]
         self._orphans = [SessionRow(*values).key for values in orphans]
         self._expired = [SessionRow(*values).key for values in expired]
         self._due = [WillRow(*values) for values in due]
@@ -215,6 +229,9 @@ class Sessions:
         """Change the locked rows."""
         if isinstance(operation, Reap):
             return Reply(Verdict.DONE, self._reap(now))
+        if isinstance(operation, ForgetQueue):
+            self._queues.remove((operation.queue,))
+            return DONE
         row = self._sessions.rows.get(operation.key)
         if isinstance(operation, OpenSession):
             return Reply(Verdict.DONE, self._open(operation, row, now))
@@ -236,7 +253,7 @@ class Sessions:
     def _open(self, operation: OpenSession, row: SessionRow | None, now: float) -> Opened:
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
-            return Opened(row.epoch, Contents(), refused=True)
+            return Opened(row.epoch, Contents(), refused=True, user=row.login)
         present = (
             row is not None
             and not operation.clean
@@ -252,6 +269,7 @@ class Sessions:
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
             given_back = row.given_back if before is None else b""
             queue, ended = (row.queue or queue, "") if present else (queue, row.queue)
+            self._end_queue(ended, now)
         if not present:
             self._wipe(key)
         if operation.expiry_secs <= 0 and not present:
@@ -275,7 +293,8 @@ class Sessions:
         )
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0))
-        return Opened(epoch, self._contents[key].copy(), present, False, queue, before, ended, given_back)
+        contents, user = self._contents[key].copy(), operation.user
+        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user)
 
     def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> None:
         """A session is opened again: a will that is delayed and not due yet is void if the session goes on;
@@ -324,6 +343,7 @@ class Sessions:
             self._wills.put(will._replace(due_at=due_at, claimed=int(publish)))
         if expiry <= 0:
             self._delete(row)
+            self._end_queue(row.queue, now)
             return Left(True, publish)
         until = now + expiry
         left = row._replace(connected=0, expiry=expiry, expires_at=until, reap_at=until)
@@ -362,7 +382,15 @@ class Sessions:
             if row is not None and row.reap_at is not None and row.reap_at <= now:
                 self._sessions.put(row._replace(reap_at=now + CLAIM_SECS))
                 found.append(Due(key, row.epoch, row.queue, None))
+        for left in self._left_queues:
+            self._queues.put(left._replace(reap_at=now + CLAIM_SECS))
+            found.append(Due(None, 0, left.queue, None))
         return found
+
+    def _end_queue(self, queue: str, now: float) -> None:
+        """The session of a queue is gone: whoever ends it has CLAIM_SECS to delete the queue."""
+        if queue:
+            self._queues.put(QueueRow(queue, now + CLAIM_SECS))
 
     def _orphan(self, row: SessionRow, now: float) -> None:
         """The owner is dead: its client counts as lost now, and the owner is fenced."""
@@ -371,6 +399,7 @@ class Sessions:
             self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry)))
         if row.expiry <= 0:
             self._delete(row)
+            self._end_queue(row.queue, now - CLAIM_SECS)
             return
         until = now + row.expiry
         self._sessions.put(
@@ -404,6 +433,14 @@ class Sessions:
         calls = []
         if wiped := sorted(self._wiped):
             calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]
-        for table in (self._sessions, self._wills, self._subscriptions, self._packets, self._received):
+        tables = (
+            self._sessions,
+            self._wills,
+            self._subscriptions,
+            self._packets,
+            self._received,
+            self._queues,
+        )
+        for table in tables:
             calls += table.writes()
         return calls

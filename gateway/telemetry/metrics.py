@@ -86,11 +86,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
-    "gateway_engine_records": ("Records of the cluster's log, by what came of them.", ("outcome",)),
-    "gateway_engine_state_discarded": (
-        "Times that this replica forgot what it had read of a log that was cut, and read it again.",
-        ("log",),
-    ),
+    "gateway_engine_sessions_moved": ("Sessions that other replicas have taken over from this one.", ()),
     "gateway_sessions_evicted": (
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
         (),
@@ -166,8 +162,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids that routes remember; over a cluster those passed on here.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
-    "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
-    "gateway_engine_sessions": "Sessions that outlive their connections, and wills, of all replicas.",
+    "gateway_engine_sessions": "Sessions of all replicas, counted every ten seconds.",
     "gateway_engine_retaining_messages": "Messages that wait until the database retains them, or behind one.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
@@ -264,8 +259,8 @@ class Sources:
     """Functions and objects that are read at every scrape.
 
     `gauges` are by their names in BROKER_GAUGES; `dropped` is by reason, `dead_lettered` by route and reason,
-    `share_refused` and `share_evicted` by kind; `forwarded` (copies of dead letters), `engine_records`,
-    `traces` and `spans` are by outcome; `engine_discarded` is by log, `forgotten_ids` by route,
+    `share_refused` and `share_evicted` by kind; `forwarded` (copies of dead letters), `traces` and `spans`
+    are by outcome; `forgotten_ids` by route,
     `authentications` by back end and outcome; `paused_routes` has the number of messages that each holds.
     `store`, `journal` and `redaction` have the attributes that their tables name. `turns` are those of the
     event loop.
@@ -276,8 +271,7 @@ class Sources:
     evicted_sessions: Callable[[], int] = int
     share_refused: Callable[[], Mapping[str, int]] = dict
     share_evicted: Callable[[], Mapping[str, int]] = dict
-    engine_records: Callable[[], Mapping[str, int]] = dict
-    engine_discarded: Callable[[], Mapping[str, int]] = dict
+    engine_moved: Callable[[], int] = int
     dropped_letters: Callable[[], int] = int
     refused_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -404,6 +398,7 @@ class Metrics(Collector):
         yield from self._paused()
         yield from self._by_one_label()
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
+        yield "gateway_engine_sessions_moved", (), self.sources.engine_moved()
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
         yield "gateway_dead_letters_refused", (), self.sources.refused_letters()
         for (name, reason), count in self.sources.dead_lettered().items():
@@ -431,8 +426,6 @@ class Metrics(Collector):
             ("gateway_dropped", sources.dropped()),
             ("gateway_share_refused", sources.share_refused()),
             ("gateway_share_evicted", sources.share_evicted()),
-            ("gateway_engine_records", sources.engine_records()),
-            ("gateway_engine_state_discarded", sources.engine_discarded()),
             ("gateway_dead_letters_forwarded", sources.forwarded()),
             ("gateway_deduplication_forgotten", sources.forgotten_ids()),
             ("gateway_mapping_reloads", self.mapping_reloads),

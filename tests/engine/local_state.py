@@ -45,10 +45,11 @@ class LocalDatabase:
 
 
 class LocalState(StateStore):
-    """The store of one replica. While `is_away` it answers that the database is."""
+    """The store of one replica. While `is_away` it answers that the database is; while `is_deaf`, too, though
+    the database commits what it is given."""
 
     def __init__(self, local: LocalDatabase) -> None:
-        self.is_away = False
+        self.is_away = self.is_deaf = False
         self.notices: list[Notice] = []
         self._local = local
         self._waiting: list[tuple[Any, Callable[[Reply[Any]], None]]] = []
@@ -85,7 +86,7 @@ class LocalState(StateStore):
             database, self._local.number = self._local.database, self._local.number + 1
             (reply,), noted = run_group(database, [work], self._local.number)
             database.commit()
-            done(reply)
+            done(UNAVAILABLE if self.is_deaf else reply)
             database.notify(noted)
         else:
             done(Reply(Verdict.DONE, run_query(self._local.database, work)))

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import paho.mqtt.client as paho
+import psycopg
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
+from psycopg import sql
 
+from gateway.app.state import schema_of
 from gateway.engine.session import EngineSession
 from gateway.settings import Limits, Store
 from gateway.settings.engine import RabbitEngine
@@ -59,6 +62,19 @@ class Replica(Running):
         engine = self.gateway.engine
         assert engine is not None
         return engine
+
+    def stored(self, table: str, client: str, columns: str = "client") -> list[tuple[Any, ...]]:
+        """Rows that the database of all replicas has for a client."""
+        given = self.gateway.settings.broker
+        assert isinstance(given, RabbitEngine)
+        with psycopg.connect(given.postgresql.url) as connection:
+            schema, name = sql.Identifier(schema_of(given.namespace)), sql.Identifier(table)
+            query = sql.SQL("SELECT {} FROM {}.{} WHERE client = %s").format(
+                sql.SQL(columns),
+                schema,
+                name,  # type: ignore[arg-type]  # a literal of each caller's
+            )
+            return connection.execute(query, [client]).fetchall()
 
     def until_ready(self) -> None:
         """Return when clients are let in."""

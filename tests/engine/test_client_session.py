@@ -16,29 +16,30 @@ from gateway.broker.mqtt.session import (
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.engine.client_session import SPARE, ClientSession
+from gateway.engine.client_session import SPARE, Change, ClientSession
 from gateway.engine.consumers import Consumer, Content
 from gateway.engine.envelope import Number
 from gateway.engine.given_back import print_of
-from gateway.engine.once import Recent
-from gateway.engine.table import SessionState
 from gateway.engine.walks import Walked
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
+from gateway.state.interface import OUTGOING, Contents, Owner, Packet
 from tests.engine.messages import message_of
 
 LIFE: Final = b"12345678"
-OWNER: Final = ("life", 1)
+OWNER: Final = Owner("replica", 1)
 
 
 class Engine:
-    """Has whatever is said on the log at once. A message's content is its body, with its number."""
+    """Stores everything at once. A message's content is its body, with its number."""
 
-    def changed(self, session: ClientSession) -> None:
-        """The log hears of it at the end, if at all."""
+    recent_chunks = 64
 
-    def after_logged(self, done: Callable[[Outcome], None]) -> None:
+    def change(self, session: ClientSession) -> Change:
+        return Change()
+
+    def after_stored(self, session: ClientSession, done: Callable[[Outcome], None]) -> None:
         done(ACCEPTED)
 
     def pump(self, session: ClientSession) -> None:
@@ -87,10 +88,8 @@ class Queue:
         """`sent`: packet ids under which an earlier owner has sent messages."""
         limits = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
         self.session = ClientSession("c", limits, SessionTally(), cast(Any, Engine()), OWNER)
-        state = SessionState("c", OWNER, 0, Recent(64))
-        state.queue = "queue"
-        state.sent.update(sent or {})
-        self.session.begin(state, "queue", ())
+        packets = {(OUTGOING, at): Packet(number) for at, number in (sent or {}).items()}
+        self.session.begin(Contents(packets=packets), "queue", ())
         options = SubscriptionOptions(2)
         self.session.subscriptions["a/b"] = options
         self.outlet = Outlet()

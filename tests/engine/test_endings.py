@@ -6,14 +6,13 @@ The octets of one wake-up may hold answers, and the end of a channel or of the c
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 import trio
 import trio.testing
 
-from gateway.app.state import SharedState
+from gateway.app.state import open_state
 from gateway.app.topics import topics_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
@@ -21,12 +20,10 @@ from gateway.broker.shares import UserQuotas
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.engine.outboxes import SharedOutboxes
-from gateway.engine.retained import SharedRetained
 from gateway.mapping.router import Router
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.engine import RabbitEngine
-from gateway.state.interface import StateStore
 from gateway.telemetry.stats import LinkStats
 from tests.configured import make_link, make_listener
 from tests.egress.amqp091.remote import Remote, World
@@ -86,8 +83,7 @@ def status() -> LinkStatus:
 
 def topics() -> Any:
     settings = settings_of(broker=ENGINE, replica="one", listeners=LISTENERS)
-    quotas, nothing = UserQuotas(Limits()), cast(StateStore, None)
-    state = SimpleNamespace(retained=SharedRetained(nothing, quotas.retained), retaining=None)
+    quotas = UserQuotas(Limits())
     _, engine = topics_of(
         settings,
         dispatcher(),
@@ -95,7 +91,7 @@ def topics() -> Any:
         lambda: None,
         lambda user: True,
         quotas,
-        cast(SharedState, state),
+        open_state(settings, quotas),
     )
     assert engine is not None
     return engine

@@ -10,7 +10,7 @@ from gateway.engine import envelope
 from gateway.engine.envelope import decode, encode
 from gateway.model.message import Message, Sender
 from gateway.model.properties import NO_PROPERTIES, Value, ValueType, string
-from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties, encode_table
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.translate import ENGINE_HEADER, content_properties, with_pair
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import PacketType
@@ -97,11 +97,6 @@ def test_a_header_that_is_cut_short_is_passed_over() -> None:
         )
         assert decode(cut).qos == 1
         assert decode(cut).sender.client in ("", "someone")
-
-
-def test_the_offset_is_read() -> None:
-    pair = encode_table((("x-stream-offset", Value(ValueType.INT64, 12)),))[4:]
-    assert decode(with_pair(encode(message_of(), 0.0), pair)).offset == 12
 
 
 YES = Value(ValueType.BOOL, True)

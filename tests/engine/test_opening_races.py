@@ -1,4 +1,4 @@
-"""A client that loses the race for its identifier, or the cluster, before it is let in: it is told why."""
+"""A client that loses the race for its identifier, or the database, before it is let in: it is told why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Replica, replicas
 from tests.interop.servers import LOOPBACK, RabbitMQ
+from tests.interop.state_database import state_server
 
 CONNECTS = {4: b"\x00\x04MQTT\x04\x02\x00\x3c", 5: b"\x00\x04MQTT\x05\x02\x00\x3c\x00"}
 UNAVAILABLE = {4: 3, 5: 0x88}
@@ -46,10 +47,11 @@ class Raw:
 
 @pytest.fixture
 def held(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Proxy]]:
-    """A replica that hears nothing of the cluster when its proxy stalls."""
-    with Proxy(rabbitmq.port) as way:
-        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
-        one = Replica("held", url, "races", reconnect_min_secs=0.1, reconnect_max_secs=0.3)
+    """A replica that hears nothing of its database when its proxy stalls."""
+    server = state_server()
+    with Proxy(server.port) as way:
+        url = server.url.replace(str(server.port), str(way.port))
+        one = Replica("held", rabbitmq.url, "races", postgresql={"url": url})
         with replicas(one):
             yield one, way
 
@@ -59,7 +61,7 @@ def test_the_first_of_two_at_one_replica_is_told(held: tuple[Replica, Proxy], ve
     one, way = held
     way.stall("down")
     with Raw(one.mqtt, "same", version) as first:
-        one.until(lambda: "same" in one.engine._openings)
+        one.until(lambda: "same" in one.engine.sessions._openings)
         with Raw(one.mqtt, "same", version) as second:
             assert first.answer() == UNAVAILABLE[version]
             assert first.over()
@@ -68,15 +70,16 @@ def test_the_first_of_two_at_one_replica_is_told(held: tuple[Replica, Proxy], ve
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_who_waits_when_the_cluster_is_lost_is_told(held: tuple[Replica, Proxy], version: int) -> None:
+def test_who_waits_when_the_database_is_lost_is_told(held: tuple[Replica, Proxy], version: int) -> None:
     one, way = held
     way.stall("down")
     with Raw(one.mqtt, "waits", version) as client:
-        one.until(lambda: "waits" in one.engine._openings)
+        one.until(lambda: "waits" in one.engine.sessions._openings)
         way.cut()
+        way.shut()
         assert client.answer() == UNAVAILABLE[version]
         assert client.over()
-    way.resume()
+    way.open()
     one.until_ready()
     with Raw(one.mqtt, "waits", version) as client:
         assert client.answer() == 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pika
 import pytest
 
-from gateway.engine import session as sessions
+from gateway.state import sessions
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.engine.test_elections import until
@@ -20,13 +20,14 @@ def pair(rabbitmq: RabbitMQ) -> Iterator[tuple[Replica, Replica, Proxy]]:
     with Proxy(rabbitmq.port) as way:
         url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
         two = Replica("one", url, "queues"), Replica("other", rabbitmq.url, "queues")
-        with replicas(*two, but="log cut, reading it again"):
+        with replicas(*two):
             yield *two, way
 
 
 def queue_of(replica: Replica, client: str) -> str:
-    state = replica.ask(lambda: replica.engine.table.states[client])
-    return f"{replica.engine.names.sessions}.{state.queue}"
+    ((queue,),) = replica.stored("session", client, "queue")
+    assert isinstance(queue, str)
+    return queue
 
 
 def is_there(rabbitmq: RabbitMQ, queue: str) -> bool:
@@ -75,50 +76,11 @@ def test_others_delete_what_the_one_that_ended_it_has_not(
     pair: tuple[Replica, Replica, Proxy], rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _, _ = pair
-    monkeypatch.setattr(sessions, "LEFTOVER_SECS", 0.1)
+    monkeypatch.setattr(sessions, "CLAIM_SECS", 0.1)
     with lasting(one.mqtt, "lost") as client:
         client.subscribe("queues/lost", qos=1)
         queue = queue_of(one, "lost")
-    one.ask(lambda: setattr(one.engine, "_delete_queue", lambda queue: None))  # lost before it comes to that
+    # It is lost before it comes to that.
+    one.ask(lambda: setattr(one.engine, "delete", lambda queue, done=None: None))
     Client(one.mqtt, "lost", clean=True).leave()
     until(lambda: not is_there(rabbitmq, queue))
-
-
-def test_it_stays_while_the_log_is_read_again(
-    pair: tuple[Replica, Replica, Proxy], rabbitmq: RabbitMQ
-) -> None:
-    """A client that leaves when its replica has just forgotten all that it knew keeps its session."""
-    one, other, way = pair
-    with lasting(one.mqtt, "forgotten") as client, Client(other.mqtt, "feeds") as feeding:
-        client.subscribe("queues/forgotten", qos=1)
-        queue = queue_of(one, "forgotten")
-        feeding.publish("queues/forgotten", b"1")
-        client.until(lambda: client.messages)
-
-        def forget() -> None:
-            one.engine._discard()
-            assert one.engine._connection is not None
-            one.engine._connection.give_up("the log was cut")
-
-        def leaves() -> bool:
-            """While the log is being read: then nothing is known of its session."""
-            engine = one.engine
-            connection = engine._connection
-            if connection is None or not connection._answering or engine._up or engine.table.states:
-                return False
-            (session,) = [it for it in engine.clients.lasting() if it.client_id == "forgotten"]
-            session.outlet.stream.abort("it leaves now")
-            return True
-
-        way.delay(0.05)
-        one.ask(forget)
-        one.until(leaves)
-        way.delay(0.0)
-        client.leave()  # or it is there again before the next one
-        feeding.publish("queues/forgotten", b"2")
-        one.until_ready()
-        assert one.engine.discarded == 1
-        with lasting(one.mqtt, "forgotten") as again:
-            assert again.present
-            again.until(lambda: ("queues/forgotten", b"2") in again.told)  # the first one may come again
-        assert is_there(rabbitmq, queue)

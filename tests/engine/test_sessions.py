@@ -16,6 +16,7 @@ from paho.mqtt.properties import Properties
 from gateway.ingress.mqtt import ingress
 from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from gateway.state.interface import INCOMING
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.ingress.clients import Mqtt, connect, eventually
@@ -83,10 +84,10 @@ def unacknowledged(
 @contextmanager
 def moving(two: tuple[Replica, Replica], name: str) -> Iterator[Mqtt]:
     """It comes to the other replica; the first has heard of it, and awaits its goodbye."""
-    moved = two[0].engine.records["moved"]
+    moved = two[0].engine.sessions.moved
     with Mqtt(two[1].mqtt) as again:
         again.say(Connect(name, clean_start=False, properties=KEPT))
-        two[0].until(lambda: two[0].engine.records["moved"] > moved)
+        two[0].until(lambda: two[0].engine.sessions.moved > moved)
         yield again
 
 
@@ -202,8 +203,7 @@ def test_what_a_client_is_sent_for_the_second_time_at_qos_2_has_its_old_id(
             last.publish(topic, b"5", qos=2)
             last.until(lambda: last.messages)
             assert last.told == [(topic, b"5")]
-        state = two[0].engine.table.states[name]
-        two[0].until(lambda: not state.sent and not state.released)
+        two[0].until(lambda: not two[0].stored("packet", name))
 
 
 def test_a_client_publishes_at_qos_2_again_where_it_comes_back(
@@ -232,7 +232,7 @@ def test_a_client_publishes_at_qos_2_again_where_it_comes_back(
             assert again.acked(PacketType.PUBREC) == (1, 0)
             subscriber.until(lambda: (topic, b"third") in subscriber.told)
             assert [body for _, body in subscriber.told] == [b"first", b"second", b"third"]
-            assert list(two[0].engine.table.states[name].taken) == [1]
+            assert two[0].stored("packet", name, "direction, packet_id") == [(INCOMING, 1)]
 
 
 def test_subscriptions_have_their_options_and_end(two: tuple[Replica, Replica], topic: str) -> None:
@@ -311,7 +311,7 @@ def test_a_clean_start_ends_it_everywhere(
         publisher.publish(topic, b"old")
         with Client(two[1].mqtt, name, clean=True) as client:
             assert not client.present
-        two[0].until(lambda: name not in two[0].engine.table.states)
+        two[0].until(lambda: all(queue == "" for (queue,) in two[0].stored("session", name, "queue")))
         until_gone(two[1], rabbitmq, name)
         with lasting(two[0].mqtt, name) as client:
             assert not client.present
@@ -328,7 +328,7 @@ def test_it_expires(two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
         client.subscribe(topic, qos=1)
         assert name in rabbitmq.control("list_queues", "name")
     for replica in two:
-        replica.until(lambda one=replica: name not in one.engine.table.states)
+        replica.until(lambda one=replica: not one.stored("session", name))
     until_gone(two[0], rabbitmq, name)
     with lasting(two[1].mqtt, name) as client:
         assert not client.present
@@ -343,7 +343,7 @@ def test_a_client_that_says_so_ends_it(two: tuple[Replica, Replica], topic: str,
     client.paho.disconnect(properties=said)
     client.until(lambda: client.ended)
     client.leave()
-    two[1].until(lambda: name not in two[1].engine.table.states)
+    two[1].until(lambda: not two[1].stored("session", name))
     until_gone(two[0], rabbitmq, name)
 
 
@@ -414,7 +414,7 @@ def test_a_queue_that_somebody_has_deleted_is_declared_again(
     name = f"robbed {topic}"
     with lasting(two[0].mqtt, name) as client:
         client.subscribe(topic, qos=1)
-    queue = f"{NAMESPACE}.session.{two[0].engine.table.states[name].queue}"
+    ((queue,),) = two[0].stored("session", name, "queue")
     rabbitmq.control("delete_queue", queue)
     with lasting(two[1].mqtt, name) as client, Client(two[0].mqtt, f"p {topic}") as publisher:
         assert client.present

@@ -29,10 +29,8 @@ def replica(name: str, rabbitmq: RabbitMQ) -> Replica:
     return Replica(name, rabbitmq.url, NAMESPACE, queue_type="classic")
 
 
-def test_sessions_are_free_on_the_log_before_their_clients_are_told_to_go(
-    rabbitmq: RabbitMQ, topic: str
-) -> None:
-    """The other replica has read it by the time that the client comes, and does not wait for anybody."""
+def test_sessions_are_released_before_their_clients_are_told_to_go(rabbitmq: RabbitMQ, topic: str) -> None:
+    """So the other replica does not wait for anybody when the client comes."""
     going, staying = replica("going", rabbitmq), replica("staying", rabbitmq)
     with replicas(going, staying), Client(staying.mqtt, f"p {topic}") as publisher:
         client, _ = connect(going, "guest", properties=KEPT)
@@ -42,13 +40,13 @@ def test_sessions_are_free_on_the_log_before_their_clients_are_told_to_go(
             assert client.row()[4] == b"unacknowledged"
             going.ask(going.gateway.stop)
             assert client.next(Disconnect).reason == 0x8B
-            assert going.engine.table.states["guest"].consumer is None  # as it has read on the log
+            assert staying.stored("session", "guest", "holder") == [("",)]
         with lasting(staying.mqtt, "guest") as again:
             assert again.present
             again.until(lambda: again.messages)
             assert again.told == [(topic, b"unacknowledged")]
             assert again.messages[0].dup
-            staying.until(lambda: not staying.engine._taking_over)
+            staying.until(lambda: not staying.engine.sessions._waiting)
 
 
 def test_nothing_is_sent_that_the_next_owner_sends(rabbitmq: RabbitMQ, topic: str) -> None:
@@ -62,7 +60,7 @@ def test_nothing_is_sent_that_the_next_owner_sends(rabbitmq: RabbitMQ, topic: st
                 publisher.publish(topic, b"%d" % at)
             row = client.row()
             going.ask(lambda: going.engine.hand_over(lambda outcome: None))
-            staying.until(lambda: staying.engine.table.states["careful"].consumer is None)
+            staying.until(lambda: staying.stored("session", "careful", "holder") == [("",)])
             client.ack(PacketType.PUBACK, row[2])
             client.ping()
             assert not [one for event in client.heard for one in event.rows]

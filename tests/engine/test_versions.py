@@ -1,5 +1,5 @@
-"""Two versions of the gateway over one cluster, as during an update: the later one says more on the log, and
-has records that this one does not know."""
+"""Two versions of the gateway over one cluster, as during an update: the later one stores more of a
+subscription and of a will than this one knows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,15 @@ from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
 NAMESPACE: Final = "versions"
 LATER: Final = """
 import json
-from gateway.engine import connection, records, table
+from gateway.engine import client_session, sessions, stored
+from gateway.engine.stored import encode_options, encode_will
 
-encode = records.encode_record
-written = 0
+client_session.encode_options = lambda options: encode_options(options) + b"more"
 
-def encode_later(record):
-    global written
-    written += 1
-    said = json.loads(encode(record))
-    said["version"] = 2
-    said["record"]["since_2"] = {"what": [1, 2]}
-    if isinstance(record, records.Mark) and written % 2:
-        said["record"]["kind"] = "mark_of_2"  # this version does not know it, the later one does
-        later[json.dumps(said).encode()] = record
-    return json.dumps(said).encode()
+def encode_later(coming):
+    return json.dumps(json.loads(encode_will(coming)) | {"since_2": [1, 2]}).encode()
 
-later = {}
-decode = records.decode_record
-connection.encode_record = table.encode_record = encode_later
-from gateway.engine import session
-session.decode_record = lambda body: later.pop(body, None) or decode(body)
+sessions.encode_will = encode_later
 from gateway.cli import main
 main()
 """
@@ -77,7 +65,8 @@ def test_a_later_version_does_no_harm(rabbitmq: RabbitMQ, tmp_path: Path) -> Non
                         publisher.publish(f"{topic}/0", b"20", qos=2)
                         again.until(lambda one=again: one.messages)
                         assert again.told == [(f"{topic}/0", b"20")]
-        now.until(lambda: now.engine.records["passed_over"] > 0)
+            assert now.stored("subscription", "guest 1", "options")[0][0].endswith(b"more")
+            _lose_with_will(publisher, port)
         for place in (now.mqtt, port):
             with Client(place, "late") as late:
                 late.subscribe("versions/+/+", qos=1)
@@ -85,6 +74,14 @@ def test_a_later_version_does_no_harm(rabbitmq: RabbitMQ, tmp_path: Path) -> Non
                 assert dict(late.told)["versions/1/1"] == b"19"
         assert later.terminate() == 0
         assert not [line for line in later.log.splitlines() if '"level":"error"' in line]
+
+
+def _lose_with_will(watcher: Client, port: int) -> None:
+    """A client of the later version is lost, and its will is published."""
+    watcher.subscribe("wills/+", qos=1)
+    with lasting(port, "mortal", will="wills/later") as client:
+        client.vanish()
+        watcher.until(lambda: watcher.told == [("wills/later", b"gone")])
 
 
 def _until_serving(later: GatewayProcess) -> None:

@@ -50,7 +50,7 @@ MAKERS: Final = {
     "gateway/engine/letters.py": "read from a log, and before the clock runs",
     "gateway/engine/session.py": "before the clock runs",
     "gateway/engine/cluster_clock.py": "the time that a broker says",
-    "gateway/engine/cursor.py": "before the clock runs",
+    "gateway/engine/sessions.py": "before the clock runs",
     "gateway/engine/elections.py": "before the clock runs",
     "gateway/engine/membership.py": "before the clock runs",
     "gateway/engine/retained.py": "before the clock runs",

@@ -259,8 +259,13 @@ class MqttNamespace:
         """
         return self.recorded != before and not self.failing
 
-    def after_recorded(self, done: Callable[[Outcome], None]) -> None:
-        """`done` hears ACCEPTED when clients may be told all that has changed until now."""
+    @property
+    def claims_wills(self) -> bool:
+        """Whoever loses a client must claim its will before publishing it."""
+        return False
+
+    def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
+        """`done` hears ACCEPTED when the client of a session may be told all that has changed until now."""
         assert self.store is not None
         self.store.after_commit(done)
 

@@ -988,7 +988,7 @@ class MqttConnection(AdmittedGuest):
         namespace = self._ingress.namespace
         if namespace.unsaid(before):
             self.stream.hold_output()
-            namespace.after_recorded(self._committed)
+            namespace.after_recorded(self.session, self._committed)
 
     def _committed(self, outcome: Outcome) -> None:
         if outcome is not ACCEPTED:

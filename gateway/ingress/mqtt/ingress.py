@@ -407,7 +407,7 @@ class MqttIngress(ListenerSource):
             return
         publish = partial(self.publish_will, will, sender, principal)
         delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
-        if delay and session.persistent:
+        if self.namespace.claims_wills or (delay and session.persistent):
             self.namespace.delay_will(client_id, self.now() + delay, publish)
         else:
             publish()

@@ -489,17 +489,16 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
     return U16.pack(flags | FLAG_HEADERS) + raw[2:at] + U32.pack(len(pair)) + pair + raw[at:]
 
 
-def without_orders(raw: bytes, *, also: frozenset[str] = frozenset()) -> bytes:
+def without_orders(raw: bytes) -> bytes:
     """The octets of a content header for another broker, without what that would obey: the keys to which it
-    sends copies, and headers called as in `also`. A user id, which it would compare with our own, becomes a
-    header. The same object when there is none of these.
+    sends copies. A user id, which it would compare with our own, becomes a header. The same object when there
+    is none of these.
     """
     visible, blind = _OBEYED
-    said = visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID
-    if not said and not (also and any(one.encode() in raw for one in also)):
+    if not (visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
         return raw
     native = decode_properties(raw)
-    headers = tuple([pair for pair in native.headers or () if pair[0] not in COPIES and pair[0] not in also])
+    headers = tuple([pair for pair in native.headers or () if pair[0] not in COPIES])
     native.headers = headers or None
     return _without_user(native)
 

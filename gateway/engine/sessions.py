@@ -1,0 +1,563 @@
+"""Sessions of this replica's clients in the database that all replicas share.
+
+A client that connects is opened there first, and let in when the reply says what session it finds. What
+becomes of a session later is stored by one ChangeSession at a time; whatever the client must not be told
+before it is stored waits for the reply. While the database is away all of that waits, too.
+
+Messages wait in a queue of the session on the cluster. Only one replica may consume it: who takes a session
+over waits until the owner before has released it, and learns from the database what the queue was given back.
+Notices say when there is something to look at. They may be lost, so the same is looked for each second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from gateway import clock
+from gateway.containment import contained
+from gateway.engine.client_session import Change, ClientSession, Told
+from gateway.engine.consumers import Content
+from gateway.engine.membership import Membership
+from gateway.engine.names import readable
+from gateway.engine.opening import Arrival, Opening
+from gateway.engine.repeats import Repeats
+from gateway.engine.stored import decode_fingerprints, delay_of, encode_fingerprints, encode_will
+from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.outcome import Verdict as Settled
+from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.dialect import MQTT
+from gateway.state.interface import (
+    ChangeSession,
+    CountSessions,
+    Due,
+    EndSession,
+    Event,
+    FindSession,
+    FindTaken,
+    ForgetQueue,
+    LeaveSession,
+    Left,
+    ListReplicas,
+    Notice,
+    Opened,
+    OpenSession,
+    Owner,
+    ReleaseSession,
+    ReplicaView,
+    Reply,
+    SessionKey,
+    SessionView,
+    SettleWill,
+    StateStore,
+    Verdict,
+    Will,
+)
+
+log = structlog.get_logger(limited=True)
+
+DOMAIN: Final = MQTT.name  # of client identifiers
+UNSTORED_MAX: Final = 50_000  # sessions with something to store, beyond which nothing more is begun
+AWAY_SECS: Final = 5.0  # that the database may be away before nothing more is begun
+LOOK_SECS: Final = 1.0  # between two looks for what notices should have said
+COUNT_SECS: Final = 10.0  # between two counts of all sessions
+RELEASE_SECS: Final = 1.0  # that an owner has to release a queue before it is asked whether it lives
+RELEASE_SECS_MAX: Final = 5.0  # that one has that lives
+ALIVE_SECS: Final = 4.0  # since the last heartbeat of a replica that lives
+GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
+TAKEN_OVER: Final = "a later connection has the same client identifier"
+AWAY: Final = "the database of sessions cannot be reached"
+NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
+Done = Callable[[], None]
+
+
+class Clients(Protocol):
+    """The clients of this replica."""
+
+    def session_of(self, client: str) -> ClientSession | None:
+        """Return the session of a client that is here."""
+
+    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+        """A client has another owner now; None: nobody. `at_once`: it takes its place in this wake-up."""
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A client may be let in."""
+
+    def refused(self, opening: Opening, user: str) -> None:
+        """The session that a client asks for is that of another `user`."""
+
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        """A client has to connect anew."""
+
+    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+        """The will of a client that is lost is due. `settle_will` is called when it was published."""
+
+
+class Queues(Protocol):
+    """The queues of sessions on the cluster."""
+
+    @property
+    def is_up(self) -> bool:
+        """The cluster can be reached, and this replica does not stop."""
+
+    def consume(self, session: ClientSession) -> None:
+        """Consume the queue of a session."""
+
+    def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
+        """Consume it no longer. `done` hears what it was given back."""
+
+    def delete(self, queue: str, done: Done | None = None) -> None:
+        """Delete a queue. Without a connection it stays, and `done` hears nothing."""
+
+
+class Writer:
+    """Stores what becomes of one session: one operation at a time, in their order."""
+
+    __slots__ = ("_epoch", "_flying", "_key", "_leaving", "_repeats", "_settled", "_told", "change")
+
+    def __init__(
+        self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[Verdict], None]
+    ) -> None:
+        """`settled` hears what became of each change: FENCED if the session has another owner, REFUSED if it
+        cannot be stored."""
+        self.change = Change()
+        self._key = key
+        self._epoch = epoch
+        self._repeats = repeats
+        self._settled = settled
+        self._flying: list[Told] | None = None  # who waits for the operation that is on its way, if one is
+        self._told: list[Told] = []  # who waits for `change`
+        self._leaving: tuple[LeaveSession, Callable[[Reply[Left]], None]] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way or has to be stored."""
+        return self._flying is None and not self.change and self._leaving is None
+
+    def after(self, done: Told) -> None:
+        """`done` hears what has become of all that was to be stored until now."""
+        if self.change:
+            self._told.append(done)
+        elif self._flying is not None:
+            self._flying.append(done)
+        else:
+            done(ACCEPTED)
+
+    def leave(self, operation: LeaveSession, done: Callable[[Reply[Left]], None]) -> None:
+        """The client has gone: submit the operation behind everything else."""
+        self._leaving = operation, done
+        self.flush()
+
+    def flush(self) -> None:
+        """Submit what is to be stored, unless something is on its way."""
+        if self._flying is not None:
+            return
+        if self.change:
+            change, self.change = self.change, Change()
+            self._flying, self._told = self._told, []
+            operation = ChangeSession(
+                self._key, self._epoch, change.subscriptions, change.packets, change.received
+            )
+            self._repeats.submit(operation, self._stored)
+        elif self._leaving is not None:
+            (leave, done), self._leaving = self._leaving, None
+            self._repeats.submit(leave, done)
+
+    def _stored(self, reply: Reply[None]) -> None:
+        told, self._flying = self._flying or [], None
+        is_stored = reply.verdict is Verdict.DONE
+        for done in told:
+            try:
+                done(ACCEPTED if is_stored else NOT_OURS)
+            except Exception as error:  # of this one: others have waited as long
+                contained("connection", error)
+        self.flush()
+        self._settled(reply.verdict)
+
+
+class Takeover:
+    """A session whose queue the owner before has not released yet."""
+
+    __slots__ = ("before", "since")
+
+    def __init__(self, before: Owner) -> None:
+        self.before = before
+        self.since = clock.now()
+
+
+class SharedSessions:
+    """The sessions of this replica's clients, and what has become due of others."""
+
+    def __init__(
+        self,
+        state: StateStore,
+        membership: Membership,
+        queues: Queues,
+        prefix: str,
+        soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`prefix` begins the names of queues. `soon` has the event loop run a function when this wake-up is
+        over."""
+        self.clients: Clients  # before it runs
+        self.count = 0  # sessions of all replicas, as of the last look
+        self.moved = 0  # sessions of clients that have come to another replica
+        self._state = state
+        self._membership = membership
+        self._queues = queues
+        self._prefix = prefix
+        self._soon = soon
+        self._repeats = Repeats(state)
+        self._numbers = 0  # queues of this process
+        self._openings: dict[str, Opening] = {}  # by client
+        self._writers: dict[ClientSession, Writer] = {}
+        self._dirty: dict[Writer, None] = {}
+        self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
+        self._waiting: dict[ClientSession, Takeover] = {}
+        self._expecting: dict[ClientSession, Monotonic] = {}  # what a queue was given back, and until when
+        self._ended: set[ClientSession] = set()  # whose queue goes when it is not consumed any more
+        self._ending: set[ClientSession] = set()  # whose queue is still consumed
+        self._releases = 0  # on their way
+        self._after_releases: list[Done] = []
+        self._away_since: Monotonic | None = None
+        self._is_looking = self._is_counting = self._is_asking = False
+        self._look_at = self._count_at = Monotonic(0.0)
+
+    @property
+    def pending(self) -> int:
+        """Clients and sessions for which something is on its way to the database."""
+        return len(self._openings) + len(self._writers) + self._releases
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing new should be begun; empty: it may."""
+        if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
+            return AWAY
+        if len(self._writers) >= UNSTORED_MAX:
+            return "too much waits for the database of sessions"
+        return ""
+
+    # Clients that come.
+
+    def open(self, opening: Opening) -> None:
+        """A client connects: ask what session it finds, and take that over."""
+        client, coming = opening.client, opening.coming
+        before = self._openings.get(client)
+        if before is not None:
+            before.lose(TAKEN_OVER)
+        self._openings[client] = opening
+        self._numbers += 1
+        incarnation = self._membership.incarnation
+        operation = OpenSession(
+            SessionKey(DOMAIN, client),
+            incarnation,
+            coming.sender.user,
+            coming.place,
+            coming.clean,
+            coming.expiry_secs,
+            f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
+            None if coming.will is None else Will(encode_will(coming), delay_of(coming.will)),
+            coming.only_own,
+        )
+        self._state.submit(operation, partial(self._opened, opening, incarnation))
+
+    def _opened(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
+        client, found = opening.client, reply.value
+        is_latest = self._openings.get(client) is opening
+        if is_latest:
+            del self._openings[client]
+        if found is None:
+            opening.lose(AWAY)
+            if reply.verdict is Verdict.UNAVAILABLE:
+                self._look_for_lost(opening, incarnation)
+            return
+        if found.refused:
+            self.clients.refused(opening, found.user)
+            return
+        owner = Owner(incarnation, found.epoch)
+        if found.ended_queue:
+            self._delete(found.ended_queue)
+        self.count += not found.present
+        if found.before is None:
+            self._held.add((client, found.epoch))
+        if not is_latest:
+            if found.before is None:
+                self._release(SessionKey(DOMAIN, client), found.epoch, found.given_back)
+            return
+        self.clients.taken(client, owner, at_once=True)
+        self.clients.arrived(Arrival(opening, owner, found))
+        opening.answer()
+
+    def _look_for_lost(self, opening: Opening, incarnation: str) -> None:
+        """The database was away: it may say that a client is here that has been turned away."""
+        key = SessionKey(DOMAIN, opening.client)
+
+        def seen(reply: Reply[SessionView | None]) -> None:
+            if reply.verdict is Verdict.UNAVAILABLE:
+                self._repeats.later(partial(self._look_for_lost, opening, incarnation))
+            view = reply.value
+            is_here = key.client in self._openings or self.clients.session_of(key.client) is not None
+            if view is not None and view.connected and view.owner.replica == incarnation and not is_here:
+                self._leave_unserved(key, view.owner.epoch, opening.coming.expiry_secs, view.queue)
+
+        self._state.query(FindSession(key), seen)
+
+    def give_up(self, arrival: Arrival) -> None:
+        """A client has gone before it was let in. Its session goes on if it is an earlier one."""
+        opening, _, found = arrival
+        key = SessionKey(DOMAIN, opening.client)
+        expiry_secs = opening.coming.expiry_secs if found.present else 0.0
+        self._leave_unserved(key, found.epoch, expiry_secs, found.queue)
+        if found.before is None:
+            self._release(key, found.epoch, found.given_back)
+
+    def _leave_unserved(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
+        """The will of a client that was never let in is not published."""
+
+        def left(reply: Reply[Left]) -> None:
+            if reply.value is not None and reply.value.ended and queue:
+                self._delete(queue)
+
+        self._repeats.submit(LeaveSession(key, epoch, expiry_secs, discard_will=True), left)
+
+    # What becomes of their sessions.
+
+    def change(self, session: ClientSession) -> Change:
+        """Return what is to be stored of a session, for more to be added."""
+        writer = self._writers.get(session)
+        if writer is None:
+            writer = self._writer(session)
+        if writer not in self._dirty:
+            if not self._dirty:
+                self._soon(self.flush)
+            self._dirty[writer] = None
+        return writer.change
+
+    def _writer(self, session: ClientSession) -> Writer:
+        key = SessionKey(DOMAIN, session.client_id)
+        settled = partial(self._settled, session)
+        found = self._writers[session] = Writer(key, session.owner.epoch, self._repeats, settled)
+        return found
+
+    def after_stored(self, session: ClientSession, done: Told) -> None:
+        """`done` hears what has become of all that was to be stored of a session until now."""
+        writer = self._writers.get(session)
+        if writer is None:
+            done(ACCEPTED)
+        else:
+            writer.after(done)
+
+    def flush(self) -> None:
+        """Submit what sessions have to store."""
+        dirty, self._dirty = self._dirty, {}
+        for writer in dirty:
+            writer.flush()
+
+    def _settled(self, session: ClientSession, verdict: Verdict) -> None:
+        """A change was stored, or was not."""
+        writer = self._writers.get(session)
+        if writer is not None and writer.is_idle:
+            del self._writers[session]
+        if verdict is Verdict.DONE or self.clients.session_of(session.client_id) is not session:
+            return
+        if verdict is Verdict.REFUSED:
+            log.error("session cannot be stored, its client is disconnected", client=session.client_id)
+            self.clients.let_go_of(session, "its session cannot be stored")
+        else:
+            self.clients.taken(session.client_id, None, at_once=False)
+
+    def leave(self, session: ClientSession, publish: Done | None) -> None:
+        """The client of a session has gone. `publish` publishes its will; None: there is none any more."""
+        is_held = self._waiting.pop(session, None) is None
+        self._expecting.pop(session, None)
+        key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
+        writer = self._writers.get(session) or self._writer(session)
+        operation = LeaveSession(key, epoch, session.expiry_secs, discard_will=publish is None)
+        if session.lasting and is_held:
+            self._ending.add(session)
+        writer.leave(operation, partial(self._left, session, publish))
+        if session.lasting and is_held:
+            self._queues.end(session, partial(self._free, session))
+
+    def _left(self, session: ClientSession, publish: Done | None, reply: Reply[Left]) -> None:
+        self._writers.pop(session, None)
+        key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
+        left = reply.value
+        if left is not None and left.ended:
+            self.count -= 1
+            self._held.discard((key.client, epoch))
+            if session in self._ending:
+                self._ended.add(session)
+            elif session.lasting:
+                self._delete(session.queue)
+        elif not session.lasting:  # it belongs to another owner, who waits for this one
+            self._release(key, epoch)
+        if left is not None and left.publish_will and publish is not None:
+            publish()
+            self.settle_will(key, epoch)
+
+    def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
+        """The queue of a session is not consumed here any more."""
+        self._ending.discard(session)
+        if session in self._ended:
+            self._ended.discard(session)
+            self._delete(session.queue)
+        else:
+            key = SessionKey(DOMAIN, session.client_id)
+            fingerprints = encode_fingerprints(session.prints(given_back))
+            self._release(key, session.owner.epoch, fingerprints)
+
+    def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"") -> None:
+        """The owner of an epoch consumes the queue no longer."""
+        self._releases += 1
+
+        def released(reply: Reply[None]) -> None:
+            self._releases -= 1
+            self._held.discard((key.client, epoch))
+            session = self.clients.session_of(key.client)
+            if session is not None and session in self._waiting:
+                self._look(key)
+            if not self._releases:
+                waiting, self._after_releases = self._after_releases, []
+                for done in waiting:
+                    done()
+
+        self._repeats.submit(ReleaseSession(key, epoch, given_back), released)
+
+    def release_all(self, sessions: Sequence[ClientSession], done: Done) -> None:
+        """The process ends, and consumes no queue any more: `done` hears when the database knows that."""
+        for session in sessions:
+            if session not in self._waiting:
+                self._free(session, ())
+        self._waiting.clear()
+        self._after_releases.append(done)
+        if not self._releases:
+            self._after_releases.pop()()
+
+    def settle_will(self, key: SessionKey, epoch: int) -> None:
+        """A will was published."""
+        self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
+
+    # Queues that another owner has had.
+
+    def acquire(self, session: ClientSession, found: Opened) -> None:
+        """Consume the queue of a session, as soon as the owner before has released it."""
+        before = found.before if found.present else None
+        if before is None:
+            self._consume(session, found.given_back)
+            return
+        self._waiting[session] = Takeover(before)
+        key = SessionKey(DOMAIN, session.client_id)
+        if before.replica == self._membership.incarnation and (key.client, before.epoch) not in self._held:
+            self._release(key, before.epoch)
+        else:
+            self._look(key)
+
+    def _consume(self, session: ClientSession, given_back: bytes) -> None:
+        self._waiting.pop(session, None)
+        self._held.add((session.client_id, session.owner.epoch))
+        if fingerprints := decode_fingerprints(given_back):
+            session.expect(fingerprints)
+            self._expecting[session] = Monotonic(clock.now() + GIVEN_BACK_SECS)
+        self._queues.consume(session)
+
+    def is_waiting(self, session: ClientSession) -> bool:
+        """Return True if the queue of a session is not this replica's to consume yet."""
+        return session in self._waiting
+
+    def _look(self, key: SessionKey) -> None:
+        """Look whether a session has another owner, or its queue has been released."""
+        self._state.query(FindSession(key), partial(self._looked, key))
+
+    def _looked(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
+        session, view = self.clients.session_of(key.client), reply.value
+        if session is None or reply.verdict is not Verdict.DONE:
+            return
+        if view is None or view.owner.epoch > session.owner.epoch:
+            self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
+        elif view.holder in (None, session.owner) and session in self._waiting:
+            self._consume(session, view.given_back)
+
+    def _find_taken(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
+        """Give up sessions that others have taken over, and release those that nobody here consumes."""
+        self._is_looking = False
+        for key, epoch in reply.value or ():
+            session = self.clients.session_of(key.client)
+            if session is not None and session.owner.epoch == epoch:
+                self._look(key)
+            elif (key.client, epoch) not in self._held:
+                self._release(key, epoch)
+
+    def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
+        """Ask whether the owners live that some sessions have waited for."""
+        self._is_asking = True
+        self._state.query(ListReplicas(), partial(self._judge, overdue))
+
+    def _judge(self, overdue: list[ClientSession], reply: Reply[list[ReplicaView]]) -> None:
+        self._is_asking = False
+        if reply.value is None:
+            return
+        alive = {one.replica for one in reply.value if one.silent_secs < ALIVE_SECS}
+        for session in overdue:
+            waiting = self._waiting.get(session)
+            if waiting is None:
+                continue
+            if waiting.before.replica not in alive or clock.now() - waiting.since >= RELEASE_SECS_MAX:
+                self._release(SessionKey(DOMAIN, session.client_id), waiting.before.epoch)
+                self._consume(session, b"")
+
+    # What notices and the clock say.
+
+    def noticed(self, notice: Notice) -> None:
+        """Look at what a notice is about."""
+        if notice.key is not None and notice.event in (Event.TAKEN, Event.RELEASED):
+            self._look(notice.key)
+        elif notice.event is Event.MISSED:
+            self._look_at = Monotonic(0.0)
+
+    def due(self, due: Due) -> None:
+        """Publish a will, or end a session: other replicas do it in a while if this one cannot."""
+        if not self._queues.is_up:
+            return
+        if due.key is None:
+            self._delete(due.queue)
+        elif due.will is not None:
+            self.clients.publish_left(due.key, due.epoch, due.will)
+        elif due.queue:
+            self._queues.delete(due.queue, partial(self._end, due))
+        else:
+            self._end(due)
+
+    def _end(self, due: Due) -> None:
+        assert due.key is not None
+        self._repeats.submit(EndSession(due.key, due.epoch), lambda reply: None)
+
+    def _delete(self, queue: str) -> None:
+        """Delete the queue of a session that has ended; if that fails somebody does it later."""
+        self._queues.delete(queue, partial(self._repeats.submit, ForgetQueue(queue), lambda reply: None))
+
+    def tick(self, now: Monotonic) -> None:
+        """Repeat what the database was away for, and look for what notices should have said."""
+        self._repeats.tick()
+        is_away = bool(self._state.health.failure)
+        self._away_since = (self._away_since or now) if is_away else None
+        for session, end in list(self._expecting.items()):
+            if now >= end:
+                del self._expecting[session]
+                session.expect_no_longer()
+        overdue = [one for one, waiting in self._waiting.items() if now - waiting.since >= RELEASE_SECS]
+        if overdue and not self._is_asking:
+            self._ask_for_owners(overdue)
+        if self._held and not self._is_looking and now >= self._look_at:
+            self._is_looking, self._look_at = True, Monotonic(now + LOOK_SECS)
+            self._state.query(FindTaken(self._membership.incarnation), self._find_taken)
+        if not self._is_counting and now >= self._count_at:
+            self._is_counting, self._count_at = True, Monotonic(now + COUNT_SECS)
+            self._state.query(CountSessions(), self._counted)
+
+    def _counted(self, reply: Reply[int]) -> None:
+        self._is_counting = False
+        if reply.value is not None:
+            self.count = reply.value

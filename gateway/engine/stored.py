@@ -1,0 +1,112 @@
+"""How the shared database stores what is opaque to it: wills, options of subscriptions, and fingerprints.
+
+Two versions of the gateway run side by side during an update. A later one may append bytes to the options of
+a subscription, and fields to a will; neither is looked at by an earlier version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.errors import StoreError
+from gateway.model.message import Sender
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.properties import decode_list, encode_list
+from gateway.protocols.mqtt.spec import WILL as WILL_LIST
+from gateway.protocols.mqtt.spec import Property
+
+OPTIONS: Final = Struct(">BBBBI")
+FINGERPRINT: Final = Struct(">I")
+
+
+def encode_options(options: SubscriptionOptions) -> bytes:
+    """Return the options of a subscription as bytes."""
+    return OPTIONS.pack(
+        options.qos,
+        options.no_local,
+        options.retain_as_published,
+        options.retain_handling,
+        options.identifier,
+    )
+
+
+def decode_options(octets: bytes) -> SubscriptionOptions:
+    """Return the options of a subscription. Raises StoreError for bytes that are none."""
+    if len(octets) < OPTIONS.size:
+        raise StoreError(f"the options of a subscription have {len(octets)} bytes, which is too few")
+    qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(octets)
+    return SubscriptionOptions(qos, bool(no_local), bool(as_published), handling, identifier)
+
+
+def encode_fingerprints(fingerprints: Sequence[int]) -> bytes:
+    """Return what a queue was given back, by fingerprints of 32 bits, as bytes."""
+    return b"".join(map(FINGERPRINT.pack, fingerprints))
+
+
+def decode_fingerprints(octets: bytes) -> tuple[int, ...]:
+    """Return the fingerprints; half a fingerprint at the end is left out."""
+    whole = octets[: len(octets) // FINGERPRINT.size * FINGERPRINT.size]
+    return tuple(one for (one,) in FINGERPRINT.iter_unpack(whole))
+
+
+@dataclass(frozen=True)
+class StoredWill:
+    """A will and its sender. `properties` are a property list of MQTT 5."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    topic: str
+    body: bytes
+    qos: int
+    retain: bool
+    properties: bytes
+    endpoint: str
+    user: str
+    address: str
+
+
+ADAPTER: Final = TypeAdapter(StoredWill)
+
+
+def delay_of(will: Will) -> int:
+    """Return the will delay interval in seconds (MQTT 5: 3.1.3.2.2)."""
+    delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+    assert isinstance(delay, int)
+    return delay
+
+
+def encode_will(coming: Newcomer) -> bytes:
+    """Return the will of a client that connects, and its sender, as bytes."""
+    will, sender = coming.will, coming.sender
+    assert will is not None
+    return ADAPTER.dump_json(
+        StoredWill(
+            will.topic,
+            will.body,
+            will.qos,
+            will.retain,
+            encode_list(will.properties, WILL_LIST),
+            sender.endpoint,
+            sender.user,
+            sender.address,
+        )
+    )
+
+
+def decode_will(client: str, octets: bytes) -> tuple[Will, Sender]:
+    """Return the will of a client, and its sender. Raises StoreError for bytes that are none."""
+    try:
+        stored = ADAPTER.validate_json(octets)
+    except ValidationError as error:
+        raise StoreError(f"the will of {client!r} cannot be read: {error.error_count()} errors") from error
+    will = Will(
+        stored.topic, stored.body, stored.qos, stored.retain, decode_list(stored.properties, WILL_LIST)
+    )
+    return will, Sender(stored.endpoint, client, stored.user, stored.address)

@@ -1,0 +1,456 @@
+"""Sessions over a database that the test steps by hand: who owns them, what is stored, and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from gateway import clock
+from gateway.broker.mqtt.namespace import Newcomer
+from gateway.broker.mqtt.session import SessionLimits, SessionTally
+from gateway.engine import sessions as module
+from gateway.engine.client_session import ClientSession
+from gateway.engine.consumers import Content
+from gateway.engine.given_back import print_of
+from gateway.engine.membership import Membership
+from gateway.engine.opening import Arrival, Opening
+from gateway.engine.sessions import AWAY, DOMAIN, TAKEN_OVER, SharedSessions
+from gateway.model.message import Sender
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.packets import Will
+from gateway.state import sessions as rows
+from gateway.state.interface import FindSession, Opened, Owner, SessionKey, SessionView
+from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
+
+LIMITS: Final = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
+CONTENT: Final[Content] = (b"", b"", b"1")
+
+
+class Guest:
+    """The connection of a client that is not let in yet."""
+
+    def __init__(self) -> None:
+        self.stream = self
+        self.closed = False
+        self.why = ""
+
+    def not_served(self, why: str) -> None:
+        self.why, self.closed = why, True
+
+
+class World:
+    """One replica: it is its own clients and queues, and notes what these hear."""
+
+    def __init__(self, local: LocalDatabase, name: str) -> None:
+        self.store: LocalState = local.store()
+        self.membership = Membership(self.store, name, "1", SILENT_SECS)
+        self.is_up = True
+        self.recent_chunks = 64
+        self.here: dict[str, ClientSession] = {}
+        self.arrivals: list[Arrival] = []
+        self.found: Opened  # by the last client that was let in
+        self.lost: list[str] = []
+        self.others: list[str] = []
+        self.consumed: list[str] = []
+        self.deleted: list[str] = []
+        self.wills: list[bytes] = []
+        self.ends: dict[ClientSession, Callable[[Sequence[Content]], None]] = {}
+        self._soon: list[Callable[[], None]] = []
+        self.sessions = SharedSessions(self.store, self.membership, self, "q", self._soon.append)
+        self.sessions.clients = self
+        self._local = local
+        self.run()
+
+    def run(self) -> None:
+        """Do all that is due, and what comes of it."""
+        self.membership.tick(clock.now())
+        self.sessions.tick(clock.now())
+        while self._soon or self.store.notices:
+            soon, self._soon[:] = list(self._soon), []
+            for function in soon:
+                function()
+            self._local.settle()
+            notices, self.store.notices = self.store.notices, []
+            for notice in notices:
+                self.sessions.noticed(notice)
+        self._local.settle()
+
+    # What sessions ask of clients and queues.
+
+    def session_of(self, client: str) -> ClientSession | None:
+        return self.here.get(client)
+
+    def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+        session = self.here.get(client)
+        if session is not None and session.owner != owner:
+            self.lost.append(client)
+            self.leave(client)
+
+    def arrived(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+
+    def refused(self, opening: Opening, user: str) -> None:
+        self.others.append(user)
+
+    def let_go_of(self, session: ClientSession, why: str) -> None:
+        self.leave(session.client_id)
+
+    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+        self.wills.append(message)
+        self.sessions.settle_will(key, epoch)
+
+    def consume(self, session: ClientSession) -> None:
+        self.consumed.append(session.queue)
+
+    def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
+        self.ends[session] = done
+
+    def delete(self, queue: str, done: Callable[[], None] | None = None) -> None:
+        self.deleted.append(queue)
+        if done is not None:
+            done()
+
+    # What a test does.
+
+    def open(self, client: str, *, clean: bool = False, secs: float = 60.0, **more: Any) -> Guest:
+        """A client connects; it is answered by `run`."""
+        guest = Guest()
+        coming = Newcomer(
+            client,
+            clean,
+            secs,
+            "here",
+            more.get("will"),
+            Sender("mqtt", client, more.get("user", "")),
+            more.get("only_own", False),
+        )
+        self.sessions.open(Opening(cast(Any, guest), coming))
+        return guest
+
+    def let_in(self, client: str, **more: Any) -> ClientSession:
+        """A client connects, and is let in."""
+        self.open(client, **more)
+        self.run()
+        arrival = self.arrivals.pop()
+        self.found = arrival.found
+        session = ClientSession(client, LIMITS, SessionTally(), cast(Any, self), arrival.owner)
+        session.expiry_secs = arrival.opening.coming.expiry_secs
+        if arrival.found.queue:
+            session.begin(arrival.found.contents, arrival.found.queue, ())
+        self.here[client] = session
+        if arrival.found.queue:
+            self.sessions.acquire(session, arrival.found)
+        return session
+
+    def leave(self, client: str, publish: Callable[[], None] | None = None) -> ClientSession:
+        session = self.here.pop(client)
+        self.sessions.leave(session, publish)
+        return session
+
+    def change(self, session: ClientSession) -> Any:
+        return self.sessions.change(session)
+
+    def after_stored(self, session: ClientSession, done: Callable[[Outcome], None]) -> None:
+        self.sessions.after_stored(session, done)
+
+    def view(self, client: str) -> SessionView | None:
+        found: list[SessionView | None] = []
+        self.store.query(FindSession(SessionKey(DOMAIN, client)), lambda reply: found.append(reply.value))
+        self._local.settle()
+        return found[0]
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the monotonic clock."""
+    seconds = [1_000.0]
+    monkeypatch.setattr(clock, "now", lambda: Monotonic(seconds[0]))
+    return seconds
+
+
+@pytest.fixture
+def local(tmp_path: Path, passed: list[float]) -> LocalDatabase:
+    return LocalDatabase(tmp_path)
+
+
+@pytest.fixture
+def two(local: LocalDatabase) -> tuple[World, World]:
+    return World(local, "one"), World(local, "other")
+
+
+def test_what_changes_is_stored_and_found_elsewhere(two: tuple[World, World]) -> None:
+    one, other = two
+    session = one.let_in("c")
+    told: list[Outcome] = []
+    session.change().subscriptions["a/b"] = b"options"
+    one.sessions.after_stored(session, told.append)
+    assert not told
+    one.run()
+    assert told == [ACCEPTED]
+    assert not one.sessions.pending
+    one.leave("c")
+    one.ends.pop(session)([])
+    one.run()
+    again = other.let_in("c")
+    assert other.consumed == [again.queue] == one.consumed
+    assert other.found.contents.subscriptions == {"a/b": b"options"}
+
+
+def test_one_change_is_on_its_way_at_a_time_and_each_waits_for_its_own(two: tuple[World, World]) -> None:
+    one, _ = two
+    session = one.let_in("c")
+    told: list[int] = []
+    session.change().subscriptions["1"] = b""
+    one.sessions.after_stored(session, lambda outcome: told.append(1))
+    one.sessions.flush()
+    one.sessions.after_stored(session, lambda outcome: told.append(2))
+    session.change().subscriptions["2"] = b""
+    one.sessions.after_stored(session, lambda outcome: told.append(3))
+    one.sessions.flush()
+    assert one.store.step()
+    assert told == [1, 2]
+    one.run()
+    assert told == [1, 2, 3]
+
+
+def test_what_the_database_was_away_for_is_stored_in_its_order(two: tuple[World, World]) -> None:
+    one, other = two
+    session = one.let_in("c")
+    told: list[Outcome] = []
+    one.store.is_away = True
+    session.change().subscriptions["a"] = b"1"
+    one.sessions.after_stored(session, told.append)
+    one.run()
+    session.change().subscriptions["a"] = b"2"
+    one.run()
+    one.leave("c")
+    one.run()
+    assert not told
+    one.store.is_away = False
+    for _ in range(4):
+        one.run()
+    assert told == [ACCEPTED]
+    one.ends.pop(session)([])
+    one.run()
+    other.open("c")
+    other.run()
+    assert other.arrivals[0].found.contents.subscriptions == {"a": b"2"}
+
+
+def test_a_session_moves_with_what_its_queue_was_given_back(two: tuple[World, World]) -> None:
+    one, other = two
+    before = one.let_in("c")
+    after = other.let_in("c")
+    assert not other.consumed, "the owner before still consumes it"
+    one.run()  # it has the notice
+    assert one.lost == ["c"]
+    one.ends.pop(before)([CONTENT])
+    one.run()
+    other.run()
+    assert other.consumed == [after.queue] == [before.queue]
+    assert after.prints([]) == (print_of(CONTENT),)
+
+
+def test_a_notice_that_is_lost_costs_a_second(two: tuple[World, World], passed: list[float]) -> None:
+    one, other = two
+    before = one.let_in("c")
+    other.let_in("c")
+    one.store.notices.clear()
+    passed[0] += 1.0
+    one.run()
+    assert one.lost == ["c"]
+    one.ends.pop(before)([])
+    one.run()
+    other.store.notices.clear()
+    passed[0] += 1.0
+    other.run()
+    passed[0] += 5.0
+    other.run()
+    assert other.consumed == [before.queue]
+
+
+def test_nobody_waits_long_for_an_owner_that_is_lost(
+    two: tuple[World, World], passed: list[float], local: LocalDatabase
+) -> None:
+    one, other = two
+    before = one.let_in("c")
+    other.let_in("c")
+    passed[0] += 1.5
+    other.run()
+    assert not other.consumed, "the owner before lives, as far as is known"
+    passed[0] += 3.0
+    local.utc += 4.5  # since its last heartbeat
+    other.run()
+    assert other.consumed == [before.queue]
+
+
+def test_who_was_lost_changes_nothing_any_more(two: tuple[World, World]) -> None:
+    one, other = two
+    before = one.let_in("c")
+    other.let_in("c")
+    one.store.notices.clear()
+    told: list[Outcome] = []
+    before.change().subscriptions["a"] = b""
+    one.sessions.after_stored(before, told.append)
+    one.run()
+    assert len(told) == 1
+    assert told[0] is not ACCEPTED
+    assert one.lost == ["c"]
+
+
+def test_the_later_of_two_connections_gets_the_session(two: tuple[World, World]) -> None:
+    one, _ = two
+    first, second = one.open("c"), one.open("c")
+    one.run()
+    assert first.why == TAKEN_OVER
+    assert [arrival.opening.guest for arrival in one.arrivals] == [second]
+    view = one.view("c")
+    assert view is not None
+    assert view.holder in (None, view.owner)
+
+
+@pytest.mark.parametrize("how", ["is_away", "is_deaf"])
+def test_a_client_is_turned_away_while_the_database_is_away(two: tuple[World, World], how: str) -> None:
+    """What was committed though nobody heard of it is undone: else the session would never expire."""
+    one, _ = two
+    setattr(one.store, how, True)
+    guest = one.open("c")
+    one.run()
+    assert guest.why == AWAY
+    assert not one.arrivals
+    setattr(one.store, how, False)
+    for _ in range(3):
+        one.run()
+    view = one.view("c")
+    assert (view is None) is (how == "is_away")
+    assert view is None or not view.connected
+
+
+def test_who_leaves_while_it_waits_releases_nothing(two: tuple[World, World]) -> None:
+    one, other = two
+    before = one.let_in("c")
+    other.let_in("c")
+    other.leave("c")
+    other.run()
+    view = one.view("c")
+    assert view is not None
+    assert view.holder == before.owner
+    one.run()
+    one.ends.pop(before)([CONTENT])
+    one.run()
+    assert other.let_in("c").prints([]) == (print_of(CONTENT),)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_client_that_goes_before_it_is_let_in_leaves_what_was_there(
+    two: tuple[World, World], present: bool
+) -> None:
+    one, other = two
+    if present:
+        session = one.let_in("c")
+        one.leave("c")
+        one.ends.pop(session)([])
+        one.run()
+    other.open("c")
+    other.run()
+    other.sessions.give_up(other.arrivals.pop())
+    other.run()
+    view = one.view("c")
+    assert (view is not None and not view.connected and view.holder is None) is present
+    assert len(other.deleted) == (not present)
+
+
+def test_a_session_of_another_user_is_refused(two: tuple[World, World]) -> None:
+    one, other = two
+    one.let_in("c", user="alice")
+    other.open("c", user="bob", only_own=True)
+    other.run()
+    one.run()
+    assert other.others == ["alice"]
+    assert not other.arrivals
+    assert not one.lost
+
+
+WILL: Final = Will("w", b"gone")
+
+
+def test_a_will_is_published_by_whoever_claims_it(two: tuple[World, World], local: LocalDatabase) -> None:
+    one, _ = two
+    published: list[str] = []
+    one.let_in("c", will=WILL)
+    one.leave("c", lambda: published.append("c"))
+    one.run()
+    assert published == ["c"]
+    local.utc += 60.0
+    one.run()
+    assert not one.wills
+
+
+def test_a_will_of_a_client_that_came_back_elsewhere_is_published_once(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    one, other = two
+    for world in two:
+        world.membership.on_due.append(world.sessions.due)
+    published: list[str] = []
+    one.let_in("c", will=WILL)
+    other.let_in("c")
+    one.leave("c", lambda: published.append("c"))
+    one.run()
+    assert not published, "another owner has the session"
+    for _ in range(30):
+        passed[0] += 1.0
+        local.utc += 1.0
+        for world in two:
+            world.run()
+    assert len(one.wills + other.wills) == 1
+
+
+def test_a_queue_that_was_not_deleted_is_deleted_by_others(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    other.membership.on_due.append(other.sessions.due)
+    session = one.let_in("c")
+    monkeypatch.setattr(one, "delete", lambda queue, done=None: None)  # lost before it comes to that
+    one.open("c", clean=True)
+    one.run()
+    passed[0] += rows.CLAIM_SECS + 1.0
+    local.utc += rows.CLAIM_SECS + 1.0
+    other.run()
+    assert other.deleted == [session.queue]
+    passed[0] += rows.CLAIM_SECS + 1.0
+    local.utc += rows.CLAIM_SECS + 1.0
+    other.run()
+    assert other.deleted == [session.queue]
+
+
+def test_all_is_released_before_a_process_ends(two: tuple[World, World]) -> None:
+    one, other = two
+    session = one.let_in("c")
+    done: list[str] = []
+    one.sessions.release_all([session], lambda: done.append("released"))
+    assert not done
+    one.run()
+    assert done == ["released"]
+    other.let_in("c")
+    assert other.consumed == [session.queue]
+
+
+def test_nothing_more_is_begun_while_the_database_is_away_for_long(
+    two: tuple[World, World], passed: list[float]
+) -> None:
+    one, _ = two
+    one.store.is_away = True
+    one.run()
+    assert not one.sessions.why_not
+    passed[0] += module.AWAY_SECS
+    one.run()
+    assert one.sessions.why_not == AWAY
+    one.store.is_away = False
+    one.run()
+    assert not one.sessions.why_not
