@@ -2,7 +2,7 @@
 
 A statement is written once for both databases. `{op}` begins it: a relation `op` of the rows that are given
 with it. `{lock}` ends a query of rows that are to be locked, which mentions their table as `t`. Functions of
-the schema hide what differs: `state_now()`, `state_version()` of the transaction.
+the schema hide what differs, as `state_now()`.
 
 PostgreSQL runs a statement once over arrays, SQLite once for each row.
 """
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A notice for a replica; "" for all of them."""
+    """A notice for a replica."""
 
     replica: str
     event: Event

@@ -44,7 +44,6 @@ TIDY: Final = (
     "DELETE FROM seen WHERE replica = '' AND until <= state_now()",
     "DELETE FROM seen WHERE replica IN (SELECT replica FROM replica AS r WHERE r.dead = 1) AND replica <> ''",
     "DELETE FROM retained WHERE expires_at <= state_now()",
-    "DELETE FROM retained_change WHERE at <= state_now() - 120",
     "DELETE FROM lane WHERE seen <= state_now() - 86400",
     "DELETE FROM replica WHERE dead = 1 AND seen <= state_now() - 86400"
     " AND NOT EXISTS (SELECT 1 FROM session WHERE owner = replica.replica AND connected = 1)",
@@ -108,7 +107,7 @@ def run_group(
     noted = [
         notice
         for rows in kinds.values()
-        if isinstance(rows, Sessions | RetainedMessages)
+        if isinstance(rows, Sessions)
         for notice in dict.fromkeys(rows.notices)
     ]
     return replies, noted

@@ -26,7 +26,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 CLAIM_SECS: Final = 20.0  # after which another replica may do what was claimed and not settled
-CHANGES_SECS: Final = 60.0  # how far back the changes of retained messages can be read
 OUTGOING: Final = 0  # packets to the client
 INCOMING: Final = 1  # packets from the client
 
@@ -477,24 +476,6 @@ class WeighRetained(Query[dict[str, tuple[int, int]]]):
     """Return the number and the weight of the retained messages of each user."""
 
 
-class Changes(NamedTuple):
-    """Topics whose retained message has changed. `complete`: none is missing since the position given.
-
-    `position` is for the next query. A topic may come again.
-    """
-
-    position: tuple[int, float]
-    complete: bool
-    topics: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class RetainedChanges(Query[Changes]):
-    """Find what has changed since `position`; None: begin now."""
-
-    position: tuple[int, float] | None
-
-
 # Identifiers of deduplicating routes.
 
 
@@ -632,7 +613,6 @@ class Event(Enum):
 
     TAKEN = "taken"  # a session of this replica has another owner
     RELEASED = "released"  # the queue of a session of this replica is free
-    RETAINED = "retained"  # retained messages have changed
     MISSED = "missed"  # notices may have been lost: read everything that they would have told
 
 

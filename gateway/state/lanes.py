@@ -30,7 +30,6 @@ from gateway.state.interface import (
     Operation,
     Query,
     Reply,
-    RetainedChanges,
     StateStore,
     Verdict,
 )
@@ -253,7 +252,7 @@ class LanedStore(StateStore):
         self._put(hash(operation.subject), operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
-        self._put(0 if isinstance(query, RetainedChanges) else hash(query), query, done)
+        self._put(hash(query), query, done)
 
     def _put(self, number: int, work: object, done: Callable[[Reply[Any]], None]) -> None:
         if self._pending >= self.pending_max:

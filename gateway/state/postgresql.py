@@ -45,7 +45,6 @@ PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is t
 NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
 NOTICE_SECS: Final = 0.5  # until the listener looks whether it is to end
 NAME_BYTES_MAX: Final = 63
-EVERYBODY: Final = ""
 
 OPTIONS: Final = (
     "SET enable_seqscan = off",
@@ -345,7 +344,7 @@ def _said(error: Exception) -> str:
 
 
 def channel_of(schema: str, replica: str) -> str:
-    """Return the channel of notices for a replica, or for all."""
+    """Return the channel of notices for a replica."""
     return f"{schema}.{replica}"[:NAME_BYTES_MAX]
 
 
@@ -366,7 +365,7 @@ class NoticeListener:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._replicas = [EVERYBODY]
+        self._replicas: list[str] = []
         self._ended = threading.Event()
 
     def listen(self, replica: str) -> None:

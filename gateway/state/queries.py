@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from gateway.state.database import Call, Database
 from gateway.state.interface import (
-    CHANGES_SECS,
-    Changes,
     CountSessions,
     DeadLetter,
     FindLetters,
@@ -19,7 +17,6 @@ from gateway.state.interface import (
     Owner,
     ReplicaView,
     Retained,
-    RetainedChanges,
     SessionKey,
     SessionView,
     SharedFilters,
@@ -42,10 +39,6 @@ SHARED: Final = (
 )
 REPLICAS: Final = (
     "SELECT replica, name, address, version, state_now() - seen FROM replica WHERE dead = 0 ORDER BY replica"
-)
-POSITION: Final = "SELECT state_settled(), state_now()"
-CHANGED: Final = (
-    "{op} SELECT DISTINCT t.topic FROM op JOIN retained_change AS t ON t.version >= op.since ORDER BY t.topic"
 )
 LETTER: Final = "{op} SELECT t.id, t.route, t.reason, t.message, t.login, t.weight, t.at FROM "
 LETTERS: Final = LETTER + "op JOIN dead_letter AS t ON t.id = op.id"
@@ -76,8 +69,6 @@ def run_query(database: Database, query: object) -> Any:
         return [
             Retained(topic, bytes(message), expires_in, user) for topic, message, expires_in, user in found
         ]
-    if isinstance(query, RetainedChanges):
-        return _changes(database, query.position)
     if isinstance(query, WeighLetters | WeighRetained):
         call = Call(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
         return {user: (count, weight) for user, count, weight in database.run([call])[0]}
@@ -122,12 +113,3 @@ def _session(database: Database, key: SessionKey) -> SessionView | None:
         expires_in,
         bytes(given_back),
     )
-
-
-def _changes(database: Database, since: tuple[int, float] | None) -> Changes:
-    """The new position is read first: what is committed between the two statements comes twice."""
-    ((settled, now),) = database.run([Call(POSITION)])[0]
-    if since is None:
-        return Changes((settled, now), True, [])
-    rows = database.run([Call(CHANGED, "since bigint", [(since[0],)])])[0]
-    return Changes((settled, now), now - since[1] < CHANGES_SECS, [topic for (topic,) in rows])

@@ -1,19 +1,15 @@
-"""Retained messages that a group writes, and what replicas that remember some have to read again."""
+"""Retained messages that a group writes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.state.database import Call, Database, Noted
-from gateway.state.interface import Event, Reply, Retain, Retention, Verdict
+from gateway.state.database import Call, Database
+from gateway.state.interface import Reply, Retain, Retention, Verdict
 from gateway.state.table import Table
 
 RETAINED: Final = "topic text, message bytea, expires_at double precision, login text, weight bigint"
-CHANGED: Final = (
-    "{op} INSERT INTO retained_change (version, topic, at) SELECT state_version(), topic, state_now() FROM op"
-)
-EVERYBODY: Final = ""
 BLANK: Final = (b"", None, "", 0)  # a group has locked a topic that retains nothing
 
 
@@ -31,9 +27,7 @@ class RetainedMessages:
     """Retained messages of a group."""
 
     def __init__(self) -> None:
-        self.notices: list[Noted] = []
         self._table = Table("retained", RetainedRow, RETAINED, 1, BLANK)
-        self._topics: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
         """Lock the topics of `operations`, in one order for all groups."""
@@ -48,7 +42,6 @@ class RetainedMessages:
         before = (row.login, row.weight) if row is not None and is_there else None
         if message and not _fits(operation, before):
             return Reply(Verdict.DONE, Retention(False, before))
-        self._topics.add(topic)
         if message:
             expires_at = None if lifetime is None else now + lifetime
             self._table.put(RetainedRow(topic, message, expires_at, operation.user, operation.weight))
@@ -58,11 +51,7 @@ class RetainedMessages:
 
     def writes(self) -> list[Call]:
         """Return the statements that write what has changed."""
-        if not self._topics:
-            return self._table.writes()
-        self.notices.append(Noted(EVERYBODY, Event.RETAINED))
-        changes = [(topic,) for topic in sorted(self._topics)]
-        return [*self._table.writes(), Call(CHANGED, "topic text", changes)]
+        return self._table.writes()
 
 
 def _fits(operation: Retain, before: tuple[str, int] | None) -> bool:

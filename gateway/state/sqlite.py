@@ -39,27 +39,23 @@ NEXT_GROUP: Final = "UPDATE lane SET number = ?1, seen = state_now() WHERE id = 
 
 
 class SQLiteDatabase(Database):
-    """A connection for one thread. The number of a group is the version of its transaction, too."""
+    """A connection for one thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
         self._path = path
         self._clock = clock
         self._on_notice = on_notice
-        self._version = 0
         self._connection: sqlite3.Connection | None = None
 
     def connect(self) -> int:
         self.close()
         try:
             self._connection = connection = _open(self._path, self._clock)
-            connection.create_function("state_version", 0, lambda: self._version)
-            connection.create_function("state_settled", 0, lambda: self._version + 1)
             connection.execute("INSERT OR IGNORE INTO lane VALUES (?, 0, state_now())", (LANE,))
             (number,) = connection.execute("SELECT number FROM lane WHERE id = ?", (LANE,)).fetchone()
         except sqlite3.Error as error:
             raise LostError(f"the state cannot be opened: {error}") from error
-        self._version = number
-        return self._version
+        return int(number)
 
     @property
     def _open(self) -> sqlite3.Connection:
@@ -74,7 +70,6 @@ class SQLiteDatabase(Database):
                 raise LostError("another process uses this state")
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
-        self._version = number
 
     def run(self, calls: Sequence[Call]) -> list[Rows]:
         try:

@@ -1,22 +1,17 @@
-"""Retained messages: found by filter, expired by the database's clock, and their changes."""
+"""Retained messages: found by filter, expired by the database's clock, and their limits."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import psycopg
 import pytest
 
 from gateway.broker.topics import topic_matches
 from gateway.state.interface import (
-    CHANGES_SECS,
-    Changes,
-    Event,
     MatchRetained,
     Reap,
     Retain,
     Retained,
-    RetainedChanges,
     Retention,
     Room,
     WeighRetained,
@@ -76,41 +71,6 @@ def test_it_expires_by_the_database_s_clock(world: World, one: Replica) -> None:
     one.do(Reap(60.0))
     one.do(Retain("t", b"y"))
     assert one.ask(MatchRetained("+")) == [Retained("t", b"y", None)]
-
-
-def changed(replica: Replica, position: tuple[int, float] | None) -> Changes:
-    return replica.ask(RetainedChanges(position))
-
-
-def test_changes_are_found_from_a_position_on(world: World, one: Replica, two: Replica) -> None:
-    one.do(Retain("before", b"0"))
-    at = changed(two, None).position
-    assert changed(two, at).topics == []
-    one.do(Retain("a", b"1"))
-    one.do(Retain("b", b"1"))
-    one.do(Retain("a", None))
-    found = changed(two, at)
-    assert (found.complete, found.topics) == (True, ["a", "b"])
-    assert changed(two, found.position).topics == []
-    two.heard(lambda notice: notice.event is Event.RETAINED)
-    world.advance(CHANGES_SECS + 1)
-    assert not changed(two, found.position).complete
-
-
-def test_a_change_that_commits_late_is_not_passed_over(shared: PostgreSQLWorld) -> None:
-    """Its transaction began before one that a reader has seen."""
-    one, two = shared.replica("one"), shared.replica("two")
-    one.do(Retain("slow", b"0"))
-    at = changed(two, None).position
-    with psycopg.connect(shared.server.url) as blocker:
-        blocker.execute(f"SET search_path = {shared.schema}".encode())
-        # What a group of another replica would do, and not commit yet.
-        blocker.execute("INSERT INTO retained_change VALUES (state_version(), 'slow', state_now())")
-        one.do(Retain("fast", b"1"))
-        found = changed(two, at)
-        assert found.topics == ["fast"]
-        blocker.commit()
-    assert "slow" in changed(two, found.position).topics
 
 
 @pytest.mark.parametrize("topic_filter", ["+/+", "r/+", "+/7", "r/#"])
@@ -177,7 +137,6 @@ def test_a_message_is_stored_where_there_is_room(
     found = one.ask(MatchRetained(operation.topic))
     old = [Retained("old", b"before", None, "u")] if before else []
     assert found == ([Retained(operation.topic, b"x", None, operation.user)] if stored else old)
-    assert changed(one, changed(one, None).position).topics == []
 
 
 def test_what_each_user_has_is_weighed(world: World, one: Replica) -> None:

@@ -87,15 +87,6 @@ CREATE TABLE retained (
 );
 CREATE INDEX retained_expiry ON retained (expires_at) WHERE expires_at IS NOT NULL;
 
--- What replicas that remember retained messages have to read again. `version` is that of a transaction.
-CREATE TABLE retained_change (
-    version bigint NOT NULL,
-    topic text NOT NULL,
-    at double precision NOT NULL
-);
-CREATE INDEX retained_change_version ON retained_change (version);
-CREATE INDEX retained_change_at ON retained_change (at);
-
 -- Claimed by `replica`, or accepted ('') and remembered until `until`.
 CREATE TABLE seen (
     route text {C} NOT NULL,
@@ -128,10 +119,6 @@ CREATE TABLE lease (
 -- only postgresql
 CREATE FUNCTION state_now() RETURNS double precision VOLATILE LANGUAGE sql AS
     'SELECT extract(epoch FROM clock_timestamp())::double precision';
-CREATE FUNCTION state_version() RETURNS bigint LANGUAGE sql AS
-    'SELECT pg_current_xact_id()::text::bigint';
-CREATE FUNCTION state_settled() RETURNS bigint STABLE LANGUAGE sql AS
-    'SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint';
 CREATE FUNCTION state_levels(topic text) RETURNS text[] IMMUTABLE STRICT LANGUAGE sql AS
     'SELECT array_agg(n || '':'' || level) || (''#'' || count(*))
      FROM unnest(string_to_array(topic, ''/'')) WITH ORDINALITY AS one (level, n)';
