@@ -93,7 +93,10 @@ class EngineNamespace(MqttNamespace):
         self._arrived: dict[str, Arrival] = {}  # clients that are about to be let in
         self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
         self._lost: dict[str, Callable[[], None]] = {}  # publish the will of a client that is just going
-        self._publishing: dict[str, tuple[SessionKey, int]] = {}  # wills of clients that are not here
+        # Wills that this replica has claimed, by the names under which they are published, and the one that
+        # is just about to be.
+        self._publishing: dict[str, tuple[SessionKey, int]] = {}
+        self._claimed: tuple[SessionKey, int] | None = None
         super().__init__(
             self._changed_filter,
             limits,
@@ -510,7 +513,10 @@ class EngineNamespace(MqttNamespace):
         return True
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
-        """The database has it since the client was opened."""
+        """The database has the will of a client since that was opened. One that is just being published, and
+        waits for the cluster, is settled when `forget_will` is called by this name."""
+        if self._claimed is not None:
+            self._publishing[client_id], self._claimed = self._claimed, None
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
         """The client of a session is lost: the database says whether `publish` is to be called now. A will
@@ -519,6 +525,23 @@ class EngineNamespace(MqttNamespace):
             super().delay_will(client_id, at, publish)
         else:
             self._lost[client_id] = publish
+
+    def publish_claimed(self, key: SessionKey, epoch: int, publish: Callable[[], None]) -> None:
+        """Publish a will that was claimed. If this process ends before the cluster has it another does."""
+        self._claimed = key, epoch
+        try:
+            publish()
+        finally:
+            claimed, self._claimed = self._claimed, None
+            if claimed is not None:  # it was not published, or has arrived
+                self._engine.sessions.settle_will(*claimed)
+
+    def _publish_will(self, client_id: str) -> None:
+        claimed = self._publishing.pop(client_id, None)
+        if claimed is None:
+            super()._publish_will(client_id)
+        else:
+            self.publish_claimed(*claimed, partial(MqttNamespace._publish_will, self, client_id))
 
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
         """The will of a client that is not here is due."""

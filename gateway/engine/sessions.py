@@ -92,8 +92,11 @@ class Clients(Protocol):
     def let_go_of(self, session: ClientSession, why: str) -> None:
         """A client has to connect anew."""
 
+    def publish_claimed(self, key: SessionKey, epoch: int, publish: Done) -> None:
+        """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
+
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
-        """The will of a client that is lost is due. `settle_will` is called when it was published."""
+        """The will of a client that is not here is due: do the same."""
 
 
 class Queues(Protocol):
@@ -395,8 +398,7 @@ class SharedSessions:
         elif not session.lasting:  # it belongs to another owner, who waits for this one
             self._release(key, epoch)
         if left is not None and left.publish_will and publish is not None:
-            publish()
-            self.settle_will(key, epoch)
+            self.clients.publish_claimed(key, epoch, publish)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         """The queue of a session is not consumed here any more."""

@@ -99,6 +99,10 @@ class World:
     def let_go_of(self, session: ClientSession, why: str) -> None:
         self.leave(session.client_id)
 
+    def publish_claimed(self, key: SessionKey, epoch: int, publish: Callable[[], None]) -> None:
+        publish()
+        self.sessions.settle_will(key, epoch)
+
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
         self.wills.append(message)
         self.sessions.settle_will(key, epoch)

@@ -1,0 +1,41 @@
+"""Wills that a replica has claimed: they are settled in the database when the cluster has them."""
+
+from __future__ import annotations
+
+from tests.chaos.proxy import Proxy
+from tests.engine.replicas import Client, Replica, replicas
+from tests.interop.servers import RabbitMQ
+
+
+def test_a_will_is_not_forgotten_before_the_cluster_has_it(rabbitmq: RabbitMQ) -> None:
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("one", url, "claimed", reconnect_max_secs=0.5)
+        other = Replica("other", rabbitmq.url, "claimed")
+        with replicas(one, other), Client(other.mqtt, "hears") as hears:
+            hears.subscribe("wills/#", qos=1)
+            mortal = Client(one.mqtt, "mortal", will="wills/mortal")
+            way.stall("down")  # nothing is confirmed
+            mortal.vanish()
+            hears.until(lambda: hears.told == [("wills/mortal", b"gone")])
+            assert one.stored("will", "mortal", "claimed") == [(1,)]
+            way.resume()
+            one.until(lambda: not one.stored("will", "mortal"))
+
+
+def test_a_will_that_its_replica_cannot_publish_is_published_by_another(rabbitmq: RabbitMQ) -> None:
+    """Its claim ends when the replica has been killed, or does not reach the cluster."""
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("one", url, "unpublished", reconnect_max_secs=0.5)
+        other = Replica("other", rabbitmq.url, "unpublished")
+        with replicas(one, other), Client(other.mqtt, "hears") as hears:
+            hears.subscribe("wills/#", qos=1)
+            mortal = Client(one.mqtt, "mortal", will="wills/mortal")
+            way.shut()
+            one.until(lambda: bool(one.gateway.readiness.reasons()))
+            mortal.vanish()
+            hears.until(lambda: hears.told == [("wills/mortal", b"gone")])
+            other.until(lambda: not other.stored("will", "mortal"))
+            way.open()
+            one.until_ready()
