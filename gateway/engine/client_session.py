@@ -546,6 +546,11 @@ class ClientSession(Session):
             self.change().received.update(self._recent.add(number))
 
     @property
+    def is_wanted(self) -> bool:
+        """Return False for one whose queue another owner has, who may have deleted it."""
+        return not self._stopped
+
+    @property
     def is_stopped(self) -> bool:
         """Nothing more is sent from here."""
         return self._stopped

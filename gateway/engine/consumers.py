@@ -58,6 +58,10 @@ class Target(Protocol):
     unbound: dict[str, tuple[bool, Done]]  # keys that have to be bound, or unbound, and who hears of it
 
     @property
+    def is_wanted(self) -> bool:
+        """Return False for one whose queue another owner has, who may have deleted it."""
+
+    @property
     def keys(self) -> Iterable[str]:
         """What the queue is bound to."""
 
@@ -237,7 +241,7 @@ class Consumers:
             self._over(consumer)
             target.unreachable()
             return
-        if consumer.ending:  # nobody wants it any more, and its session may be over
+        if consumer.ending or not target.is_wanted:  # its session may be over
             self._over(consumer)
             return
         log.info("a queue is not there, it is declared", queue=target.queue)
@@ -499,7 +503,7 @@ class Consumers:
         consumer.drain()
         target = consumer.target
         self._over(consumer)
-        if not consumer.ending:
+        if not consumer.ending and target.is_wanted:
             log.warning("the cluster has cancelled a consumer, it begins anew", queue=target.queue)
             self.begin(target)
 

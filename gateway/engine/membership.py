@@ -30,6 +30,10 @@ log = structlog.get_logger()
 
 HEARTBEAT_SECS: Final = 2.0
 REAP_SECS: Final = 1.0
+REAP_MAX: Final = 1_000  # wills, and sessions, that are claimed at once
+# For so long heartbeats must have been answered before others are declared dead: where the database was away
+# all replicas seem to have been silent.
+STEADY_SECS: Final = 10.0
 INCARNATION_BYTES: Final = 6
 
 
@@ -47,7 +51,10 @@ class Membership:
         self._is_joined = False
         self._is_pending = False  # a JoinReplica or Heartbeat
         self._is_reaping = False
-        self._heartbeat_at = self._reap_at = Monotonic(0.0)
+        self._heartbeat_at = self._reap_at = self._asked_at = self._now = Monotonic(0.0)
+        self._steady_since: Monotonic | None = None  # since then each heartbeat was answered soon
+        self._listened = ""  # the last incarnation whose notices were asked for
+        self.may_act: Callable[[], bool] | None = None  # returns False while nothing claimed could be done
 
     @property
     def why_not(self) -> str:
@@ -56,17 +63,24 @@ class Membership:
 
     def tick(self, now: Monotonic) -> None:
         """Join, or send what is due."""
+        self._now = now
         if not self._is_pending and (not self._is_joined or now >= self._heartbeat_at):
-            self._is_pending, self._heartbeat_at = True, now + HEARTBEAT_SECS
+            self._is_pending, self._asked_at = True, now
+            self._heartbeat_at = Monotonic(now + HEARTBEAT_SECS)
             if self._is_joined:
                 self._state.submit(Heartbeat(self.incarnation), self._heard)
             else:
-                self._state.listen(self.incarnation)
+                if self._listened != self.incarnation:
+                    self._listened = self.incarnation
+                    self._state.listen(self.incarnation)
                 join = JoinReplica(self.incarnation, self._name, "", self._version)
                 self._state.submit(join, self._heard)
         if self._is_joined and not self._is_reaping and now >= self._reap_at:
-            self._is_reaping, self._reap_at = True, now + REAP_SECS
-            self._state.submit(Reap(self._silent_secs), self._reaped)
+            self._is_reaping, self._reap_at = True, Monotonic(now + REAP_SECS)
+            is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
+            limit = REAP_MAX if self.may_act is None or self.may_act() else 0
+            silent_secs = self._silent_secs if is_steady else None
+            self._state.submit(Reap(silent_secs, limit, self.incarnation), self._reaped)
 
     def quit(self) -> None:
         """The process ends."""
@@ -76,6 +90,10 @@ class Membership:
 
     def _heard(self, reply: Reply[None]) -> None:
         self._is_pending = False
+        if reply.verdict is not Verdict.DONE or self._now - self._asked_at > 2 * HEARTBEAT_SECS:
+            self._steady_since = None
+        elif self._steady_since is None:
+            self._steady_since = self._now
         if reply.verdict is Verdict.DONE:
             self._is_joined = True
         elif reply.verdict is Verdict.FENCED:
@@ -93,6 +111,8 @@ class Membership:
 
     def _reaped(self, reply: Reply[list[Due]]) -> None:
         self._is_reaping = False
+        if len(reply.value or ()) >= REAP_MAX:
+            self._reap_at = Monotonic(0.0)  # there may be more
         for due in reply.value or ():
             for hear in self.on_due:
                 try:

@@ -43,11 +43,14 @@ from gateway.model.pending import Pending
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.packets import Will
-from gateway.state.interface import Owner, Reply, SessionKey, SharedFilters, StateStore
+from gateway.state.interface import SHARED_FILTERS_MAX, Owner, Reply, SessionKey, SharedFilters, StateStore
 
 log = structlog.get_logger(limited=True)
 
 Asked = tuple[Session, str, SubscriptionOptions]
+FILTER_BYTES_MAX: Final = (
+    1_500  # beside a client identifier: PostgreSQL has 2 704 bytes for a row of an index
+)
 LIST_SECS: Final = 60.0  # between two looks for shared subscriptions that nobody has any more
 WALKED_SECS: Final = 60.0  # for which a live message may be late that was sent as a retained one
 
@@ -90,6 +93,8 @@ class EngineNamespace(MqttNamespace):
         self._asked: list[list[Asked]] = []  # those that have one
         # With walks, or since when there are none, monotonic.
         self._walking: dict[ClientSession, float | None] = {}
+        # Who waits until the queue of a session is this replica's, and bound.
+        self._unbound: list[tuple[ClientSession, Callable[[Outcome], None], Outcome]] = []
         self._arrived: dict[str, Arrival] = {}  # clients that are about to be let in
         self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
         self._lost: dict[str, Callable[[], None]] = {}  # publish the will of a client that is just going
@@ -107,6 +112,7 @@ class EngineNamespace(MqttNamespace):
         )
         # What is sent at QoS 2 is its client's even if that does not come back: nobody else could have it.
         self.offers = Offers(shared_qos_max=1)
+        self.filter_bytes_max = FILTER_BYTES_MAX
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters that nobody here has since then, monotonic
         self._shared_of_all: set[str] = set()  # that sessions of all replicas have
@@ -186,8 +192,11 @@ class EngineNamespace(MqttNamespace):
             walk.begin(countdown.count)
 
     def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        """The first pages are read: wait until subscriptions are stored."""
-        if isinstance(session, ClientSession) and session.lasting:
+        """The first pages are read: wait until subscriptions are stored, which they are when their queue is
+        bound. While another owner still has the queue, that is later."""
+        if isinstance(session, ClientSession) and session.unbound and not session.is_stopped:
+            self._unbound.append((session, done, outcome))
+        elif isinstance(session, ClientSession) and session.lasting:
             self._engine.after_stored(session, done)
         else:
             done(outcome)
@@ -268,6 +277,7 @@ class EngineNamespace(MqttNamespace):
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions[topic_filter]
         self._leave(session, topic_filter)
+        self._shown += 1
         if isinstance(session, ClientSession) and session.lasting:
             session.subscribed(topic_filter, None, options.qos)
 
@@ -307,8 +317,8 @@ class EngineNamespace(MqttNamespace):
         """Delete the queues of shared subscriptions that nobody has any more, unless others consume them, and
         keep those of sessions whose clients are away."""
         self._is_listing = False
-        if reply.value is None:
-            return
+        if reply.value is None or len(reply.value) >= SHARED_FILTERS_MAX:
+            return  # of a list that was cut nobody can say what is not on it
         wanted = set(reply.value)
         for topic_filter in self._shared_of_all - wanted - self._shared.keys():
             self._unused.setdefault(topic_filter, now)
@@ -421,6 +431,10 @@ class EngineNamespace(MqttNamespace):
         """Once a second: clients that have gone before they were let in, and shared subscriptions."""
         self._sweep_shares(consumers, now)
         self._sweep_walks(now)
+        unbound, self._unbound = self._unbound, []
+        for session, done, outcome in unbound:
+            if self.sessions.get(session.client_id) is session:
+                self._read(session, done, outcome)
         for client, arrival in list(self._arrived.items()):
             if arrival.opening.guest.stream.closed:
                 del self._arrived[client]

@@ -160,6 +160,7 @@ class EngineSession(OneSink):
         self._batch = Batch(self, Monotonic(0.0))  # the clock does not run yet
         membership.on_buried.append(self._buried)
         membership.on_due.append(self.sessions.due)
+        membership.may_act = partial(getattr, self, "is_up")
         self._begin_life()
 
     def _begin_life(self) -> None:

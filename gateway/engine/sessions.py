@@ -268,6 +268,8 @@ class SharedSessions:
 
     def _opened(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
         client, found = opening.client, reply.value
+        if found is not None and incarnation != self._membership.incarnation:
+            found = None  # other replicas held this one for dead meanwhile, and have the session
         is_latest = self._openings.get(client) is opening
         if is_latest:
             del self._openings[client]
@@ -348,7 +350,7 @@ class SharedSessions:
         """`done` hears what has become of all that was to be stored of a session until now."""
         writer = self._writers.get(session)
         if writer is None:
-            done(ACCEPTED)
+            done(NOT_OURS if session.is_stopped else ACCEPTED)
         else:
             writer.after(done)
 
@@ -363,7 +365,10 @@ class SharedSessions:
         writer = self._writers.get(session)
         if writer is not None and writer.is_idle:
             del self._writers[session]
-        if verdict is Verdict.DONE or self.clients.session_of(session.client_id) is not session:
+        if verdict is Verdict.DONE:
+            return
+        session.stop()
+        if self.clients.session_of(session.client_id) is not session:
             return
         if verdict is Verdict.REFUSED:
             log.error("session cannot be stored, its client is disconnected", client=session.client_id)
@@ -477,7 +482,7 @@ class SharedSessions:
         session, view = self.clients.session_of(key.client), reply.value
         if session is None or reply.verdict is not Verdict.DONE:
             return
-        if view is None or view.owner.epoch > session.owner.epoch:
+        if view is None or view.owner.epoch != session.owner.epoch:
             self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
         elif view.holder in (None, session.owner) and session in self._waiting:
             self._consume(session, view.given_back)

@@ -52,6 +52,11 @@ class SharedQueue:
         self._reader = reader
 
     @property
+    def is_wanted(self) -> bool:
+        """It has members here."""
+        return True
+
+    @property
     def keys(self) -> Iterable[str]:
         """What it is bound to."""
         return self._keys

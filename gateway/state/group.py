@@ -40,10 +40,15 @@ from gateway.state.retained import RetainedMessages
 from gateway.state.sessions import Sessions
 
 NOW: Final = Call("SELECT state_now()")
+# Some rows at a time, and none that another transaction has locked: to delete a million takes longer than
+# others wait for a lock.
 TIDY: Final = (
-    "DELETE FROM seen WHERE replica = '' AND until <= state_now()",
-    "DELETE FROM seen WHERE replica IN (SELECT replica FROM replica AS r WHERE r.dead = 1) AND replica <> ''",
-    "DELETE FROM retained WHERE expires_at <= state_now()",
+    "DELETE FROM seen WHERE (route, id) IN (SELECT t.route, t.id FROM seen AS t"
+    " WHERE t.replica = '' AND t.until <= state_now() LIMIT 5000 {skip})",
+    "DELETE FROM seen WHERE (route, id) IN (SELECT t.route, t.id FROM seen AS t WHERE t.replica <> ''"
+    " AND t.replica IN (SELECT r.replica FROM replica AS r WHERE r.dead = 1) LIMIT 5000 {skip})",
+    "DELETE FROM retained WHERE topic IN (SELECT t.topic FROM retained AS t"
+    " WHERE t.expires_at <= state_now() LIMIT 5000 {skip})",
     "DELETE FROM lane WHERE seen <= state_now() - 86400",
     "DELETE FROM replica WHERE dead = 1 AND seen <= state_now() - 86400"
     " AND NOT EXISTS (SELECT 1 FROM session WHERE owner = replica.replica AND connected = 1)",

@@ -25,6 +25,7 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+SHARED_FILTERS_MAX: Final = 10_000  # that are listed at once
 CLAIM_SECS: Final = 20.0  # after which another replica may do what was claimed and not settled
 OUTGOING: Final = 0  # packets to the client
 INCOMING: Final = 1  # packets from the client
@@ -263,12 +264,14 @@ class ForgetQueue(Operation[None]):
 class Reap(Operation[list[Due]]):
     """Claim wills that are due and sessions that have expired, `limit` of each at most.
 
-    Replicas that were silent for `silent_secs` are declared dead before; their sessions lose their owners.
-    Several replicas share the work. Also removes what has expired of everything else.
+    Replicas that were silent for `silent_secs` (None: no replica) are declared dead before, but never
+    `replica`, which asks; their sessions lose their owners. Several replicas share the work. Also removes
+    what has expired of everything else.
     """
 
-    silent_secs: float
-    limit: int = 100
+    silent_secs: float | None
+    limit: int = 1_000
+    replica: str = ""
 
     @property
     def subject(self) -> object:
@@ -316,7 +319,7 @@ class CountSessions(Query[int]):
 class SharedFilters(Query[list[str]]):
     """List the filters of shared subscriptions that sessions have, each once."""
 
-    limit: int = 10_000
+    limit: int = SHARED_FILTERS_MAX
 
 
 # Replicas and leases.

@@ -45,6 +45,10 @@ PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is t
 NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
 NOTICE_SECS: Final = 0.5  # until the listener looks whether it is to end
 NAME_BYTES_MAX: Final = 63
+# Beginnings of SQLSTATE. The server, or what it needs, is away: connection, read-only after a failover,
+# resources, operator, system.
+AWAY: Final = ("08", "25", "53", "57P", "58")
+ABORTED: Final = ("40", "55P03")  # for the sake of another transaction, or a lock was waited for in vain
 
 OPTIONS: Final = (
     "SET enable_seqscan = off",
@@ -328,15 +332,12 @@ def _translated(connection: Connection | None) -> Iterator[None]:
             raise LostError(f"PostgreSQL: {_said(error)}") from error
         raise RefusedError(f"PostgreSQL: {_said(error)}") from error
     except psycopg.Error as error:
-        aborted = isinstance(
-            error,
-            psycopg.errors.DeadlockDetected
-            | psycopg.errors.SerializationFailure
-            | psycopg.errors.LockNotAvailable,
-        )
-        if aborted and connection is not None and not connection.broken:
-            raise AbortedError(f"PostgreSQL: {_said(error)}") from error
-        raise LostError(f"PostgreSQL: {_said(error)}") from error
+        said, state = f"PostgreSQL: {_said(error)}", error.sqlstate or ""
+        if connection is None or connection.broken or not state or state.startswith(AWAY):
+            raise LostError(said) from error
+        if state.startswith(ABORTED):
+            raise AbortedError(said) from error
+        raise RefusedError(said) from error  # too large for an index, as an example: it would be so again
 
 
 def _said(error: Exception) -> str:
@@ -355,9 +356,13 @@ def _payload(noted: Noted) -> str:
     return payload if len(payload) <= NOTICE_BYTES_MAX else json.dumps([Event.MISSED.value])
 
 
-def _notice(payload: str) -> Notice:
-    event, *key = json.loads(payload)
-    return Notice(Event(event), SessionKey(*key) if key else None)
+def _notice(payload: str) -> Notice | None:
+    """Return None for what only a later version knows."""
+    try:
+        event, *key = json.loads(payload)
+        return Notice(Event(event), SessionKey(*key) if key else None)
+    except (ValueError, TypeError):
+        return None
 
 
 class NoticeListener:
@@ -395,7 +400,8 @@ class NoticeListener:
                     listening += 1
                 on_notice(Notice(Event.MISSED))
             for notify in connection.notifies(timeout=NOTICE_SECS):
-                on_notice(_notice(notify.payload))
+                if (notice := _notice(notify.payload)) is not None:
+                    on_notice(notice)
 
 
 class PostgreSQLState(LanedStore):

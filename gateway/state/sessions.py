@@ -139,7 +139,8 @@ OF_OP: Final = (
 )
 
 DECLARE_DEAD: Final = (
-    "UPDATE replica SET dead = 1 WHERE dead = 0 AND seen < state_now() - CAST({silent} AS double precision)"
+    "{op} UPDATE replica SET dead = 1 WHERE dead = 0 AND replica <> (SELECT me FROM op)"
+    " AND seen < state_now() - (SELECT silent FROM op)"
 )
 ORPHANS: Final = (
     "SELECT {names} FROM replica AS r JOIN session AS t ON t.owner = r.replica"
@@ -208,14 +209,16 @@ class Sessions:
     def _load_due(self, database: Database, reap: Reap) -> None:
         """Lock what the reaper finds and no other transaction has locked."""
         names, limit = self._sessions.names, reap.limit
+        if reap.silent_secs is not None:
+            given = [(reap.replica, reap.silent_secs)]
+            database.run([Call(DECLARE_DEAD, "me text, silent double precision", given)])
         calls = [
-            Call(DECLARE_DEAD.format(silent=reap.silent_secs)),
             Call(ORPHANS.format(names=names, limit=limit)),
             Call(EXPIRED.format(names=names, limit=limit)),
             Call(DUE.format(names=self._wills.names, limit=limit)),
             Call(LEFT.format(names=self._queues.names, limit=limit)),
         ]
-        _, orphans, expired, due, left = database.run(calls)
+        orphans, expired, due, left = database.run(calls)
         self._left_queues = [QueueRow(*values) for values in left]
         self._orphans = [SessionRow(*values).key for values in orphans]
         self._expired = [SessionRow(*values).key for values in expired]

@@ -80,6 +80,13 @@ def durable_topic(gateway: Running, stack: ExitStack) -> None:
     client.consume(handle, identifier="kept", prefetch=1)
 
 
+def passing_topic(gateway: Running, stack: ExitStack) -> None:
+    """The same for one that ends with its connection."""
+    client = stack.enter_context(Fast(gateway, "silent", user="reader", password=PASSWORD)).open()
+    handle = client.handle("plant.a", TOPIC, producer=False, browser=False)
+    client.consume(handle, prefetch=1)
+
+
 def healthy(gateway: Running, stack: ExitStack) -> Mqtt:
     client, _ = connect(gateway, "healthy", user=("healthy", PASSWORD.encode()))
     stack.enter_context(client)
@@ -133,7 +140,7 @@ def bodies(client: Mqtt, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("publisher", PUBLISHERS)
-@pytest.mark.parametrize("full", [rejecting_queue, plain_queue, silent_session, durable_topic])
+@pytest.mark.parametrize("full", [rejecting_queue, plain_queue, silent_session, durable_topic, passing_topic])
 def test_a_full_recipient_without_the_right_loses_its_own_copy_alone(full: Full, publisher: str) -> None:
     with gateway_with() as gateway, ExitStack() as stack:
         full(gateway, stack)
@@ -234,7 +241,7 @@ def test_a_held_publisher_goes_on_when_its_recipient_loses_the_right(full: Full)
         for number in range(1, most):
             client.publish("plant/a", b"x", 1, number)
             assert client.acked(PacketType.PUBACK)[0] == number
-            if any(one.stream._holds for one in gateway.gateway.listeners["mqtt"].connections):
+            if any(one.waiting.on for one in gateway.gateway.listeners["mqtt"].connections):
                 break
         else:
             pytest.fail("the publisher was not held")

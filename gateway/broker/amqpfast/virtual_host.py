@@ -419,9 +419,7 @@ class FastHost:
                 )
                 raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             self.unsubscribe(before)
-        if key is None:
-            maker = None
-        else:
+        if key is not None:
             self._check_room("session", len(self.durable), maker, _interest_octets(interest, key))
         found = self._new_subscription(interest, key, maker)
         if key is not None:

@@ -136,6 +136,7 @@ class MqttNamespace:
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
         self.offers = Offers()
+        self.filter_bytes_max = 65_535  # of a topic filter, whatever the settings allow
         self.evicted = 0  # sessions that ended before their time, for others
         self._shares = shares or SessionShares()
         self.steps = MatchingSteps(self._shares.matching_steps_user_max)  # of all filters

@@ -918,14 +918,15 @@ class MqttConnection(AdmittedGuest):
         """Return why a filter is refused, or None. Raises Pending."""
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
-        if len(wanted.filter.encode()) > limits.topic_filter_bytes_max:
+        size = len(wanted.filter.encode())
+        if size > limits.topic_filter_bytes_max or size > self._ingress.namespace.filter_bytes_max:
             return Reason.NAME_INVALID
         if wanted.filter.count("/") >= limits.topic_levels_max or not is_filter(wanted.filter):
             return Reason.NAME_INVALID
         if not decision.allowed:
             self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
             return Reason.NOT_AUTHORIZED
-        if session.kept and self._ingress.namespace.failing:
+        if session.persistent and self._ingress.namespace.failing:
             return Reason.STORE  # it could not be recorded
         known = wanted.filter in session.subscriptions
         if not known and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:

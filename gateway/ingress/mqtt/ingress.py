@@ -453,7 +453,7 @@ class MqttIngress(ListenerSource):
             self.denied(sender, "will", will.topic, str(error))
             return
         sent = SentWill(self, will, message, principal)
-        if not self.ends_here(entry):
+        if self.namespace.claims_wills or not self.ends_here(entry):
             sent.keep()
         try:
             taken = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
