@@ -153,6 +153,7 @@ def test_a_wrong_login() -> None:
     assert server.data_to_send() == encode_command(m.ConnectionClose(403, "no"))
 
 
+@pytest.mark.interpreted
 def test_a_virtual_path_is_refused_at_once() -> None:
     """3.3: errors in OPEN come after the login."""
     wire = Wire()
