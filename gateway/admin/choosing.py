@@ -161,7 +161,7 @@ async def page_of_slices(
     count: int,
     after: str,
 ) -> Page:
-    """The same for things that come some at a time."""
+    """Return a page as `page_of` does, of things that come some at a time."""
     matching = behind = 0
     first: list[T] = []
     async for some in things:

@@ -68,7 +68,7 @@ class LocalMessages:
 
 
 class RetainedApi:
-    """What can be asked of retained messages."""
+    """Lists, shows and clears retained messages for the HTTP API."""
 
     def __init__(self, retained: RetainedMessages) -> None:
         self._retained = retained

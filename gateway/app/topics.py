@@ -1,4 +1,4 @@
-"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
+"""Builds what is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Delivery(NamedTuple):
 
 
 class Change:
-    """What has become of a session since its last ChangeSession, in the fields of that. None: removed."""
+    """Gathers what a session has to store: the fields of the next ChangeSession. None removes."""
 
     __slots__ = ("packets", "received", "subscriptions")
 
@@ -476,7 +476,7 @@ class ClientSession(Session):
         self._note_packet(packet_id)
 
     def _say(self, rows: list[Row], outcome: Outcome) -> None:
-        """They are stored, and can be sent."""
+        """Send messages whose packet identifiers are stored."""
         if outcome is ACCEPTED and self.outlet is not None:
             self._again[:0] = reversed(rows)
             self.pump()

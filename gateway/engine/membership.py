@@ -1,4 +1,4 @@
-"""This process as one of the replicas: its incarnation, and heartbeats that keep it alive in the database.
+"""Membership of this process among the replicas: its incarnation, and heartbeats that keep it alive.
 
 An incarnation joins and sends a heartbeat every few seconds. When the others have declared it dead it is
 fenced, and another incarnation begins: what the old one owned belongs to others. Each replica also reaps:

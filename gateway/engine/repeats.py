@@ -1,4 +1,4 @@
-"""What has to be committed some time, however long the database is away."""
+"""Operations that have to be committed some time, however long the database is away."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class DeadLetters:
         self._own(count, route, found)
 
     def _own(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
-        """The same of those that are this process's alone."""
+        """Return the same of the letters that are this process's alone."""
         held = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]

@@ -46,7 +46,7 @@ MODULES: Final = (
     test_system,
     test_wills,
 )
-AWAY: Final = "sessions whose clients are away are on the log, and not among those of a replica"
+AWAY: Final = "sessions whose clients are away are in the database, and not among those of a replica"
 NOBODY: Final = "0x10 is not said: nobody knows who subscribes elsewhere"
 SHARED: Final = "shared subscriptions are granted at QoS 1 at most"
 LONG: Final = "the topic is longer than 255 octets as a routing key"
