@@ -59,6 +59,7 @@ class SharedState:
     async def run(self, flush: Callable[[], None]) -> None:
         """Do what is due, until cancelled."""
         while True:
+            self.store.tick()
             self.membership.tick(clock.now())
             self.elections.tick(clock.now())
             self.letters.tick(clock.now())

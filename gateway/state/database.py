@@ -48,7 +48,8 @@ class RefusedError(StoreError):
 
 
 class Database(ABC):
-    """One connection, for one thread. All methods raise LostError; `run` raises RefusedError, too."""
+    """One connection, for one thread, but `interrupt`. All methods raise LostError; `run` raises
+    RefusedError, too."""
 
     @abstractmethod
     def connect(self) -> int:
@@ -78,6 +79,10 @@ class Database(ABC):
     @abstractmethod
     def notify(self, notices: Sequence[Noted]) -> None:
         """Send notices to whoever listens."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Have what the thread waits for raise LostError. For other threads; nothing is raised."""
 
     @abstractmethod
     def close(self) -> None:

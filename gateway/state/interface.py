@@ -120,9 +120,19 @@ class Operation(Generic[T]):
 
 
 class Query(Generic[T]):
-    """Something to read; its reply carries a T. A query sees all that was done before it was submitted."""
+    """Something to read; its reply carries a T. A query sees all that was done before it was submitted.
+
+    `is_report`: it may read a whole table, and does not wait for those that clients wait for, or they for it.
+    """
 
     __slots__ = ()
+    is_report: ClassVar[bool] = True
+
+    @property
+    def subject(self) -> object:
+        """Return the subject of the operations that it follows, and then it is read by an index; None: it
+        follows none, and may take long."""
+        return None
 
 
 # Sessions.
@@ -298,6 +308,11 @@ class FindSession(Query[SessionView | None]):
 
     key: SessionKey
 
+    @property
+    def subject(self) -> object:
+        """Return the session."""
+        return self.key
+
 
 @dataclass(frozen=True, slots=True)
 class FindTaken(Query[list[tuple[SessionKey, int]]]):
@@ -308,6 +323,11 @@ class FindTaken(Query[list[tuple[SessionKey, int]]]):
 
     replica: str
     limit: int = 1_000
+
+    @property
+    def subject(self) -> object:
+        """Return the incarnation."""
+        return self.replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +389,11 @@ class ReplicaView(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ListReplicas(Query[list[ReplicaView]]):
     """List the replicas that are not dead."""
+
+    @property
+    def subject(self) -> object:
+        """Return one subject for all: a list of few."""
+        return "replicas"
 
 
 class Lease(NamedTuple):
@@ -464,6 +489,7 @@ class MatchRetained(Query[list[Retained]]):
     At most `limit`, and no more once they have `octets` bytes: fewer of both means that these are the last.
     """
 
+    is_report: ClassVar[bool] = False  # a client waits for it
     topic_filter: str
     after: str = ""
     limit: int = 1_000
@@ -646,7 +672,8 @@ class StateStore(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Commit what was submitted, as far as the database takes it, and end the threads."""
+        """Commit what was submitted, as far as the database takes it in some seconds, and end the threads.
+        In another thread than that of the event loop."""
 
     @abstractmethod
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
@@ -655,6 +682,10 @@ class StateStore(ABC):
     @abstractmethod
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
         """Queue a query; `done` is called once, in the event loop."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Answer what has waited for too long with UNAVAILABLE: called several times a second."""
 
     @abstractmethod
     def listen(self, replica: str) -> None:

@@ -7,7 +7,13 @@ Each group of a lane has a number, which the group itself stores. When the conne
 the lane connects again, waits for what the lost connection may still be doing, and reads the number: so it
 knows whether the group was committed, and repeats it only if it was not.
 
-While the database is away operations wait for `patience_secs`, then they are answered with UNAVAILABLE.
+Queries of one subject go to its lane, behind its operations. Others may take long, so they have lanes of
+their own, the readers.
+
+A database may be away, refuse what it is given, or accept connections and never answer. In each case the
+event loop answers what has waited for `patience_secs` with UNAVAILABLE (`tick`), and the lane leaves it out.
+Each lane notes when it began to use its database, which `health` looks at; a connection that has not answered
+for several times as long is ended from outside.
 """
 
 from __future__ import annotations
@@ -37,32 +43,44 @@ from gateway.state.queries import run_query
 
 GROUP_MAX: Final = 1_000  # operations in one transaction
 NOT_YET: Final = "not connected yet"
+READ_TIMES: Final = 3  # as long as operations do queries without a subject wait, and
+STUCK_TIMES: Final = 3  # as long may a lane use its connection before that is ended
+STOP_TIMES: Final = 2  # as long may `stop` take until connections are ended, and
+STOP_SECS: Final = 2.0  # then
 RETRY_SECS: Final = 0.05  # until the first attempt to connect again
 RETRY_SECS_MAX: Final = 1.0
+SLOW_SECS: Final = 1.0  # after which a lane that has no answer may wait for a lock
 T = TypeVar("T")
 CallSoon = Callable[[Callable[[], None]], None]
-Answer = tuple[Callable[[Reply[Any]], None], Reply[Any]]
+Answer = tuple["Item", Reply[Any]]
 
 
 class Listener(Protocol):
     """A thread that waits for notices."""
 
-    def run(self, on_notice: Callable[[Notice], None]) -> None:
-        """Wait for notices until `stop`."""
+    def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
+        """Wait for notices until `stop`. `is_slow` returns True while a lane may wait for a lock."""
 
     def listen(self, replica: str) -> None:
         """Wait for those of this incarnation, too."""
+
+    def interrupt(self) -> None:
+        """End the connection; `run` connects again."""
 
     def stop(self) -> None:
         """Have `run` return."""
 
 
-class Item(NamedTuple):
-    """An operation or a query that waits. `since`: monotonic seconds."""
+class Item:
+    """An operation or a query that waits. `since`: monotonic seconds. `is_given_up`: it was answered."""
 
-    work: object
-    done: Callable[[Reply[Any]], None]
-    since: float
+    __slots__ = ("done", "is_given_up", "since", "work")
+
+    def __init__(self, work: object, done: Callable[[Reply[Any]], None]) -> None:
+        self.work = work
+        self.done = done
+        self.since = monotonic()
+        self.is_given_up = False
 
 
 class Doubt(NamedTuple):
@@ -75,21 +93,35 @@ class Doubt(NamedTuple):
 
 
 class Committer:
-    """One thread and its database."""
+    """One thread and its database. `waiting` belongs to the event loop, which answers what is in it once."""
 
     def __init__(
-        self, database: Database, patience_secs: float, tell: Callable[[list[Answer]], None]
+        self,
+        database: Database,
+        patience_secs: float,
+        tell: Callable[[Committer, list[Answer]], None],
     ) -> None:
         self.failure = NOT_YET
+        self.patience_secs = patience_secs
         self.items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self.waiting: dict[Item, None] = {}  # in the order in which it was put
+        self.busy_since: float | None = None  # monotonic, while the database is used
         self._database = database
-        self._patience_secs = patience_secs
         self._tell = tell
         self._pending: list[Item] = []
         self._number: int | None = None  # of the last group; None: there is no connection
         self._doubt: Doubt | None = None
         self._retry_secs = RETRY_SECS
         self._is_ending = False
+
+    def busy_secs(self) -> float:
+        """Return for how long the database has been used without an end."""
+        since = self.busy_since
+        return 0.0 if since is None else monotonic() - since
+
+    def interrupt(self) -> None:
+        """End the connection; the lane connects again. For other threads."""
+        self._database.interrupt()
 
     def run(self) -> None:
         """Commit what comes until the end."""
@@ -117,6 +149,8 @@ class Committer:
 
     def _turn(self) -> None:
         """Try to commit one group; after an error connect again."""
+        self._pending = [item for item in self._pending if not item.is_given_up]
+        self.busy_since = monotonic()
         try:
             self._connect()
             try:
@@ -128,6 +162,8 @@ class Committer:
         except Exception as error:  # a bug: what is pending is tried again, until it has waited too long
             contained("store", error)
             self._lost(LostError(f"the thread of the state has failed: {error!r}"))
+        finally:
+            self.busy_since = None
 
     def _work(self) -> None:
         """Commit one group, and answer the queries that came with it."""
@@ -148,7 +184,7 @@ class Committer:
             if doubt is not None and doubt.number == self._number:
                 self._committed(doubt)
             elif doubt is not None:
-                self._pending[:0] = doubt.items
+                self._pending[:0] = [item for item in doubt.items if not item.is_given_up]
         if self.failure:
             self.failure, self._retry_secs = "", RETRY_SECS
 
@@ -196,94 +232,152 @@ class Committer:
         self._answer([item], [reply])
 
     def _lost(self, error: LostError) -> None:
-        """The database is away: wait for longer each time, and answer those that have waited too long."""
+        """The database is away: wait for longer each time. At the end nothing waits for it."""
         if self.failure:
             self._retry_secs = min(2 * self._retry_secs, RETRY_SECS_MAX)
         self.failure = str(error)
         self._number = None
         self._database.close()
-        oldest = monotonic() - (0.0 if self._is_ending else self._patience_secs)
-        doubt = self._doubt
-        if doubt is not None and doubt.items[0].since <= oldest:
-            self._answer(doubt.items, [UNAVAILABLE] * len(doubt.items))
-            self._doubt = None
-        late = [item for item in self._pending if item.since <= oldest]
-        self._answer(late, [UNAVAILABLE] * len(late))
-        self._pending = [item for item in self._pending if item.since > oldest]
+        if self._is_ending:
+            left = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
+            self._doubt, self._pending = None, []
+            self._answer(left, [UNAVAILABLE] * len(left))
 
     def _answer(self, items: Sequence[Item], replies: Sequence[Reply[Any]]) -> None:
         if items:
-            self._tell([(item.done, reply) for item, reply in zip(items, replies, strict=True)])
+            self._tell(self, list(zip(items, replies, strict=True)))
 
 
 class LanedStore(StateStore):
-    """A store of several lanes. `listener`: runs beside them, if notices come over a connection."""
+    """A store of several lanes. `readers`: for queries without a subject. `listener`: runs beside them, if
+    notices come over a connection."""
 
     def __init__(
-        self, databases: Sequence[Database], patience_secs: float, listener: Listener | None = None
+        self,
+        databases: Sequence[Database],
+        patience_secs: float,
+        listener: Listener | None = None,
+        readers: Sequence[Database] = (),
     ) -> None:
+        self._patience_secs = patience_secs
         self._lanes = [Committer(database, patience_secs, self._tell) for database in databases]
+        self._readers = [Committer(one, READ_TIMES * patience_secs, self._tell) for one in readers]
+        self._all = [*self._lanes, *self._readers]
         self._listener = listener
         self._threads: list[threading.Thread] = []
         self._pending = 0
+        self._is_stopped = False
         self._call_soon: CallSoon
         self._on_notice: Callable[[Notice], None]
 
     def start(self, call_soon: CallSoon, on_notice: Callable[[Notice], None]) -> None:
         self._call_soon, self._on_notice = call_soon, on_notice
         runs: list[tuple[str, Callable[[], None]]] = [
-            (f"state-{number}", lane.run) for number, lane in enumerate(self._lanes)
+            (f"state-{number}", lane.run) for number, lane in enumerate(self._all)
         ]
         if self._listener is not None:
-            runs.append(("state-notices", partial(self._listener.run, self.notice)))
+            runs.append(("state-notices", partial(self._listener.run, self.notice, self._is_slow)))
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in runs]
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        for lane in self._lanes:
+        for lane in self._all:
             lane.items.put(None)
         if self._listener is not None:
             self._listener.stop()
+        if not self._join(STOP_TIMES * self._patience_secs):
+            self._interrupt(self._all)
+            self._join(STOP_SECS)  # a thread that goes on ends with the process
+        self._call_soon(partial(self._give_up, lambda lane: monotonic()))
+        self._is_stopped = True
+
+    def _join(self, secs: float) -> bool:
+        """Wait for the end of the threads. Return False if some go on after `secs`."""
+        until = monotonic() + secs
         for thread in self._threads:
-            thread.join()
+            thread.join(max(until - monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
-        self._put(hash(operation.subject), operation, done)
+        self._put(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
-        self._put(hash(query), query, done)
+        subject, lanes, readers = query.subject, self._lanes, self._readers
+        if subject is not None:
+            lane = lanes[hash(subject) % len(lanes)]
+        elif not readers:
+            lane = lanes[hash(query) % len(lanes)]
+        else:
+            lane = readers[-1] if query.is_report else readers[0]
+        self._put(lane, query, done)
 
-    def _put(self, number: int, work: object, done: Callable[[Reply[Any]], None]) -> None:
+    def _put(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
         if self._pending >= self.pending_max:
             self._call_soon(partial(done, UNAVAILABLE))
             return
         self._pending += 1
-        self._lanes[number % len(self._lanes)].items.put(Item(work, done, monotonic()))
+        item = Item(work, done)
+        lane.waiting[item] = None
+        lane.items.put(item)
 
     def listen(self, replica: str) -> None:
         if self._listener is not None:
             self._listener.listen(replica)
 
+    def tick(self) -> None:
+        self._give_up(lambda lane: monotonic() - lane.patience_secs)
+        stuck = [one for one in self._all if one.busy_secs() >= STUCK_TIMES * one.patience_secs]
+        if stuck:
+            self._interrupt(stuck)
+
+    def _give_up(self, oldest: Callable[[Committer], float]) -> None:
+        """Answer what has waited since a lane's `oldest` or longer."""
+        for lane in self._all:
+            since = oldest(lane)
+            late: list[Answer] = []
+            for item in list(lane.waiting):
+                if item.since > since:
+                    break
+                item.is_given_up = True
+                late.append((item, UNAVAILABLE))
+            if late:
+                self._answered(lane, late)
+
+    def _interrupt(self, lanes: Sequence[Committer]) -> None:
+        for lane in lanes:
+            lane.interrupt()
+        if self._listener is not None:
+            self._listener.interrupt()
+
     @property
     def health(self) -> Health:
-        failure = next((lane.failure for lane in self._lanes if lane.failure), "")
+        failure = next((lane.failure for lane in self._all if lane.failure), "")
+        if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
+            failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"
         return Health(failure, self._pending)
 
     # From the threads.
 
     def notice(self, notice: Notice) -> None:
         """Have the event loop hear a notice."""
-        self._call_soon(partial(self._on_notice, notice))
+        if not self._is_stopped:
+            self._call_soon(partial(self._on_notice, notice))
 
-    def _tell(self, answers: list[Answer]) -> None:
-        self._call_soon(partial(self._answered, answers))
+    def _is_slow(self) -> bool:
+        return any(lane.busy_secs() >= SLOW_SECS for lane in self._lanes)
 
-    def _answered(self, answers: list[Answer]) -> None:
-        """In the event loop."""
-        self._pending -= len(answers)
-        for done, reply in answers:
+    def _tell(self, lane: Committer, answers: list[Answer]) -> None:
+        if not self._is_stopped:
+            self._call_soon(partial(self._answered, lane, answers))
+
+    def _answered(self, lane: Committer, answers: list[Answer]) -> None:
+        """In the event loop. What was given up has been answered."""
+        for item, reply in answers:
+            if lane.waiting.pop(item, item) is item:
+                continue
+            self._pending -= 1
             try:
-                done(reply)
+                item.done(reply)
             except Exception as error:  # it concerns whoever waited, and nobody behind
                 contained("store", error)

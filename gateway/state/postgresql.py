@@ -3,15 +3,20 @@
 Each lane has a connection of its own. A group takes a round trip for each kind of its operations, one for the
 time, one to write, and one to commit; statements in between are pipelined. Plans are by indexes alone, for
 the planner does not know how few rows a group has.
+
+A server that is lost is noticed by TCP, and a statement that takes too long is ended by the server. One that
+is frozen does neither, so a connection can be ended from another thread: `Wire`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -36,10 +41,12 @@ from gateway.state.lanes import LanedStore
 from gateway.state.schema import Migrations, load_migrations, missing_steps
 
 LANES: Final = 4
+READERS: Final = 2  # one for what clients wait for, and one for reports
 VERSION_MIN: Final = 150_000  # of the server
 CONNECT_SECS: Final = 5
 STATEMENT_MS: Final = 10_000  # after which the server gives a statement up
-LOCK_MS: Final = 2_000  # after which it gives up waiting for a row that another group has locked
+LOCK_MS: Final = 4_000  # after which it gives up waiting for a row that another group has locked
+BLOCKING_MS: Final = 1_000  # after which a group that others wait for is ended
 MIGRATE_LOCK: Final = 0x67777374
 PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is the faster way
 NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
@@ -48,7 +55,8 @@ NAME_BYTES_MAX: Final = 63
 # Beginnings of SQLSTATE. The server, or what it needs, is away: connection, read-only after a failover,
 # resources, operator, system.
 AWAY: Final = ("08", "25", "53", "57P", "58")
-ABORTED: Final = ("40", "55P03")  # for the sake of another transaction, or a lock was waited for in vain
+# For the sake of another transaction, a lock was waited for in vain, or a statement took too long.
+ABORTED: Final = ("40", "55P03", "57014")
 
 OPTIONS: Final = (
     "SET enable_seqscan = off",
@@ -67,14 +75,19 @@ END_EARLIER: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE pid <> pg_backend_pid() AND usename = current_user AND application_name = $1"
 )
-# A group takes milliseconds. One that others have waited for is of a process that is frozen or cut off within
-# a pipeline, where no timeout of the server applies. If it is only slow it finds that it was ended, and is
-# tried again.
-END_OLD: Final = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid <> pg_backend_pid() AND usename = current_user"
-    " AND split_part(application_name, ' ', 1) = $1 AND split_part(application_name, ' ', 3) <> ''"
-    f" AND xact_start < clock_timestamp() - interval '{LOCK_MS} milliseconds'"
+# A group takes milliseconds. One that this process has waited for longer is of a process that is frozen or
+# cut off within a pipeline, where no timeout of the server applies. If it is only slow it finds that it was
+# ended, and is tried again. One that waits itself, for a lock or for a standby, is not to blame.
+END_BLOCKING: Final = (
+    "SELECT pg_terminate_backend(holder.pid) FROM pg_stat_activity AS waiting,"
+    " unnest(pg_blocking_pids(waiting.pid)) AS blocking JOIN pg_stat_activity AS holder"
+    " ON holder.pid = blocking"
+    " WHERE waiting.usename = current_user AND starts_with(waiting.application_name, $1)"
+    " AND waiting.wait_event_type = 'Lock'"
+    " AND holder.usename = current_user AND split_part(holder.application_name, ' ', 1) = $2"
+    " AND split_part(holder.application_name, ' ', 3) <> ''"
+    " AND holder.wait_event_type IS DISTINCT FROM 'Lock' AND holder.wait_event IS DISTINCT FROM 'SyncRep'"
+    f" AND holder.xact_start < clock_timestamp() - interval '{BLOCKING_MS} milliseconds'"
 )
 JOIN_LANE: Final = (
     "INSERT INTO lane (id, number, seen) VALUES ($1, 0, state_now())"
@@ -100,12 +113,43 @@ LEVELS: Final = " AND state_levels(topic) @> ${}::text[]"
 LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
+class Wire:
+    """The socket of a connection, for another thread to end it: the thread that waits for an answer hears
+    that the connection was lost."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def follow(self, connection: Connection) -> None:
+        """End this connection from now on. The descriptor is a copy: libpq may close its own at any time."""
+        copy = socket.socket(fileno=os.dup(connection.fileno()))
+        with self._lock:
+            before, self._socket = self._socket, copy
+        if before is not None:
+            before.close()
+
+    def end(self) -> None:
+        """End the connection, if there is one."""
+        with self._lock, suppress(OSError):  # it has ended by itself
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """The connection was closed."""
+        with self._lock:
+            before, self._socket = self._socket, None
+        if before is not None:
+            before.close()
+
+
 class PostgreSQLDatabase(Database):
     """A connection for one thread."""
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
         self._lane = lane
+        self._wire = Wire()
         self._connection: Connection | None = None
         self._number = 0
         self._is_begun = True  # or the next statement begins the transaction
@@ -118,9 +162,9 @@ class PostgreSQLDatabase(Database):
 
     def connect(self) -> int:
         self.close()
-        self._server.prepare()
+        self._server.prepare(self._wire)
         with _translated(None):
-            self._connection = connection = self._server.connect(self._lane)
+            self._connection = connection = self._server.connect(self._lane, self._wire)
             for option in OPTIONS:
                 connection.execute(option)
             connection.execute(END_EARLIER, (self._lane,))
@@ -155,10 +199,8 @@ class PostgreSQLDatabase(Database):
             self._open.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Give the transaction up, and end those of others that may have been waited for in vain."""
         with _translated(None):
             self._open.execute("ROLLBACK")
-            self._open.execute(END_OLD, (self._server.schema,))
 
     def match(self, wanted: MatchRetained) -> Rows:
         """A filter without `+` is a range of topics. Otherwise the index on levels finds few topics soon; of
@@ -201,10 +243,14 @@ class PostgreSQLDatabase(Database):
         call = Call("{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows)
         self.run([call])
 
+    def interrupt(self) -> None:
+        self._wire.end()
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._wire.close()
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -232,9 +278,9 @@ class Server:
         self._lock = threading.Lock()
         self._is_migrated = False
 
-    def connect(self, name: str) -> Connection:
-        """Connect for statements with `$1`, each a transaction unless one was begun. Raises psycopg.Error,
-        and LostError when the password cannot be read."""
+    def connect(self, name: str, wire: Wire) -> Connection:
+        """Connect for statements with `$1`, each a transaction unless one was begun. `wire` follows the
+        connection. Raises psycopg.Error, and LostError when the password cannot be read."""
         own: dict[str, Any] = {
             "application_name": name,
             "connect_timeout": CONNECT_SECS,
@@ -253,28 +299,33 @@ class Server:
                 raise LostError(str(error)) from error
         conninfo = make_conninfo(self._url, **options)
         connection = psycopg.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+        wire.follow(connection)
         connection.execute(composed.SQL("SET search_path = {}").format(composed.Identifier(self.schema)))
         return connection
 
-    def prepare(self) -> None:
+    def prepare(self, wire: Wire) -> None:
         """Bring the schema up to date, once. Raises LostError when that cannot be done now."""
         with self._lock:
             if not self._is_migrated:
                 try:
-                    self.migrate()
+                    self.migrate(wire)
                 except LostError:
                     raise
                 except StoreError as error:
                     raise LostError(str(error)) from error
                 self._is_migrated = True
 
-    def migrate(self) -> None:
+    def migrate(self, wire: Wire | None = None) -> None:
         """Bring the schema up to date. Raises StoreError if that cannot be done, or the schema is newer."""
+        wire = wire or Wire()
         try:
-            with self.connect(f"{self.schema} migration") as connection, connection.transaction():
+            name = f"{self.schema} migration"
+            with self.connect(name, wire) as connection, connection.transaction():
                 self._migrate(connection)
         except psycopg.Error as error:
             raise StoreError(f"PostgreSQL: {_said(error)}") from error
+        finally:
+            wire.close()
 
     def _migrate(self, connection: Connection) -> None:
         if connection.info.server_version < VERSION_MIN:
@@ -366,31 +417,43 @@ def _notice(payload: str) -> Notice | None:
 
 
 class NoticeListener:
-    """The connection that waits for notices."""
+    """The connection that waits for notices, and for what lanes of this process wait for in vain: their names
+    begin with `process`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, process: str) -> None:
         self._server = server
+        self._process = process
         self._replicas: list[str] = []
         self._ended = threading.Event()
+        self._wire = Wire()
 
     def listen(self, replica: str) -> None:
         """Wait for the notices of a replica, too."""
         self._replicas.append(replica)
 
+    def interrupt(self) -> None:
+        """End the connection; `run` connects again."""
+        self._wire.end()
+
     def stop(self) -> None:
         """Have `run` return."""
         self._ended.set()
 
-    def run(self, on_notice: Callable[[Notice], None]) -> None:
-        """Wait for notices until `stop`. Report MISSED whenever some may have been lost."""
+    def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
+        """Wait for notices until `stop`. Report MISSED whenever some may have been lost. While a lane
+        `is_slow`, end the transactions that this process waits for."""
         while not self._ended.is_set():
             try:
-                with self._server.connect(f"{self._server.schema} notices") as connection:
-                    self._wait(connection, on_notice)
+                with self._server.connect(f"{self._server.schema} notices", self._wire) as connection:
+                    self._wait(connection, on_notice, is_slow)
             except (psycopg.Error, LostError):
                 self._ended.wait(NOTICE_SECS)  # the lanes report why the database is away
+            finally:
+                self._wire.close()
 
-    def _wait(self, connection: Connection, on_notice: Callable[[Notice], None]) -> None:
+    def _wait(
+        self, connection: Connection, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]
+    ) -> None:
         listening = 0
         while not self._ended.is_set():
             if listening < len(self._replicas):
@@ -402,12 +465,15 @@ class NoticeListener:
             for notify in connection.notifies(timeout=NOTICE_SECS):
                 if (notice := _notice(notify.payload)) is not None:
                     on_notice(notice)
+            if is_slow():
+                connection.execute(END_BLOCKING, (self._process, self._server.schema))
 
 
 class PostgreSQLState(LanedStore):
     """State in a schema of a PostgreSQL database, which need not be there yet: `health` reports why not."""
 
     def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:
-        process = secrets.token_hex(6)
-        databases = [PostgreSQLDatabase(server, f"{server.schema} {process} {lane}") for lane in range(lanes)]
-        super().__init__(databases, patience_secs, NoticeListener(server))
+        process = f"{server.schema} {secrets.token_hex(6)} "
+        databases = [PostgreSQLDatabase(server, f"{process}{lane}") for lane in range(lanes)]
+        readers = [PostgreSQLDatabase(server, f"{process}reader-{number}") for number in range(READERS)]
+        super().__init__(databases, patience_secs, NoticeListener(server, process), readers)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -118,6 +119,12 @@ class SQLiteDatabase(Database):
         """All replicas of the database are in this process."""
         for noted in notices:
             self._on_notice(Notice(noted.event, noted.key))
+
+    def interrupt(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            with suppress(sqlite3.Error):  # it was closed meanwhile
+                connection.interrupt()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

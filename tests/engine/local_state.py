@@ -68,6 +68,9 @@ class LocalState(StateStore):
     def query(self, query: Any, done: Callable[[Reply[Any]], None]) -> None:
         self._waiting.append((query, done))
 
+    def tick(self) -> None:
+        """Nothing is late: the test decides what is answered."""
+
     def listen(self, replica: str) -> None:
         """All notices are noted."""
 

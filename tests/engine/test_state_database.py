@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.engine.replicas import Replica, replicas
+import time
+
+from tests.engine.replicas import PATIENCE_SECS, Replica, replicas
+from tests.engine.test_opening_races import UNAVAILABLE, Raw
 from tests.interop.servers import PostgreSQL, RabbitMQ
 
 
@@ -24,3 +27,23 @@ def test_a_replica_is_ready_while_its_database_is_there(rabbitmq: RabbitMQ) -> N
             server.start()
             one.until_ready()
             one.until(lambda: not gauges["gateway_state_pending_operations"]())
+
+
+def test_a_database_that_is_frozen_is_noticed(rabbitmq: RabbitMQ) -> None:
+    """It accepts connections and answers nothing: clients are turned away, and the replica stops in time."""
+    with PostgreSQL() as server:
+        one = Replica("one", rabbitmq.url, "frozen", postgresql={"url": server.url})
+        with replicas(one):
+            reasons = one.gateway.readiness.reasons
+            server.freeze()
+            with Raw(one.mqtt, "waits", 5) as client:
+                assert client.answer() == UNAVAILABLE[5]
+            one.until(lambda: any("state: " in why for why in reasons()))
+            server.thaw()
+            one.until_ready()
+            with Raw(one.mqtt, "waits", 5) as client:
+                assert client.answer() == 0
+            server.freeze()
+            begin = time.monotonic()
+            one.stop()
+            assert time.monotonic() - begin < PATIENCE_SECS

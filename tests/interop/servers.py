@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Final, Self
@@ -464,8 +465,35 @@ class PostgreSQL(_Broker):
             self._processes.wait()
         self._processes.stop()
 
+    def freeze(self) -> None:
+        """Stop all of its processes: connections stay, and nothing is answered."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have all of its processes go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._pids():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, number)
+
+    def _pids(self) -> list[int]:
+        """Return the postmaster and its children, which are in sessions of their own."""
+        postmaster = self._processes.pid
+        found = [postmaster]
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with suppress(OSError):  # it has ended
+                    _, _, rest = (folder / "stat").read_text().rpartition(")")
+                    if int(rest.split()[1]) == postmaster:
+                        found.append(int(folder.name))
+        return found
+
     def close(self) -> None:
         """Stop it and remove its files."""
+        if self.running:
+            self.thaw()
         self.stop(kill=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 

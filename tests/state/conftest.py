@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
@@ -21,6 +22,7 @@ from tests.interop.servers import PostgreSQL
 
 T = TypeVar("T")
 WAIT_SECS: Final = 30.0
+TICK_SECS: Final = 0.05
 KEY: Final = SessionKey("mqtt", "device-1")
 NOW: Final = "CREATE OR REPLACE FUNCTION state_now() RETURNS double precision VOLATILE LANGUAGE sql AS "
 CLOCK: Final = "'SELECT extract(epoch FROM clock_timestamp())::double precision + {}'"
@@ -42,7 +44,17 @@ class Replica:
 
     def reply(self, operation: Operation[T]) -> Reply[T]:
         """Submit an operation, and return its reply."""
-        return self.send(operation).result(WAIT_SECS)
+        return self.result(self.send(operation))
+
+    def result(self, reply: Future[Reply[T]]) -> Reply[T]:
+        """Return a reply; as the event loop does, tick while it has not come."""
+        deadline = time.monotonic() + WAIT_SECS
+        while True:
+            try:
+                return reply.result(TICK_SECS)
+            except Late:
+                assert time.monotonic() < deadline
+                self.store.tick()
 
     def do(self, operation: Operation[T]) -> T:
         """The same for one that is DONE."""
@@ -54,7 +66,7 @@ class Replica:
         """Return what a query asks for."""
         reply: Future[Reply[T]] = Future()
         self.store.query(query, reply.set_result)
-        found = reply.result(WAIT_SECS)
+        found = self.result(reply)
         assert found.verdict is Verdict.DONE, found
         return found.value  # type: ignore[return-value]
 

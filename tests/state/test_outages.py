@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
@@ -28,11 +29,11 @@ from gateway.state.interface import (
     SessionKey,
     Verdict,
 )
-from gateway.state.postgresql import PostgreSQLDatabase, PostgreSQLState, Server
+from gateway.state.postgresql import LOCK_MS, PostgreSQLDatabase, PostgreSQLState, Server, Wire
 from gateway.state.schema import load_migrations
 from gateway.state.sessions import SessionOperation, Sessions
 from tests.interop.servers import PostgreSQL
-from tests.state.conftest import KEY, PostgreSQLWorld, Replica
+from tests.state.conftest import KEY, WAIT_SECS, PostgreSQLWorld, Replica
 from tests.state.test_sessions import opens
 
 BACKENDS = "FROM pg_stat_activity WHERE application_name LIKE '{} %' AND pid <> pg_backend_pid()"
@@ -306,8 +307,8 @@ def test_a_password_that_cannot_be_read_is_the_reason_and_read_again(shared: Pos
 
     server = Server(shared.server.url, shared.schema, read)
     with pytest.raises(LostError, match="/secret"):
-        server.prepare()
-    server.prepare()
+        server.prepare(Wire())
+    server.prepare(Wire())
 
 
 def test_a_transaction_that_does_not_end_is_ended_by_who_waits_for_it(shared: PostgreSQLWorld) -> None:
@@ -337,3 +338,71 @@ def test_a_name_that_is_too_long_for_an_index_costs_nobody_else_anything(shared:
     assert one.reply(ChangeSession(key, epoch, {letters: b"options"})).verdict is Verdict.REFUSED
     assert not one.store.health.failure
     two.do(ChangeSession(key, epoch, {"short": b"options"}))
+
+
+def test_a_server_that_is_frozen_is_noticed_and_what_waits_is_answered(own: PostgreSQLWorld) -> None:
+    """It accepts connections and says nothing: TCP and the server's own limits do not notice."""
+    one = own.replica("one", patience_secs=0.5)
+    epoch = opens(one).epoch
+    own.server.freeze()
+    try:
+        waits = [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(3)]
+        assert {one.result(wait).verdict for wait in waits} == {Verdict.UNAVAILABLE}
+        assert "not answered" in one.store.health.failure or "PostgreSQL" in one.store.health.failure
+        assert one.store.health.pending == 0
+        begin = time.monotonic()
+        while "not answered" in one.store.health.failure:
+            one.store.tick()  # until its connection is ended, and another one is tried
+            assert time.monotonic() - begin < WAIT_SECS
+        assert "PostgreSQL" in one.store.health.failure
+    finally:
+        own.server.thaw()
+    one.until_healthy()
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+        pass
+    assert "b" in opens(one).contents.subscriptions
+
+
+def test_a_store_stops_though_its_server_is_frozen(own: PostgreSQLWorld) -> None:
+    one = own.replica("one", patience_secs=0.5)
+    epoch = opens(one).epoch
+    own.server.freeze()
+    try:
+        wait = one.send(ChangeSession(KEY, epoch, {"a": b""}))
+        begin = time.monotonic()
+        one.store.stop()
+        assert time.monotonic() - begin < 10.0
+        assert wait.result(0).verdict is Verdict.UNAVAILABLE
+    finally:
+        own.server.thaw()
+
+
+def test_a_commit_that_waits_for_a_lock_is_answered(shared: PostgreSQLWorld) -> None:
+    """Somebody else has locked a whole table, and is not ended."""
+    one = shared.replica("one", patience_secs=0.5)
+    epoch = opens(one).epoch
+    with psycopg.connect(shared.server.url) as other:
+        other.execute(f"LOCK TABLE {shared.schema}.subscription".encode())
+        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.UNAVAILABLE
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+        pass
+    one.until_healthy()
+
+
+def test_a_transaction_that_nobody_waits_for_is_left_alone(shared: PostgreSQLWorld) -> None:
+    """A group that is merely slow, while others are aborted by each other or wait for something else."""
+    one = shared.replica("one")
+    assert one.do(AcquireLease("link", "one", 60.0)) == Lease("one", 1)
+    lane = f"{shared.schema} slow 0"
+    with psycopg.connect(shared.server.url, autocommit=True, application_name=lane) as slow:
+        slow.execute(f"SET search_path = {shared.schema}".encode())
+        slow.execute("BEGIN")
+        slow.execute("INSERT INTO lease VALUES ('other', 'slow', 1, 0)")
+        blocker = psycopg.connect(shared.server.url)
+        blocker.execute(f"SELECT name FROM {shared.schema}.lease WHERE name = 'link' FOR UPDATE".encode())
+        wait = one.send(AcquireLease("link", "one", 60.0))
+        with pytest.raises(TimeoutError):
+            wait.result(LOCK_MS / 1_000 + 1.5)  # it has waited for the lock in vain once
+        blocker.close()
+        assert one.result(wait).verdict is Verdict.DONE
+        slow.execute("COMMIT")
