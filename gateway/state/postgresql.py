@@ -38,7 +38,7 @@ from gateway.state.database import (
 )
 from gateway.state.interface import Event, MatchRetained, Notice, SessionKey
 from gateway.state.lanes import LanedStore
-from gateway.state.schema import Migrations, load_migrations, missing_steps
+from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
 LANES: Final = 4
 READERS: Final = 2  # one for what clients wait for, and one for reports
@@ -334,13 +334,16 @@ class Server:
         row = connection.execute("SELECT to_regnamespace(quote_ident($1))", (self.schema,)).fetchone()
         if row is None or row[0] is None:
             connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(self.schema)))
-        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
-        row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
-        assert row is not None
-        for number, statements in missing_steps(row[0], self._migrations, postgresql=True):
-            for statement in statements:
+        create, select = VERSIONS
+        connection.execute(create)
+        # Of a database that an earlier version has created, which did not remember it.
+        connection.execute("ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS works_with integer")
+        applied = [(version, works) for version, works in connection.execute(select)]
+        for step in missing_steps(applied, self._migrations, postgresql=True):
+            for statement in step.statements:
                 connection.execute(statement.encode())
-            connection.execute("INSERT INTO schema_version (version) VALUES ($1)", (number,))
+            given = (step.version, step.works_with)
+            connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", given)
 
 
 def _execute(connection: Connection, call: Call) -> Cursor:

@@ -5,20 +5,31 @@ A file `NNNN_name.sql` takes the schema from version NNNN - 1 to NNNN. `{C}` is 
 
 Two versions of the gateway run side by side during an update. So a migration only expands: the program of the
 version before must work with the new schema, which means new tables, and new columns that are null or have a
-default. What is not used any more is dropped one release later. A program that starts and finds a newer
-schema than its own refuses; one that is running when the schema moves on is not disturbed.
+default. What is not used any more is dropped one release later, when the schema contracts.
+
+A line `-- works with N` says which program is the oldest that works with the schema: one that knows the
+migrations until N. The database remembers it, so an older program may still start, and one that is too old
+refuses. Without such a line only programs that know the migration start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.errors import StoreError
 
 ONLY_POSTGRESQL: Final = "-- only postgresql\n"
+WORKS_WITH: Final = re.compile(r"^-- works with (\d+)$", re.MULTILINE)
+VERSIONS: Final = (
+    "CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL, works_with integer)",
+    "SELECT version, works_with FROM schema_version ORDER BY version",
+)
 Migrations = tuple[str, ...]
+Applied = Sequence[tuple[int, int | None]]
+"""Versions that a database has, and the oldest program that each works with, if it is known."""
 
 
 def load_migrations() -> Migrations:
@@ -30,19 +41,29 @@ def load_migrations() -> Migrations:
     return tuple(one.read_text(encoding="utf-8") for one in found)
 
 
-def missing_steps(
-    version: int, migrations: Migrations, *, postgresql: bool
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield version and statements of each migration behind `version`. Raises StoreError if the schema is
-    newer than the last one."""
-    if version > len(migrations):
+class Step(NamedTuple):
+    """A migration to apply. `works_with`: the oldest program that works with it."""
+
+    version: int
+    works_with: int
+    statements: list[str]
+
+
+def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool) -> Iterator[Step]:
+    """Yield each migration that a database lacks. Raises StoreError if the schema is newer than the last one,
+    and does not work with a program that knows no more."""
+    known = len(migrations)
+    if any(version > known and (works or version) > known for version, works in applied):
         raise StoreError(
-            f"the schema of the state is version {version}, this gateway knows {len(migrations)}:"
+            f"the schema of the state is version {applied[-1][0]}, this gateway knows {known}:"
             " a newer gateway has changed it. Start that one"
         )
-    for number, text in enumerate(migrations[version:], start=version + 1):
+    begin = max((version for version, _ in applied), default=0)
+    for number, text in enumerate(migrations[begin:], start=begin + 1):
+        found = WORKS_WITH.search(text)
         both, _, only = text.partition(ONLY_POSTGRESQL)
         text = both + only if postgresql else both
         collation, octets = ('COLLATE "C"', "bytea") if postgresql else ("", "BLOB")
         text = text.replace("{C}", collation).replace("{bytes}", octets)
-        yield number, [one for one in map(str.strip, text.split(";\n")) if one]
+        statements = [one for one in map(str.strip, text.split(";\n")) if one]
+        yield Step(number, number if found is None else int(found[1]), statements)

@@ -24,7 +24,7 @@ from gateway.state.database import (
 )
 from gateway.state.interface import MatchRetained, Notice
 from gateway.state.lanes import LanedStore
-from gateway.state.schema import Migrations, load_migrations, missing_steps
+from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
 APPLICATION_ID: Final = 0x47575354  # "GWST", so that no other program's database is taken for this one
 LANE: Final = "embedded"
@@ -155,16 +155,18 @@ def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
     """Raises sqlite3.Error, and StoreError for a database of a newer gateway or another program."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != APPLICATION_ID:
             raise StoreError("the file belongs to another program")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        for number, statements in missing_steps(version, migrations, postgresql=False):
-            for statement in statements:
+        create, select = VERSIONS
+        connection.execute(create)
+        applied = connection.execute(select).fetchall()
+        for step in missing_steps(applied, migrations, postgresql=False):
+            for statement in step.statements:
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("INSERT INTO schema_version VALUES (?, ?)", (step.version, step.works_with))
         connection.commit()
     except BaseException:
         connection.rollback()

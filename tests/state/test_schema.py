@@ -22,6 +22,8 @@ CREATE TABLE later (id text {C} PRIMARY KEY, value {bytes} NOT NULL);
 CREATE INDEX later_value ON later (value);
 """
 NEWER = (*load_migrations(), EXPANDS)
+KNOWN = len(load_migrations())
+MARKED = (*load_migrations(), f"-- works with {KNOWN}\n{EXPANDS}")
 
 
 def test_an_older_program_goes_on_when_the_schema_moves_on(world: World) -> None:
@@ -89,3 +91,36 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="another program"):
         SQLiteState(path)
+
+
+def test_an_older_program_starts_beside_a_schema_that_works_with_it(world: World) -> None:
+    """As a replica that is restarted, or rolled back, in the middle of an update."""
+    new = world.replica("new", MARKED)
+    before = opens(new)
+    old = world.replica("old")
+    found = opens(old)
+    assert found.present
+    assert found.epoch > before.epoch
+    assert opens(new).present
+    world.store(MARKED)
+
+
+def test_a_program_that_is_too_old_is_refused_whatever_came_last(world: World) -> None:
+    """A schema that has contracted, and then expanded again for programs that know that."""
+    later = f"-- works with {KNOWN + 1}\nCREATE TABLE even_later (id text);\n"
+    world.store((*NEWER, later))
+    with pytest.raises(StoreError, match="newer gateway"):
+        world.store()
+    world.store(NEWER)
+
+
+def test_a_schema_that_does_not_remember_what_it_works_with(shared: PostgreSQLWorld) -> None:
+    """One of an earlier version, which goes on; of a later one that forgot it nothing is assumed."""
+    shared.store()
+    shared.execute("ALTER TABLE schema_version DROP COLUMN works_with")
+    shared.store()
+    shared.store(MARKED)
+    shared.store()
+    shared.execute("UPDATE schema_version SET works_with = NULL")
+    with pytest.raises(StoreError, match="newer gateway"):
+        shared.store()

@@ -1,4 +1,5 @@
 -- The user and the weight (bytes) of dead letters, so that what each user has is counted and limited.
+-- works with 1
 
 ALTER TABLE dead_letter ADD COLUMN login text {C} NOT NULL DEFAULT '';
 ALTER TABLE dead_letter ADD COLUMN weight bigint NOT NULL DEFAULT 0;

@@ -1,4 +1,5 @@
 -- Filters of shared subscriptions, whose queues have to stay while sessions have them.
+-- works with 1
 
 CREATE INDEX subscription_shared ON subscription (filter) WHERE substr(filter, 1, 7) = '$share/';
 
