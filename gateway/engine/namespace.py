@@ -8,7 +8,7 @@ whoever claims one there publishes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -422,6 +422,14 @@ class EngineNamespace(MqttNamespace):
         session = self.sessions.get(client)
         return session if isinstance(session, ClientSession) else None
 
+    def connected(self) -> Iterable[ClientSession]:
+        """Return the sessions of all clients that are here."""
+        return [one for one in self.sessions.values() if isinstance(one, ClientSession)]
+
+    def is_expected(self, client: str) -> bool:
+        """Return True if a client may be let in, and is not yet."""
+        return client in self._arrived
+
     def dropped(self, *, expired: bool) -> None:
         """A queue has had no room for a message; or it `expired` there."""
         self.tally.expired += expired
@@ -447,7 +455,9 @@ class EngineNamespace(MqttNamespace):
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
         """The session of a client that has arrived."""
-        _, owner, found = self._arrived.pop(client_id)
+        opening, owner, found = self._arrived.pop(client_id)
+        if opening.coming.will is not None:
+            self._engine.sessions.serve(client_id, owner)
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session
@@ -568,6 +578,8 @@ class EngineNamespace(MqttNamespace):
         name = self.new_will_key(key.client)
         self._publishing[name] = key, epoch
         self._left_wills.append(LeftWill(will, sender, 0.0, name))
+        self.adopt()
+        self._publish_will(name)
 
     def forget_will(self, key: str) -> None:
         """It is published, or will not be."""

@@ -11,7 +11,7 @@ Notices say when there is something to look at. They may be lost, so the same is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -32,10 +32,12 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
     ChangeSession,
+    ConfirmWill,
     CountSessions,
     Due,
     EndSession,
     Event,
+    FindOwned,
     FindSession,
     FindTaken,
     ForgetQueue,
@@ -45,6 +47,7 @@ from gateway.state.interface import (
     Notice,
     Opened,
     OpenSession,
+    Owned,
     Owner,
     ReleaseSession,
     ReplicaView,
@@ -64,6 +67,9 @@ UNSTORED_MAX: Final = 50_000  # sessions with something to store, beyond which n
 AWAY_SECS: Final = 5.0  # that the database may be away before nothing more is begun
 LOOK_SECS: Final = 1.0  # between two looks for what notices should have said
 COUNT_SECS: Final = 10.0  # between two counts of all sessions
+SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
+OWNED_MAX: Final = 1_000  # sessions in a page of that
+STRAY_SECS: Final = 10.0  # that are between them when a client was found for nobody
 RELEASE_SECS: Final = 1.0  # that an owner has to release a queue before it is asked whether it lives
 RELEASE_SECS_MAX: Final = 5.0  # that one has that lives
 ALIVE_SECS: Final = 4.0  # since the last heartbeat of a replica that lives
@@ -79,6 +85,12 @@ class Clients(Protocol):
 
     def session_of(self, client: str) -> ClientSession | None:
         """Return the session of a client that is here."""
+
+    def connected(self) -> Iterable[ClientSession]:
+        """Return the sessions of all clients that are here."""
+
+    def is_expected(self, client: str) -> bool:
+        """Return True if a client may be let in, and is not yet."""
 
     def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """A client has another owner now; None: nobody. `at_once`: it takes its place in this wake-up."""
@@ -191,6 +203,21 @@ class Takeover:
         self.since = clock.now()
 
 
+class Sweep:
+    """A comparison of the clients that are here with those of which the database says so.
+
+    `here`: sessions that were here when it began, and have not been found yet. `strays`: clients and epochs
+    that it has found and that are not here.
+    """
+
+    __slots__ = ("here", "incarnation", "strays")
+
+    def __init__(self, incarnation: str, here: Iterable[ClientSession]) -> None:
+        self.incarnation = incarnation
+        self.here = {one.client_id: one for one in here}
+        self.strays: set[tuple[str, int]] = set()
+
+
 class SharedSessions:
     """The sessions of this replica's clients, and what has become due of others."""
 
@@ -216,7 +243,7 @@ class SharedSessions:
         self._numbers = 0  # queues of this process
         self._openings: dict[str, Opening] = {}  # by client
         self._writers: dict[ClientSession, Writer] = {}
-        self._dirty: dict[Writer, None] = {}
+        self._dirty: dict[ClientSession, None] = {}
         self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
         self._waiting: dict[ClientSession, Takeover] = {}
         self._expecting: dict[ClientSession, Monotonic] = {}  # what a queue was given back, and until when
@@ -226,7 +253,9 @@ class SharedSessions:
         self._after_releases: list[Done] = []
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False
-        self._look_at = self._count_at = Monotonic(0.0)
+        self._look_at = self._count_at = self._sweep_at = Monotonic(0.0)
+        self._sweep: Sweep | None = None  # that goes on
+        self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last one found for nobody
 
     @property
     def pending(self) -> int:
@@ -268,7 +297,11 @@ class SharedSessions:
 
     def _opened(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
         client, found = opening.client, reply.value
-        if found is not None and incarnation != self._membership.incarnation:
+        key = SessionKey(DOMAIN, client)
+        if found is not None:
+            self._publish_claimed(key, found.wills)
+        if found is not None and not found.refused and incarnation != self._membership.incarnation:
+            self.settle_will(key, found.epoch)
             found = None  # other replicas held this one for dead meanwhile, and have the session
         is_latest = self._openings.get(client) is opening
         if is_latest:
@@ -288,12 +321,24 @@ class SharedSessions:
         if found.before is None:
             self._held.add((client, found.epoch))
         if not is_latest:
+            self.settle_will(key, found.epoch)
             if found.before is None:
-                self._release(SessionKey(DOMAIN, client), found.epoch, found.given_back)
+                self._release(key, found.epoch, found.given_back)
             return
         self.clients.taken(client, owner, at_once=True)
         self.clients.arrived(Arrival(opening, owner, found))
         opening.answer()
+
+    def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]]) -> None:
+        """Publish the wills of earlier connections before the client can publish anything. Those that cannot
+        be published now others claim in a while."""
+        if self._queues.is_up:
+            for epoch, message in wills:
+                self.clients.publish_left(key, epoch, message)
+
+    def serve(self, client: str, owner: Owner) -> None:
+        """A client that has left a will is let in: from now on the will counts."""
+        self._repeats.submit(ConfirmWill(SessionKey(DOMAIN, client), owner.epoch), lambda reply: None)
 
     def _look_for_lost(self, opening: Opening, incarnation: str) -> None:
         """The database was away: it may say that a client is here that has been turned away."""
@@ -319,13 +364,18 @@ class SharedSessions:
             self._release(key, found.epoch, found.given_back)
 
     def _leave_unserved(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """The will of a client that was never let in is not published."""
+        """The will of a client that was never let in is not published, even if it has another owner now."""
+        self.settle_will(key, epoch)
+        self._leave_nobody(key, epoch, expiry_secs, queue)
+
+    def _leave_nobody(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
+        """The database has a client as connected that is not here."""
 
         def left(reply: Reply[Left]) -> None:
             if reply.value is not None and reply.value.ended and queue:
                 self._delete(queue)
 
-        self._repeats.submit(LeaveSession(key, epoch, expiry_secs, discard_will=True), left)
+        self._repeats.submit(LeaveSession(key, epoch, expiry_secs, discard_will=False), left)
 
     # What becomes of their sessions.
 
@@ -334,10 +384,10 @@ class SharedSessions:
         writer = self._writers.get(session)
         if writer is None:
             writer = self._writer(session)
-        if writer not in self._dirty:
+        if session not in self._dirty:
             if not self._dirty:
                 self._soon(self.flush)
-            self._dirty[writer] = None
+            self._dirty[session] = None
         return writer.change
 
     def _writer(self, session: ClientSession) -> Writer:
@@ -345,6 +395,18 @@ class SharedSessions:
         settled = partial(self._settled, session)
         found = self._writers[session] = Writer(key, session.owner.epoch, self._repeats, settled)
         return found
+
+    def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
+        """Call `done` with True if the database has a session as this replica's, with its queue."""
+
+        def seen(reply: Reply[SessionView | None]) -> None:
+            if reply.verdict is Verdict.UNAVAILABLE:
+                self._repeats.later(partial(self.check_owner, session, done))
+            else:
+                view = reply.value
+                done(view is not None and view.owner == session.owner and view.queue == session.queue)
+
+        self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), seen)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
         """`done` hears what has become of all that was to be stored of a session until now."""
@@ -357,8 +419,12 @@ class SharedSessions:
     def flush(self) -> None:
         """Submit what sessions have to store."""
         dirty, self._dirty = self._dirty, {}
-        for writer in dirty:
-            writer.flush()
+        for session in dirty:
+            writer = self._writers.get(session)
+            if writer is not None:
+                writer.flush()
+                if writer.is_idle:  # nothing was added
+                    del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: Verdict) -> None:
         """A change was stored, or was not."""
@@ -402,8 +468,22 @@ class SharedSessions:
                 self._delete(session.queue)
         elif not session.lasting:  # it belongs to another owner, who waits for this one
             self._release(key, epoch)
+        elif left is None:
+            self._check_queue(key, session.queue)
         if left is not None and left.publish_will and publish is not None:
             self.clients.publish_claimed(key, epoch, publish)
+
+    def _check_queue(self, key: SessionKey, queue: str) -> None:
+        """A session is not this replica's any more. Delete its queue if the database does not know that, as
+        one that was restored from a backup: nobody else would ever do it."""
+
+        def seen(reply: Reply[SessionView | None]) -> None:
+            if reply.verdict is Verdict.UNAVAILABLE:
+                self._repeats.later(partial(self._check_queue, key, queue))
+            elif reply.value is None or reply.value.queue != queue:
+                self._delete(queue)
+
+        self._state.query(FindSession(key), seen)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
         """The queue of a session is not consumed here any more."""
@@ -444,7 +524,7 @@ class SharedSessions:
             self._after_releases.pop()()
 
     def settle_will(self, key: SessionKey, epoch: int) -> None:
-        """A will was published."""
+        """A will was published, or is void."""
         self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
 
     # Queues that another owner has had.
@@ -480,7 +560,11 @@ class SharedSessions:
 
     def _looked(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
         session, view = self.clients.session_of(key.client), reply.value
-        if session is None or reply.verdict is not Verdict.DONE:
+        if reply.verdict is not Verdict.DONE:
+            return
+        if session is None:
+            if self.clients.is_expected(key.client):
+                self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
             return
         if view is None or view.owner.epoch != session.owner.epoch:
             self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
@@ -492,7 +576,8 @@ class SharedSessions:
         self._is_looking = False
         for key, epoch in reply.value or ():
             session = self.clients.session_of(key.client)
-            if session is not None and session.owner.epoch == epoch:
+            is_here = session is not None and session.owner.epoch == epoch
+            if is_here or self.clients.is_expected(key.client):
                 self._look(key)
             elif (key.client, epoch) not in self._held:
                 self._release(key, epoch)
@@ -515,6 +600,54 @@ class SharedSessions:
                 self._release(SessionKey(DOMAIN, session.client_id), waiting.before.epoch)
                 self._consume(session, b"")
 
+    # Whether the database and this replica agree.
+
+    def _begin_sweep(self, now: Monotonic) -> None:
+        """Compare all clients, page by page: after an outage, a failover or a restore either side may have
+        what the other one has not, and no notice says so."""
+        self._sweep = Sweep(self._membership.incarnation, self.clients.connected())
+        self._sweep_at = Monotonic(now + SWEEP_SECS)
+        self._read_owned(self._sweep, SessionKey("", ""))
+
+    def _read_owned(self, sweep: Sweep, after: SessionKey) -> None:
+        self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
+
+    def _owned(self, sweep: Sweep, reply: Reply[list[Owned]]) -> None:
+        """A page. Clients that are here and are not in the database are looked up by themselves."""
+        if reply.value is None or sweep.incarnation != self._membership.incarnation:
+            self._sweep = None  # it is repeated after the outage
+            return
+        for owned in reply.value:
+            session = sweep.here.get(owned.key.client)
+            if session is not None and session.owner.epoch == owned.epoch:
+                del sweep.here[owned.key.client]
+            else:
+                self._note_stray(sweep, owned)
+        if len(reply.value) >= OWNED_MAX:
+            self._read_owned(sweep, reply.value[-1].key)
+            return
+        self._sweep, self._strays = None, sweep.strays
+        if sweep.strays:
+            self._sweep_at = Monotonic(min(self._sweep_at, clock.now() + STRAY_SECS))
+        for client, session in sweep.here.items():
+            if self.clients.session_of(client) is session:
+                self._look(SessionKey(DOMAIN, client))
+
+    def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
+        """The database has a client here that is not. It is given up when two sweeps have found that: until
+        then it may be about to come or go."""
+        client, epoch = owned.key.client, owned.epoch
+        session = self.clients.session_of(client)
+        is_known = session is not None and session.owner.epoch == epoch
+        if is_known or client in self._openings or self.clients.is_expected(client):
+            return
+        if (client, epoch) not in self._strays:
+            sweep.strays.add((client, epoch))
+            return
+        log.warning("session connected in the database, its client is not here", client=client)
+        self._leave_nobody(owned.key, epoch, owned.expiry_secs, owned.queue)
+        self._release(owned.key, epoch)
+
     # What notices and the clock say.
 
     def noticed(self, notice: Notice) -> None:
@@ -522,7 +655,7 @@ class SharedSessions:
         if notice.key is not None and notice.event in (Event.TAKEN, Event.RELEASED):
             self._look(notice.key)
         elif notice.event is Event.MISSED:
-            self._look_at = Monotonic(0.0)
+            self._look_at = self._sweep_at = Monotonic(0.0)
 
     def due(self, due: Due) -> None:
         """Publish a will, or end a session: other replicas do it in a while if this one cannot."""
@@ -549,6 +682,8 @@ class SharedSessions:
         """Repeat what the database was away for, and look for what notices should have said."""
         self._repeats.tick()
         is_away = bool(self._state.health.failure)
+        if self._away_since is not None and not is_away:
+            self._sweep_at = now
         self._away_since = (self._away_since or now) if is_away else None
         for session, end in list(self._expecting.items()):
             if now >= end:
@@ -557,9 +692,11 @@ class SharedSessions:
         overdue = [one for one, waiting in self._waiting.items() if now - waiting.since >= RELEASE_SECS]
         if overdue and not self._is_asking:
             self._ask_for_owners(overdue)
-        if self._held and not self._is_looking and now >= self._look_at:
+        if not self._is_looking and now >= self._look_at:
             self._is_looking, self._look_at = True, Monotonic(now + LOOK_SECS)
             self._state.query(FindTaken(self._membership.incarnation), self._find_taken)
+        if self._sweep is None and not is_away and now >= self._sweep_at:
+            self._begin_sweep(now)
         if not self._is_counting and now >= self._count_at:
             self._is_counting, self._count_at = True, Monotonic(now + COUNT_SECS)
             self._state.query(CountSessions(), self._counted)

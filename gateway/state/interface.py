@@ -26,6 +26,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 SHARED_FILTERS_MAX: Final = 10_000  # that are listed at once
+UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been let in
 CLAIM_SECS: Final = 20.0  # after which another replica may do what was claimed and not settled
 OUTGOING: Final = 0  # packets to the client
 INCOMING: Final = 1  # packets from the client
@@ -145,7 +146,8 @@ class Opened(NamedTuple):
     nobody does. `ended_queue`: the queue of an earlier session that ended; the caller deletes it, then
     ForgetQueue.
     `given_back`: what an earlier owner stored with ReleaseSession. `refused`: it belongs to another `user`;
-    then nothing was changed.
+    then nothing was changed. `wills`: epochs and messages of earlier connections' wills that the caller has
+    claimed: it publishes them and submits SettleWill.
     """
 
     epoch: int
@@ -157,6 +159,7 @@ class Opened(NamedTuple):
     ended_queue: str = ""
     given_back: bytes = b""
     user: str = ""
+    wills: tuple[tuple[int, bytes], ...] = ()
 
 
 class Left(NamedTuple):
@@ -232,8 +235,16 @@ class ReleaseSession(OfSession, Operation[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmWill(OfSession, Operation[None]):
+    """The client of `epoch` was let in. Before that nobody publishes its will at once: whoever opens the
+    session next leaves its replica UNSERVED_SECS to say that the client never was."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class SettleWill(OfSession, Operation[None]):
-    """The will of `epoch` was published."""
+    """The will of `epoch` was published, or is void."""
 
     epoch: int
 
@@ -323,6 +334,30 @@ class FindTaken(Query[list[tuple[SessionKey, int]]]):
 
     replica: str
     limit: int = 1_000
+
+    @property
+    def subject(self) -> object:
+        """Return the incarnation."""
+        return self.replica
+
+
+class Owned(NamedTuple):
+    """A session whose client is connected, as the database has it."""
+
+    key: SessionKey
+    epoch: int
+    expiry_secs: float
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindOwned(Query[list[Owned]]):
+    """List the sessions of clients that are connected to `replica`, in the order of their keys, from behind
+    `after`: at most `limit`."""
+
+    replica: str
+    after: SessionKey
+    limit: int
 
     @property
     def subject(self) -> object:

@@ -9,11 +9,13 @@ from gateway.state.interface import (
     CountSessions,
     DeadLetter,
     FindLetters,
+    FindOwned,
     FindSession,
     FindTaken,
     ListLetters,
     ListReplicas,
     MatchRetained,
+    Owned,
     Owner,
     ReplicaView,
     Retained,
@@ -32,6 +34,12 @@ SESSION: Final = (
 TAKEN: Final = (
     "{op} SELECT t.domain, t.client, t.holder_epoch FROM op JOIN session AS t ON t.holder = op.replica"
     " WHERE t.holder_epoch <> t.epoch LIMIT "
+)
+OWNED: Final = (
+    "{op} SELECT t.domain, t.client, t.epoch, t.expiry, t.queue FROM session AS t"
+    " WHERE t.owner = (SELECT replica FROM op) AND t.connected = 1"
+    " AND (t.domain, t.client) > ((SELECT domain FROM op), (SELECT client FROM op))"
+    " ORDER BY t.domain, t.client LIMIT "
 )
 COUNT: Final = "SELECT count(*) FROM session"
 SHARED: Final = (
@@ -58,6 +66,10 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, FindTaken):
         rows = database.run([Call(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])])[0]
         return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
+    if isinstance(query, FindOwned):
+        given = [(query.replica, *query.after)]
+        call = Call(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
+        return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
     if isinstance(query, CountSessions):
         return database.run([Call(COUNT)])[0][0][0]
     if isinstance(query, SharedFilters):

@@ -15,7 +15,9 @@ from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
     FENCED,
+    UNSERVED_SECS,
     ChangeSession,
+    ConfirmWill,
     Contents,
     Due,
     EndSession,
@@ -76,6 +78,7 @@ class WillRow(NamedTuple):
     delay: float
     due_at: float | None
     claimed: int  # somebody publishes it
+    served: int  # its client was let in
 
 
 class SubscriptionRow(NamedTuple):
@@ -124,7 +127,7 @@ SESSION: Final = (
 BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"")
 WILL: Final = (
     "domain text, client text, epoch bigint, message bytea, delay double precision, due_at double precision,"
-    " claimed integer"
+    " claimed integer, served integer"
 )
 SUBSCRIPTION: Final = "domain text, client text, filter text, options bytea"
 PACKET: Final = (
@@ -151,7 +154,9 @@ DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT 
 
 LEFT: Final = "SELECT {names} FROM ended_queue AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
 
-OfSession = OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession
+OfSession = (
+    OpenSession | ChangeSession | LeaveSession | ReleaseSession | ConfirmWill | SettleWill | EndSession
+)
 SessionOperation = OfSession | ForgetQueue | Reap
 
 
@@ -178,7 +183,7 @@ class Sessions:
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
-        wills = opened | {one.key for one in operations if isinstance(one, LeaveSession)}
+        wills = opened | {one.key for one in operations if isinstance(one, LeaveSession | ConfirmWill)}
         self._contents = {key: Contents() for key in opened}
         if keys:
             rows = database.run(self._sessions.lock(keys, opened))
@@ -241,8 +246,8 @@ class Sessions:
         if isinstance(operation, ReleaseSession):
             self._release(operation, row)
             return DONE
-        if isinstance(operation, SettleWill):
-            self._wills.remove((*operation.key, operation.epoch))
+        if isinstance(operation, ConfirmWill | SettleWill):
+            self._settle_will(operation)
             return DONE
         if row is None or row.epoch != operation.epoch:
             return FENCED
@@ -265,8 +270,9 @@ class Sessions:
         )
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
+        wills: tuple[tuple[int, bytes], ...] = ()
         if row is not None:
-            self._inherit_wills(row, present, now)
+            wills = self._inherit_wills(row, present, now)
             if row.connected:
                 self.notices.append(Noted(row.owner, Event.TAKEN, key))
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
@@ -295,18 +301,31 @@ class Sessions:
             )
         )
         if operation.will is not None:
-            self._wills.put(WillRow(*key, epoch, *operation.will, None, 0))
+            self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
         contents, user = self._contents[key].copy(), operation.user
-        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user)
+        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills)
 
-    def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> None:
+    def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> tuple[tuple[int, bytes], ...]:
         """A session is opened again: a will that is delayed and not due yet is void if the session goes on;
-        any other one is due now (MQTT 5: 3.1.3.2.2)."""
+        any other one is claimed by who opens it (MQTT 5: 3.1.3.2.2), unless its client was never let in, as
+        far as is known."""
+        claimed = []
         for will in [one for one in self._wills.rows.values() if one[:2] == row.key and not one.claimed]:
             if present and will.delay > 0 and (will.due_at is None or will.due_at > now):
                 self._wills.remove(will[:3])
-            else:
-                self._wills.put(will._replace(due_at=now))
+            elif will.due_at is None and not will.served:
+                self._wills.put(will._replace(due_at=now + UNSERVED_SECS))
+            elif will.served or will.due_at is None or will.due_at <= now:
+                self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
+                claimed.append((will.epoch, will.message))
+        return tuple(claimed)
+
+    def _settle_will(self, operation: ConfirmWill | SettleWill) -> None:
+        at = (*operation.key, operation.epoch)
+        if isinstance(operation, SettleWill):
+            self._wills.remove(at)
+        elif at in self._wills.rows:
+            self._wills.put(self._wills.rows[at]._replace(served=1))
 
     def _change(self, operation: ChangeSession) -> None:
         key = operation.key
@@ -343,7 +362,7 @@ class Sessions:
         elif will is not None:
             publish = min(will.delay, expiry) <= 0
             due_at = now + (CLAIM_SECS if publish else min(will.delay, expiry))
-            self._wills.put(will._replace(due_at=due_at, claimed=int(publish)))
+            self._wills.put(will._replace(due_at=due_at, claimed=int(publish), served=1))
         if expiry <= 0:
             self._delete(row)
             self._end_queue(row.queue, now)
@@ -399,7 +418,7 @@ class Sessions:
         """The owner is dead: its client counts as lost now, and the owner is fenced."""
         will = self._wills.rows.get((*row.key, row.epoch))
         if will is not None:
-            self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry)))
+            self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry), served=1))
         if row.expiry <= 0:
             self._delete(row)
             self._end_queue(row.queue, now - CLAIM_SECS)

@@ -23,7 +23,16 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.packets import Will
 from gateway.state import sessions as rows
-from gateway.state.interface import FindSession, Opened, Owner, SessionKey, SessionView
+from gateway.state.interface import (
+    Event,
+    FindSession,
+    LeaveSession,
+    Notice,
+    Opened,
+    Owner,
+    SessionKey,
+    SessionView,
+)
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
 
 LIMITS: Final = SessionLimits(1000, 10**6, 100, 1000, 10**6, False, 60.0)
@@ -84,7 +93,17 @@ class World:
     def session_of(self, client: str) -> ClientSession | None:
         return self.here.get(client)
 
+    def connected(self) -> list[ClientSession]:
+        return list(self.here.values())
+
+    def is_expected(self, client: str) -> bool:
+        return any(one.opening.client == client for one in self.arrivals)
+
     def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
+        for arrival in [one for one in self.arrivals if one.opening.client == client]:
+            if arrival.owner != owner:
+                self.arrivals.remove(arrival)
+                self.sessions.give_up(arrival)
         session = self.here.get(client)
         if session is not None and session.owner != owner:
             self.lost.append(client)
@@ -146,6 +165,8 @@ class World:
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
+        if more.get("will") is not None:
+            self.sessions.serve(client, session.owner)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)
         return session
@@ -397,21 +418,76 @@ def test_a_will_is_published_by_whoever_claims_it(two: tuple[World, World], loca
 def test_a_will_of_a_client_that_came_back_elsewhere_is_published_once(
     two: tuple[World, World], local: LocalDatabase, passed: list[float]
 ) -> None:
+    """By the new owner, before the client can publish anything."""
     one, other = two
-    for world in two:
-        world.membership.on_due.append(world.sessions.due)
     published: list[str] = []
     one.let_in("c", will=WILL)
-    other.let_in("c")
+    one.run()
+    other.open("c")
+    other.run()
+    assert len(other.wills) == 1
     one.leave("c", lambda: published.append("c"))
     one.run()
     assert not published, "another owner has the session"
-    for _ in range(30):
+    pass_time(two, local, passed, 30)
+    assert len(one.wills + other.wills) == 1
+
+
+def pass_time(worlds: tuple[World, ...], local: LocalDatabase, passed: list[float], secs: int) -> None:
+    """Let seconds pass for all, who do what is due."""
+    for world in worlds:
+        if world.sessions.due not in world.membership.on_due:
+            world.membership.on_due.append(world.sessions.due)
+    for _ in range(secs):
         passed[0] += 1.0
         local.utc += 1.0
-        for world in two:
+        for world in worlds:
             world.run()
-    assert len(one.wills + other.wills) == 1
+
+
+def test_a_will_whose_publisher_is_down_is_published_by_another(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    one, other = two
+    one.let_in("c", will=WILL)
+    one.run()
+    other.is_up = False
+    other.open("c")
+    other.run()
+    assert not other.wills
+    pass_time(two, local, passed, 25)
+    assert len(one.wills) == 1
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere", "here, before the first is answered"])
+def test_the_will_of_a_client_that_was_never_let_in_is_void(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], where: str
+) -> None:
+    """It has lost the race for its identifier."""
+    one, other = two
+    one.open("c", will=WILL)
+    if where != "here, before the first is answered":
+        one.run()
+        assert one.arrivals
+    winner = other if where == "elsewhere" else one
+    winner.open("c")
+    winner.run()
+    pass_time(two, local, passed, 30)
+    assert not one.wills + other.wills
+
+
+def test_the_will_of_a_client_whose_replica_is_lost_is_published(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """Nobody can say that it was never let in."""
+    one, other = two
+    one.let_in("c", will=WILL)
+    one.store._waiting.clear()  # before it has said that it was
+    other.open("c")
+    other.run()
+    assert not other.wills
+    pass_time((other,), local, passed, 4)
+    assert len(other.wills) == 1
 
 
 def test_a_queue_that_was_not_deleted_is_deleted_by_others(
@@ -458,3 +534,145 @@ def test_nothing_more_is_begun_while_the_database_is_away_for_long(
     one.store.is_away = False
     one.run()
     assert not one.sessions.why_not
+
+
+def test_what_adds_nothing_is_not_pending(two: tuple[World, World]) -> None:
+    one, _ = two
+    session = one.let_in("c")
+    session.change()
+    one.run()
+    assert not one.sessions.pending
+    told: list[Outcome] = []
+    session.change()
+    one.sessions.after_stored(session, told.append)
+    assert told == [ACCEPTED]
+    one.run()
+    assert not one.sessions.pending
+
+
+def test_a_queue_that_the_database_has_as_held_here_is_released(
+    two: tuple[World, World], passed: list[float]
+) -> None:
+    """Though this replica knows of none: it has lost what it knew."""
+    one, other = two
+    one.let_in("c")
+    one.here.clear()
+    one.sessions._held.clear()
+    after = other.let_in("c")
+    passed[0] += 1.0
+    one.run()
+    other.run()
+    assert other.consumed == [after.queue]
+
+
+def execute(local: LocalDatabase, statement: str) -> None:
+    """Change the database behind everybody's back, as a restore does."""
+    assert local.database._connection is not None
+    local.database._connection.execute(statement)
+
+
+@pytest.mark.parametrize("how", ["gone", "older"])
+def test_a_client_that_a_restored_database_does_not_have_is_lost_with_its_queue(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], how: str
+) -> None:
+    one, _ = two
+    session = one.let_in("c")
+    kept = one.let_in("kept")
+    if how == "gone":
+        execute(local, "DELETE FROM session WHERE client = 'c'")
+    else:
+        execute(local, "UPDATE session SET epoch = 1, queue = 'before', connected = 0 WHERE client = 'c'")
+    one.store.notices.clear()
+    pass_time((one,), local, passed, int(module.SWEEP_SECS) + 1)
+    assert one.lost == ["c"]
+    one.ends.pop(session)([])
+    one.run()
+    assert one.deleted == [session.queue]
+    assert one.here == {"kept": kept}
+
+
+def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
+    one, other = two
+    before = one.let_in("c")
+    other.let_in("c")
+    one.run()
+    one.ends.pop(before)([])
+    one.run()
+    assert not one.deleted
+
+
+@pytest.mark.parametrize("what", ["an outage", "missed notices"])
+def test_a_row_that_is_connected_for_nobody_is_left(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], what: str
+) -> None:
+    one, _ = two
+    one.let_in("c")
+    one.here.clear()
+    pass_time((one,), local, passed, 1)
+    if what == "an outage":
+        one.store.is_away = True
+        one.run()
+        one.store.is_away = False
+    else:
+        one.sessions.noticed(Notice(Event.MISSED))
+    pass_time((one,), local, passed, 2)
+    view = one.view("c")
+    assert view is not None
+    assert view.connected, "it may be about to come"
+    pass_time((one,), local, passed, int(module.STRAY_SECS) + 2)
+    view = one.view("c")
+    assert view is not None
+    assert (view.connected, view.holder) == (False, None)
+
+
+@pytest.mark.parametrize("where", ["arrived", "asked for"])
+def test_a_client_that_is_about_to_be_let_in_is_not_left(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], where: str
+) -> None:
+    one, _ = two
+    one.open("c")
+    one.run()
+    if where == "asked for":
+        one.sessions._openings["c"] = one.arrivals.pop().opening
+    pass_time((one,), local, passed, 2 * int(module.SWEEP_SECS))
+    view = one.view("c")
+    assert view is not None
+    assert view.connected
+
+
+def test_all_pages_are_compared(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    monkeypatch.setattr(module, "OWNED_MAX", 3)
+    for number in range(10):
+        one.let_in(f"c{number}")
+    other.let_in("c4")
+    one.store.notices.clear()
+    execute(local, "DELETE FROM session WHERE client = 'c8'")
+    pass_time((one,), local, passed, int(module.SWEEP_SECS) + 1)
+    assert sorted(one.lost) == ["c4", "c8"]
+    assert len(one.here) == 8
+
+
+@pytest.mark.parametrize("how", ["taken", "ended", "ours", "away"])
+def test_a_queue_that_is_missing_is_whose_the_database_says(two: tuple[World, World], how: str) -> None:
+    one, other = two
+    session = one.let_in("c")
+    if how == "taken":
+        other.open("c", clean=True)
+        other.run()
+        one.store.notices.clear()
+    elif how == "ended":
+        one.sessions._state.submit(
+            LeaveSession(SessionKey(DOMAIN, "c"), session.owner.epoch, 0.0, True), print
+        )
+    one.store.is_away = how == "away"
+    heard: list[bool] = []
+    one.sessions.check_owner(session, heard.append)
+    one.run()
+    if how == "away":
+        assert not heard
+        one.store.is_away = False
+        one.run()
+    assert heard == [how in ("ours", "away")]

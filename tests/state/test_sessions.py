@@ -8,9 +8,12 @@ from gateway.state.interface import (
     CLAIM_SECS,
     INCOMING,
     OUTGOING,
+    UNSERVED_SECS,
     ChangeSession,
+    ConfirmWill,
     EndSession,
     Event,
+    FindOwned,
     FindSession,
     FindTaken,
     Heartbeat,
@@ -19,6 +22,7 @@ from gateway.state.interface import (
     Left,
     Opened,
     OpenSession,
+    Owned,
     Owner,
     Packet,
     QuitReplica,
@@ -280,10 +284,40 @@ class TestWills:
     @pytest.mark.parametrize("delay", [0.0, 5.0])
     def test_taken_over_while_connected(self, one: Replica, two: Replica, clean: bool, delay: float) -> None:
         epoch = opens(one, will=Will(b"bye", delay)).epoch
-        new = opens(two, clean=clean, will=Will(b"other", 0.0)).epoch
+        one.do(ConfirmWill(KEY, epoch))
+        found = opens(two, clean=clean, will=Will(b"other", 0.0))
         void = delay > 0 and not clean
-        assert [due.epoch for due in two.do(Reap(60.0))] == ([] if void else [epoch])
-        assert leaves(two, new).publish_will
+        assert found.wills == (() if void else ((epoch, b"bye"),))
+        assert two.do(Reap(60.0)) == []
+        assert leaves(two, found.epoch).publish_will
+
+    def test_claimed_by_who_opens_the_session_and_is_lost(
+        self, world: World, one: Replica, two: Replica
+    ) -> None:
+        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        one.do(ConfirmWill(KEY, epoch))
+        assert opens(two).wills == ((epoch, b"bye"),)
+        assert opens(one).wills == ()
+        world.advance(CLAIM_SECS + 1)
+        assert [due.will for due in one.do(Reap(60.0))] == [b"bye"]
+
+    @pytest.mark.parametrize("is_void", [True, False])
+    def test_of_a_client_that_may_never_have_been_let_in(
+        self, world: World, one: Replica, two: Replica, is_void: bool
+    ) -> None:
+        """Its replica has some time to say so; else it is published."""
+        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        assert opens(two).wills == ()
+        assert two.do(Reap(60.0)) == []
+        if is_void:
+            one.do(SettleWill(KEY, epoch))
+        world.advance(UNSERVED_SECS + 0.1)
+        assert [due.will for due in two.do(Reap(60.0))] == ([] if is_void else [b"bye"])
+
+    def test_of_a_client_that_left_before_it_was_confirmed(self, one: Replica, two: Replica) -> None:
+        epoch = opens(one, will=Will(b"bye", 600.0)).epoch
+        leaves(one, epoch)
+        assert opens(two, clean=True).wills == ((epoch, b"bye"),)
 
     def test_no_later_than_the_end_of_the_session(self, world: World, one: Replica) -> None:
         epoch = opens(one, will=Will(b"bye", 600.0)).epoch
@@ -341,3 +375,17 @@ class TestDeadReplicas:
             view is None or view.connected
             for view in (two.ask(FindSession(SessionKey("mqtt", str(number)))) for number in range(25))
         )
+
+
+def test_the_clients_of_a_replica_are_listed_page_by_page(one: Replica, two: Replica) -> None:
+    keys = [SessionKey("mqtt", f"{number:02}") for number in range(25)]
+    epochs = {key: opens(one, key=key).epoch for key in keys}
+    opens(two, key=keys[3])
+    one.do(LeaveSession(keys[7], epochs[keys[7]], WEEK, True))
+    found: list[Owned] = []
+    page: list[Owned] | None = None
+    while page is None or page:
+        page = one.ask(FindOwned("one", found[-1].key if found else SessionKey("", ""), 10))
+        found += page
+    wanted = [key for key in keys if key not in (keys[3], keys[7])]
+    assert found == [Owned(key, epochs[key], WEEK, "queue-one") for key in wanted]

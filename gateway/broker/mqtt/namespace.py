@@ -157,6 +157,7 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
         self._left_wills: list[LeftWill] = []
+        self.adopt: Callable[[], None] = _nothing  # has a listener take what is left; from its start on
         self._sent_wills = 0  # since this process began
         self._born = time.time_ns()  # so that keys of an earlier process are others
         self._set_aside: set[str] = set()  # clients whose sessions could not be made again
@@ -679,3 +680,7 @@ class MqttNamespace:
             if time.perf_counter() >= until:
                 break
         return bool(self._due)
+
+
+def _nothing() -> None:
+    """No listener has started yet."""

@@ -78,6 +78,7 @@ class MqttIngress(ListenerSource):
         self.namespace.begin(self.now())
         self.namespace.system.add(self.stats)
         self._adopt(name)
+        self.namespace.adopt = partial(self._adopt, None)
 
     @property
     def namespace(self) -> MqttNamespace:
