@@ -122,6 +122,9 @@ class Engine(Protocol):
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
 
+    def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
+        """Call `done` with True if the database has the session as this replica's, with its queue."""
+
 
 class ClientSession(Session):
     """A session of a client of this replica."""
@@ -549,6 +552,10 @@ class ClientSession(Session):
     def is_wanted(self) -> bool:
         """Return False for one whose queue another owner has, who may have deleted it."""
         return not self._stopped
+
+    def confirm(self, done: Callable[[bool], None]) -> None:
+        """Ask the database: a notice that the session is another owner's may be on its way."""
+        self._engine.check_owner(self, done)
 
     @property
     def is_stopped(self) -> bool:

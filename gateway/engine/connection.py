@@ -155,7 +155,7 @@ class EngineConnection(ClusterConnection):
     def delete_queue(self, queue: str, done: Done | None = None) -> None:
         """Delete the queue of a session that has ended; `done` is called when it is gone."""
         if self._answering:
-            self.ask(m.QueueDelete(queue), done)
+            self.consumers.delete(queue, done)
 
     def after_bound(self, done: Done) -> None:
         """`done` is called when everything that has been asked for is there."""

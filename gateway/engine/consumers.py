@@ -20,7 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -41,6 +41,7 @@ LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
 RETURNED_MAX: Final = 16  # messages at a time
 LOOKS_MIN: Final = 3  # after each time
+REMOVING_MAX: Final = 16  # queues that are being deleted at a time
 PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
 CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
 Done = Callable[[], None]
@@ -60,6 +61,9 @@ class Target(Protocol):
     @property
     def is_wanted(self) -> bool:
         """Return False for one whose queue another owner has, who may have deleted it."""
+
+    def confirm(self, done: Callable[[bool], None]) -> None:
+        """The queue is not there: call `done` with True if it is still this replica's, and to be declared."""
 
     @property
     def keys(self) -> Iterable[str]:
@@ -176,6 +180,16 @@ class Returning:
         self.since = since
 
 
+class Removal(NamedTuple):
+    """A queue that is to be deleted; `done` hears when it is."""
+
+    method: m.QueueDelete
+    done: Done | None
+
+
+Check = Consumer | Returning | Removal | m.Method
+
+
 class Consumers:
     """All of one connection."""
 
@@ -190,7 +204,10 @@ class Consumers:
         # RabbitMQ (3.10) ends the connection over a cancel that overtakes its own consume-ok.
         self._beginning: dict[tuple[int, str], bool] = {}
         self._checking = 0
-        self._checks: deque[Consumer | Returning | m.Method] = deque()
+        self._checks: deque[Check] = deque()
+        self._lacking: set[Consumer] = set()  # whose queues are not there, while their owners are looked up
+        self._removals: deque[Removal] = deque()  # that are not sent yet: each that fails costs a channel
+        self._removing = 0  # that are
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
         self._consumers: dict[Target, Consumer] = {}
         self._by_name: dict[tuple[int, bytes], Consumer] = {}
@@ -229,6 +246,9 @@ class Consumers:
             self._lacks(lacking, text)
         elif isinstance(lacking, Returning):
             self._over(lacking.consumer)
+        elif isinstance(lacking, Removal):
+            log.info("queue not deleted yet", queue=lacking.method.queue, why=text)
+            self._removed()
         if not self._checks:
             self._broker.decided()
         return True
@@ -244,7 +264,18 @@ class Consumers:
         if consumer.ending or not target.is_wanted:  # its session may be over
             self._over(consumer)
             return
-        log.info("a queue is not there, it is declared", queue=target.queue)
+        self._lacking.add(consumer)
+        target.confirm(partial(self._confirmed, consumer))
+
+    def _confirmed(self, consumer: Consumer, is_ours: bool) -> None:
+        """Declare a queue that is not there, unless its session has ended, or is another owner's."""
+        if consumer not in self._lacking:
+            return  # the connection is gone
+        self._lacking.discard(consumer)
+        if consumer.ending or self._closed or not is_ours:
+            self._over(consumer)
+            return
+        log.info("queue missing, declared", queue=consumer.target.queue)
         self._declare(consumer)
 
     def answered(self, channel: int, method: m.Method) -> bool:
@@ -259,6 +290,10 @@ class Consumers:
                     self._consume(found)
                 elif isinstance(found, Returning) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
+                elif isinstance(found, Removal):
+                    self._removed()
+                    if found.done is not None:
+                        found.done()
                 if not self._checks:
                     self._broker.decided()
             return True
@@ -278,6 +313,7 @@ class Consumers:
         self._live = False
         consumers = list(self._consumers.values())
         self._consumers.clear()
+        self._lacking.clear()
         for consumer in consumers:
             consumer.drain()
             consumer.over()
@@ -359,7 +395,7 @@ class Consumers:
         self._own = method, found
         self._check(method)
 
-    def _found(self, what: Consumer | Returning | m.Method, *, there: bool) -> None:
+    def _found(self, what: Check, *, there: bool) -> None:
         if self._own is not None and what is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
@@ -368,16 +404,32 @@ class Consumers:
         """A queue goes unless others consume it."""
         self._check(m.QueueDelete(queue, if_unused=True))
 
-    def _check(self, what: Consumer | Returning | m.Method) -> None:
+    def delete(self, queue: str, done: Done | None) -> None:
+        """Delete a queue, and call `done` then. One whose node is down stays, which costs a channel."""
+        self._removals.append(Removal(m.QueueDelete(queue), done))
+        self._send_removals()
+
+    def _removed(self) -> None:
+        self._removing -= 1
+        self._send_removals()
+
+    def _send_removals(self) -> None:
+        while self._removals and self._removing < REMOVING_MAX:
+            self._removing += 1
+            self._check(self._removals.popleft())
+
+    def _check(self, what: Check) -> None:
         self._checks.append(what)
         self._look(what)
 
-    def _look(self, what: Consumer | Returning | m.Method) -> None:
+    def _look(self, what: Check) -> None:
         """On a channel that is not open yet this is done when it is."""
         if isinstance(what, Consumer):
             method: m.Method = m.QueueDeclare(what.target.queue, passive=True)
+        elif isinstance(what, Returning):
+            method = m.QueueDeclare(what.queue, passive=True)
         else:
-            method = m.QueueDeclare(what.queue, passive=True) if isinstance(what, Returning) else what
+            method = what.method if isinstance(what, Removal) else what
         self._broker.machine.send_method(self._checking, method)
         self._broker.wake()
 
@@ -399,7 +451,7 @@ class Consumers:
         """Its queue is to get what has such keys, or no longer; if it is not known yet whether that is there,
         when it is."""
         consumer = self._consumers.get(target)
-        if consumer is not None and consumer not in self._checks:
+        if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
             self._bind(consumer, [key])
 
     def _bind(self, consumer: Consumer, keys: Iterable[str]) -> None:

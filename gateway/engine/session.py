@@ -491,6 +491,10 @@ class EngineSession(OneSink):
         (address, _), arrived, body = found
         return _message(address, arrived, body, self.time.correction), arrived.number
 
+    def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
+        """Call `done` with True if the database has the session as this replica's, with its queue."""
+        self.sessions.check_owner(session, done)
+
     def bind_queue(self, session: ClientSession, key: str) -> None:
         """`unbound` says what is to be done with a key."""
         if self._connection is not None:

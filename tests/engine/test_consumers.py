@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway import clock
-from gateway.engine.consumers import LOOKS_MIN, Consumers
+from gateway.engine.consumers import LOOKS_MIN, REMOVING_MAX, Consumers
 from gateway.model.properties import Value, ValueType
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
@@ -39,18 +39,20 @@ class Asking:
     def __init__(self) -> None:
         self.written = Machine()
         self.machine = cast(ClientConnection, self.written)
-        self._channels = 0
+        self.channels = 0
+        self.asked: list[m.Method] = []  # of declarations
 
     def wake(self) -> None:
         pass
 
     def ask(self, method: m.Method, done: Any = None) -> None:
+        self.asked.append(method)
         if done is not None:
             done()
 
     def open_channel(self) -> int:
-        self._channels += 1
-        return self._channels
+        self.channels += 1
+        return self.channels
 
     def decided(self) -> None:
         pass
@@ -65,8 +67,14 @@ class Queue:
     fresh = False
     keys = ()
 
+    is_wanted = True
+
     def __init__(self) -> None:
         self.unbound: dict[str, Any] = {}
+        self.confirming: list[Any] = []
+
+    def confirm(self, done: Any) -> None:
+        self.confirming.append(done)
 
     def deliver(self, *_: Any) -> None:
         pass
@@ -265,3 +273,72 @@ def test_what_the_cluster_cancels_itself_is_not_cancelled(consumers: Consumers, 
     consumers.answered(channel, m.BasicConsumeOk(name))
     assert not asking.written.of(m.BasicCancel)
     assert freed == ["then 0"]
+
+
+def missing(consumers: Consumers, asking: Asking) -> Queue:
+    """A queue that is not there when it is looked for."""
+    queue = Queue()
+    consumers.begin(queue)
+    ((checking, _),) = asking.written.of(m.QueueDeclare)
+    assert consumers.closed(checking, "NOT_FOUND - no queue 'q'")
+    return queue
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_missing_queue_is_declared_if_the_session_is_still_ours(
+    consumers: Consumers, asking: Asking, is_ours: bool
+) -> None:
+    """Another owner may have deleted it, and its notice be on its way."""
+    queue = missing(consumers, asking)
+    assert not [one for one in asking.asked if isinstance(one, m.QueueDeclare)]
+    queue.unbound["a.b"] = (True, lambda: None)
+    consumers.bind(queue, "a.b")
+    assert not [one for one in asking.asked if isinstance(one, m.QueueBind)], "it is not there"
+    (confirm,) = queue.confirming
+    confirm(is_ours)
+    declared = [one for one in asking.asked if isinstance(one, m.QueueDeclare) and not one.passive]
+    bound = [one for one in asking.asked if isinstance(one, m.QueueBind)]
+    assert (len(declared), len(bound)) == ((1, 1) if is_ours else (0, 0))
+    assert consumers.consumes(queue) is is_ours
+
+
+@pytest.mark.parametrize("what", ["ended", "lost"])
+def test_nothing_is_declared_for_who_has_gone_meanwhile(
+    consumers: Consumers, asking: Asking, what: str
+) -> None:
+    queue = missing(consumers, asking)
+    freed: list[str] = []
+    if what == "ended":
+        consumers.end(queue, lambda given_back: freed.append("freed"))
+    else:
+        consumers.lose()
+    (confirm,) = queue.confirming
+    confirm(True)
+    assert not [one for one in asking.asked if isinstance(one, m.QueueDeclare) and not one.passive]
+    assert freed == (["freed"] if what == "ended" else [])
+    assert not consumers.consumes(queue)
+
+
+def test_a_queue_that_cannot_be_deleted_costs_a_channel(consumers: Consumers, asking: Asking) -> None:
+    """RabbitMQ closes the channel over a classic queue whose node is lost; others are deleted anyway."""
+    gone: list[str] = []
+    for name in ("lost", "there"):
+        consumers.delete(name, lambda name=name: gone.append(name))  # type: ignore[misc]
+    checking, _ = asking.written.of(m.QueueDelete)[0]
+    assert consumers.closed(checking, "NOT_FOUND - home node of durable queue is down or inaccessible")
+    consumers.opened(asking.channels)
+    assert asking.written.of(m.QueueDelete)[-1] == (asking.channels, m.QueueDelete("there"))
+    consumers.answered(asking.channels, m.QueueDeleteOk(0))
+    assert gone == ["there"]
+
+
+def test_some_queues_are_deleted_at_a_time(consumers: Consumers, asking: Asking) -> None:
+    """Behind one that cannot be deleted, all that were sent are sent again."""
+    gone: list[int] = []
+    for number in range(REMOVING_MAX + 5):
+        consumers.delete(str(number), lambda number=number: gone.append(number))  # type: ignore[misc]
+    assert len(asking.written.of(m.QueueDelete)) == REMOVING_MAX
+    for _ in range(REMOVING_MAX + 5):
+        checking, _ = asking.written.of(m.QueueDelete)[-1]
+        consumers.answered(checking, m.QueueDeleteOk(0))
+    assert gone == list(range(REMOVING_MAX + 5))
