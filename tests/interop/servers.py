@@ -448,10 +448,16 @@ class PostgreSQL(_Broker):
     def start(self) -> None:
         """Start it, at first with a new cluster of databases; return when it answers queries."""
         if not (self._folder / "data").exists():
-            create = ("-D", "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
-            command = (*self._become, str(self._programs / "initdb"), *create)
-            subprocess.run(command, cwd=self._folder, check=True, capture_output=True)
+            self._create()
         self._processes.start(self._is_ready)
+
+    def _create(self) -> None:
+        given = ("-D", "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8")
+        self._run("initdb", *given)
+
+    def _run(self, program: str, *given: str) -> None:
+        command = (*self._become, str(self._programs / program), *given)
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True)
 
     def _is_ready(self) -> bool:
         command = (str(self._programs / "pg_isready"), "-q", "-h", LOOPBACK, "-p", str(self.port))
@@ -472,6 +478,12 @@ class PostgreSQL(_Broker):
     def thaw(self) -> None:
         """Have all of its processes go on."""
         self._signal_all(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End all of its processes at once."""
+        self._signal_all(signal.SIGKILL)
+        self._processes.wait()
+        self._processes.stop()
 
     def _signal_all(self, number: int) -> None:
         for pid in self._pids():
@@ -499,6 +511,66 @@ class PostgreSQL(_Broker):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@needed("PostgreSQL")
+class PostgreSQLPair(_Broker):
+    """A PostgreSQL and its standby, which has what the first one has acknowledged (streaming replication that
+    commits wait for). `url` finds the one that can be written to."""
+
+    def __init__(self) -> None:
+        self.primary = PostgreSQL(options=("synchronous_standby_names=*", "synchronous_commit=on"))
+        self.standby = _Standby(self.primary)
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"{LOOPBACK}:{one.port}" for one in (self.primary, self.standby))
+        return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+
+    @property
+    def running(self) -> bool:
+        return self.primary.running or self.standby.running
+
+    def start(self) -> None:
+        """Start both."""
+        self.primary.start()
+        self.standby.start()
+
+    def lose_primary(self) -> None:
+        """Kill the first one with all of its processes, as when its machine is lost."""
+        self.primary.kill()
+
+    def promote(self) -> None:
+        """Have the standby be the primary; it waits for no standby. Return when it can be written to."""
+        self.standby.promote()
+
+    def stop(self, kill: bool = False) -> None:
+        """Shut both down."""
+        for one in (self.standby, self.primary):
+            one.stop(kill)
+
+    def close(self) -> None:
+        """Stop both and remove their files."""
+        for one in (self.standby, self.primary):
+            one.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Standby(PostgreSQL):
+    """A copy of a server that follows it."""
+
+    def __init__(self, primary: PostgreSQL) -> None:
+        super().__init__()
+        self._primary = primary
+
+    def _create(self) -> None:
+        self._run("pg_basebackup", "-D", "data", "-R", "-X", "stream", "-c", "fast", "-d", self._primary.url)
+
+    def promote(self) -> None:
+        """Follow nobody any more. Return when it can be written to."""
+        self._run("pg_ctl", "promote", "-w", "-D", "data")
 
 
 def _postgresql_programs() -> Path:

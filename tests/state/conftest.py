@@ -18,7 +18,7 @@ from gateway.state.interface import Notice, Operation, Query, Reply, SessionKey,
 from gateway.state.postgresql import PostgreSQLState, Server
 from gateway.state.schema import Migrations
 from gateway.state.sqlite import SQLiteState
-from tests.interop.servers import PostgreSQL
+from tests.interop.servers import PostgreSQL, PostgreSQLPair
 
 T = TypeVar("T")
 WAIT_SECS: Final = 30.0
@@ -150,7 +150,7 @@ class SQLiteWorld(World):
 class PostgreSQLWorld(World):
     """Replicas with a store each, over one schema."""
 
-    def __init__(self, server: PostgreSQL) -> None:
+    def __init__(self, server: PostgreSQL | PostgreSQLPair) -> None:
         super().__init__()
         self.server = server
         self.schema = f"state_{token_hex(6)}"

@@ -11,13 +11,14 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
 import pytest
 
 from gateway.state.interface import (
     ChangeSession,
+    Event,
     FindSession,
     LeaveSession,
     MatchRetained,
@@ -27,6 +28,7 @@ from gateway.state.interface import (
     SessionKey,
     Verdict,
 )
+from tests.interop.servers import PostgreSQLPair
 from tests.state.conftest import PostgreSQLWorld, Replica, World
 from tests.state.linear import Call, State, offence
 from tests.state.test_outages import cut
@@ -131,14 +133,9 @@ class Client:
         ).verdict
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_histories_are_linearizable(world: World, one: Replica, two: Replica, seed: int) -> None:
-    """With PostgreSQL all connections are cut now and then."""
-    ticks: itertools.count[int] = itertools.count()
-    clients = [
-        Client((one, two)[number % 2], f"{seed}.{number}", OPERATIONS // WORKERS, ticks)
-        for number in range(WORKERS)
-    ]
+def run_clients(clients: list[Client], disturb: Callable[[threading.Event], None]) -> None:
+    """Run all clients in threads, with `disturb` beside them until they have ended; then check that what each
+    object returned is linearizable."""
     failures: list[BaseException] = []
 
     def run(client: Client) -> None:
@@ -148,20 +145,15 @@ def test_histories_are_linearizable(world: World, one: Replica, two: Replica, se
             failures.append(error)
 
     is_over = threading.Event()
-
-    def cut_connections() -> None:
-        while isinstance(world, PostgreSQLWorld) and not is_over.wait(CUT_SECS):
-            cut(world)
-
     threads = [threading.Thread(target=run, args=(client,)) for client in clients]
-    cutting = threading.Thread(target=cut_connections)
+    disturbing = threading.Thread(target=disturb, args=(is_over,))
     begin = time.monotonic()
-    for thread in (*threads, cutting):
+    for thread in (*threads, disturbing):
         thread.start()
     for thread in threads:
         thread.join()
     is_over.set()
-    cutting.join()
+    disturbing.join()
     print(f"{OPERATIONS} operations in {time.monotonic() - begin:.1f} s")
     assert failures == []
     histories: dict[str, list[Call]] = defaultdict(list)
@@ -172,3 +164,53 @@ def test_histories_are_linearizable(world: World, one: Replica, two: Replica, se
     for name, calls in histories.items():
         retains = name.startswith("topic")
         assert offence(calls, register if retains else owned, (None,) if retains else (0, None)) is None, name
+
+
+def clients_of(replicas: tuple[Replica, ...], seed: int) -> list[Client]:
+    """Return clients that use the replicas in turn."""
+    ticks: itertools.count[int] = itertools.count()
+    return [
+        Client(replicas[number % len(replicas)], f"{seed}.{number}", OPERATIONS // WORKERS, ticks)
+        for number in range(WORKERS)
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_histories_are_linearizable(world: World, one: Replica, two: Replica, seed: int) -> None:
+    """With PostgreSQL all connections are cut now and then."""
+
+    def cut_connections(is_over: threading.Event) -> None:
+        while isinstance(world, PostgreSQLWorld) and not is_over.wait(CUT_SECS):
+            cut(world)
+
+    run_clients(clients_of((one, two), seed), cut_connections)
+
+
+@pytest.fixture
+def pair() -> Iterator[PostgreSQLPair]:
+    """A primary and its standby, of this test."""
+    with PostgreSQLPair() as servers:
+        yield servers
+
+
+def test_a_failover_loses_nothing_that_was_acknowledged(pair: PostgreSQLPair) -> None:
+    """The primary is killed under load, and the standby promoted: what was acknowledged is there. What was
+    not is there or not, once."""
+    world = PostgreSQLWorld(pair)
+    one, two = world.replica("one"), world.replica("two")
+    clients = clients_of((one, two), 3)
+
+    def fail_over(is_over: threading.Event) -> None:
+        while sum(len(calls) for client in clients for calls in client.calls.values()) < OPERATIONS // 4:
+            assert not is_over.wait(0.01), "it was over before"
+        pair.lose_primary()
+        pair.promote()
+
+    try:
+        run_clients(clients, fail_over)
+        assert pair.standby.running
+        assert not pair.primary.running
+        one.until_healthy()
+        assert one.heard(lambda notice: notice.event is Event.MISSED)
+    finally:
+        world.close()
