@@ -47,7 +47,7 @@ from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, f
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
-from gateway.model.pending import Pending
+from gateway.model.pending import Awaited, Pending
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
@@ -99,12 +99,14 @@ class MqttConnection(AdmittedGuest):
 
     __slots__ = (
         "_answers",
+        "_awaits_ids",
         "_begun",
         "_current_rights",
         "_deadline",
         "_elsewhere",
         "_entries",
         "_generation",
+        "_let_ids",
         "_let_publish",
         "_pubacks",
         "_pubrecs",
@@ -134,6 +136,8 @@ class MqttConnection(AdmittedGuest):
         self._generation = -1  # of the dispatcher, when the entries were looked up
         self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
+        self._let_ids: Callable[[], None] | None = None  # None: no ids of QoS 2 are waited for
+        self._awaits_ids = False  # they have been, and may be again
         self._pubacks: list[int] | None = None  # None: none has gathered
         self._pubrecs: list[int] | None = None
         self._retries: Retries | None = None  # None: nothing has been refused
@@ -217,6 +221,8 @@ class MqttConnection(AdmittedGuest):
         have to wait."""
         waiting = self.waiting
         due = waiting.take_released()
+        if self._awaits_ids and len(due) > 1:
+            due = _joined(due)
         for event in events:
             if isinstance(event, Publishes):
                 if waiting.blocks(EVERY_CHANNEL):
@@ -224,14 +230,16 @@ class MqttConnection(AdmittedGuest):
                     waiting.add(EVERY_CHANNEL, event, len(event.rows), size)
                 else:
                     due.append(event)
-            elif isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL):
+            elif (isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL)) or (
+                isinstance(event, Disconnect) and self._let_ids is not None
+            ):
                 waiting.add(EVERY_CHANNEL, event, 1, 0)
             elif isinstance(event, Disconnect):
                 due += [*waiting.take(EVERY_CHANNEL), event]
             else:
                 due.append(event)
         if waiting.full():
-            if self._consumes and self._let_publish is None:
+            if self._consumes and self._let_publish is None and self._let_ids is None:
                 due += waiting.take(EVERY_CHANNEL)
             else:
                 waiting.stop_reading()
@@ -721,10 +729,23 @@ class MqttConnection(AdmittedGuest):
         except Pending as pending:
             if self._elsewhere:  # there these ids are not known: it says the messages again, and that counts
                 self._give_way()
-            else:
+            elif self.gone:
                 self._ingress.suspend(self.stream, pending.awaited)
+            else:
+                self._awaits_ids = True
+                self._let_ids = self.waiting.hold(EVERY_CHANNEL)
+                self._ingress.tasks.start_soon(self._await_ids, pending.awaited)
             return True
         return False
+
+    async def _await_ids(self, awaited: Awaited) -> None:
+        """Let publishes go on when the ids are known. The connection is read meanwhile, so that what it
+        consumes, and its pings, do not wait."""
+        await awaited.wait()
+        let_ids, self._let_ids = self._let_ids, None
+        if let_ids is not None:
+            let_ids()
+        self._ingress.flush()
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
         """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
@@ -1033,6 +1054,18 @@ class MqttConnection(AdmittedGuest):
         ingress.report(self.stream.remote, error)
         self.machine.fail(error)
         self.stream.end(str(error))
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Return events with adjacent publishes as one, whose ids are stored together."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, Publishes) and isinstance(last, Publishes):
+            last.rows.extend(event.rows)
+        else:
+            found.append(event)
+    return found
 
 
 class MqttListenerSource(MqttIngress):
