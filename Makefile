@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
+.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos histories peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -101,6 +101,11 @@ adversary: $(STAMP)
 # Kill, cut and fill up what there is, for so many seconds: make chaos SECONDS=600 SEED=7
 chaos: $(STAMP) peers
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# What replicas were told of their state, over longer histories than `make test` has: make histories OPERATIONS=100000
+histories: $(STAMP) peers
+	STATE_OPERATIONS=$(or $(OPERATIONS),100000) OWNERSHIP_OPERATIONS=$(or $(OPERATIONS),100000) \
+	    $(BIN)/pytest -q -s tests/state/test_history.py tests/engine/test_ownership.py $(ARGS)
 
 # Write requirements.lock: what is missing is added, ARGS=--upgrade takes the newest versions.
 lock:

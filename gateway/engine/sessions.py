@@ -348,7 +348,11 @@ class SharedSessions:
             if reply.verdict is Verdict.UNAVAILABLE:
                 self._repeats.later(partial(self._look_for_lost, opening, incarnation))
             view = reply.value
-            is_here = key.client in self._openings or self.clients.session_of(key.client) is not None
+            is_here = (
+                key.client in self._openings
+                or self.clients.is_expected(key.client)
+                or self.clients.session_of(key.client) is not None
+            )
             if view is not None and view.connected and view.owner.replica == incarnation and not is_here:
                 self._leave_unserved(key, view.owner.epoch, opening.coming.expiry_secs, view.queue)
 
@@ -568,6 +572,8 @@ class SharedSessions:
             return
         if view is None or view.owner.epoch != session.owner.epoch:
             self.clients.taken(key.client, None if view is None else view.owner, at_once=False)
+        elif not view.connected:  # it would expire
+            self.clients.taken(key.client, None, at_once=False)
         elif view.holder in (None, session.owner) and session in self._waiting:
             self._consume(session, view.given_back)
 

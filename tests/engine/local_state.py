@@ -27,6 +27,8 @@ class LocalDatabase:
         SQLiteState(path, clock=lambda: self.utc)  # creates the schema
         self.database = SQLiteDatabase(path, lambda: self.utc, self._noticed)
         self.number = self.database.connect()
+        assert self.database._connection is not None
+        self.database._connection.execute("PRAGMA synchronous = OFF")  # no test loses its machine
 
     def _noticed(self, notice: Notice) -> None:
         for store in self.stores:
@@ -46,10 +48,11 @@ class LocalDatabase:
 
 class LocalState(StateStore):
     """The store of one replica. While `is_away` it answers that the database is; while `is_deaf`, too, though
-    the database commits what it is given."""
+    the database commits what it is given, which `unheard` has with its replies."""
 
     def __init__(self, local: LocalDatabase) -> None:
         self.is_away = self.is_deaf = False
+        self.unheard: list[tuple[Any, Reply[Any]]] = []
         self.notices: list[Notice] = []
         self._local = local
         self._waiting: list[tuple[Any, Callable[[Reply[Any]], None]]] = []
@@ -89,6 +92,8 @@ class LocalState(StateStore):
             database, self._local.number = self._local.database, self._local.number + 1
             (reply,), noted = run_group(database, [work], self._local.number)
             database.commit()
+            if self.is_deaf:
+                self.unheard.append((work, reply))
             done(UNAVAILABLE if self.is_deaf else reply)
             database.notify(noted)
         else:

@@ -79,14 +79,18 @@ class World:
         self.membership.tick(clock.now())
         self.sessions.tick(clock.now())
         while self._soon or self.store.notices:
-            soon, self._soon[:] = list(self._soon), []
-            for function in soon:
-                function()
+            self.step_soon()
             self._local.settle()
             notices, self.store.notices = self.store.notices, []
             for notice in notices:
                 self.sessions.noticed(notice)
         self._local.settle()
+
+    def step_soon(self) -> None:
+        """End a wake-up."""
+        soon, self._soon[:] = list(self._soon), []
+        for function in soon:
+            function()
 
     # What sessions ask of clients and queues.
 
@@ -158,14 +162,18 @@ class World:
         """A client connects, and is let in."""
         self.open(client, **more)
         self.run()
-        arrival = self.arrivals.pop()
+        return self.admit(self.arrivals.pop())
+
+    def admit(self, arrival: Arrival) -> ClientSession:
+        """Let a client in that has arrived."""
+        client, will = arrival.opening.client, arrival.opening.coming.will
         self.found = arrival.found
         session = ClientSession(client, LIMITS, SessionTally(), cast(Any, self), arrival.owner)
         session.expiry_secs = arrival.opening.coming.expiry_secs
         if arrival.found.queue:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
-        if more.get("will") is not None:
+        if will is not None:
             self.sessions.serve(client, session.owner)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)
@@ -676,3 +684,34 @@ def test_a_queue_that_is_missing_is_whose_the_database_says(two: tuple[World, Wo
         one.store.is_away = False
         one.run()
     assert heard == [how in ("ours", "away")]
+
+
+def test_a_client_that_comes_again_is_not_taken_for_one_that_was_turned_away(
+    two: tuple[World, World],
+) -> None:
+    """The database may have either of them as connected, and the second one waits to be let in."""
+    one, _ = two
+    one.store.is_deaf = True
+    one.open("c")
+    assert one.store.step()
+    one.store.is_deaf, one.store.is_away = False, True
+    assert one.store.step()  # whether it was opened cannot be looked up now
+    one.store.is_away = False
+    one.open("c")
+    one.run()
+    one.run()
+    view = one.view("c")
+    assert view is not None
+    assert view.connected
+    assert one.admit(one.arrivals.pop()).owner == view.owner
+
+
+def test_a_client_that_the_database_has_as_gone_has_to_connect_anew(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float]
+) -> None:
+    """Else its session would expire while it is here."""
+    one, _ = two
+    one.let_in("c")
+    execute(local, "UPDATE session SET connected = 0 WHERE client = 'c'")
+    pass_time((one,), local, passed, int(module.SWEEP_SECS) + 1)
+    assert one.lost == ["c"]
