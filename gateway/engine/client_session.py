@@ -84,15 +84,16 @@ class Delivery(NamedTuple):
 class Change:
     """Gathers what a session has to store: the fields of the next ChangeSession. None removes."""
 
-    __slots__ = ("packets", "received", "subscriptions")
+    __slots__ = ("packets", "received", "served", "subscriptions")
 
     def __init__(self) -> None:
+        self.served = False
         self.subscriptions: dict[str, bytes | None] = {}
         self.packets: dict[tuple[int, int], Packet | None] = {}
         self.received: dict[tuple[bytes, int], int | None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.subscriptions or self.packets or self.received)
+        return bool(self.served or self.subscriptions or self.packets or self.received)
 
 
 class Engine(Protocol):

@@ -196,7 +196,7 @@ class EngineNamespace(MqttNamespace):
         bound. While another owner still has the queue, that is later."""
         if isinstance(session, ClientSession) and session.unbound and not session.is_stopped:
             self._unbound.append((session, done, outcome))
-        elif isinstance(session, ClientSession) and session.lasting:
+        elif isinstance(session, ClientSession):
             self._engine.after_stored(session, done)
         else:
             done(outcome)
@@ -456,12 +456,13 @@ class EngineNamespace(MqttNamespace):
     ) -> tuple[Session, bool]:
         """The session of a client that has arrived."""
         opening, owner, found = self._arrived.pop(client_id)
-        if opening.coming.will is not None:
-            self._engine.sessions.serve(client_id, owner)
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session
         self._count(session)
+        if opening.coming.will is not None:
+            self._engine.sessions.serve(session)
+            self._shown += 1  # CONNACK waits for that
         if found.queue:
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present

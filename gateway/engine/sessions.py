@@ -32,7 +32,6 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
     ChangeSession,
-    ConfirmWill,
     CountSessions,
     Due,
     EndSession,
@@ -173,9 +172,8 @@ class Writer:
         if self.change:
             change, self.change = self.change, Change()
             self._flying, self._told = self._told, []
-            operation = ChangeSession(
-                self._key, self._epoch, change.subscriptions, change.packets, change.received
-            )
+            contents = change.subscriptions, change.packets, change.received
+            operation = ChangeSession(self._key, self._epoch, *contents, change.served)
             self._repeats.submit(operation, self._stored)
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
@@ -247,6 +245,7 @@ class SharedSessions:
         self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
         self._waiting: dict[ClientSession, Takeover] = {}
         self._expecting: dict[ClientSession, Monotonic] = {}  # what a queue was given back, and until when
+        self._unserved: set[ClientSession] = set()  # with wills that do not count yet
         self._ended: set[ClientSession] = set()  # whose queue goes when it is not consumed any more
         self._ending: set[ClientSession] = set()  # whose queue is still consumed
         self._releases = 0  # on their way
@@ -336,9 +335,10 @@ class SharedSessions:
             for epoch, message in wills:
                 self.clients.publish_left(key, epoch, message)
 
-    def serve(self, client: str, owner: Owner) -> None:
-        """A client that has left a will is let in: from now on the will counts."""
-        self._repeats.submit(ConfirmWill(SessionKey(DOMAIN, client), owner.epoch), lambda reply: None)
+    def serve(self, session: ClientSession) -> None:
+        """A client that has left a will is let in when this is stored: from then on the will counts."""
+        self.change(session).served = True
+        self._unserved.add(session)
 
     def _look_for_lost(self, opening: Opening, incarnation: str) -> None:
         """The database was away: it may say that a client is here that has been turned away."""
@@ -435,6 +435,10 @@ class SharedSessions:
         writer = self._writers.get(session)
         if writer is not None and writer.is_idle:
             del self._writers[session]
+        if session in self._unserved:
+            self._unserved.discard(session)
+            if verdict is not Verdict.DONE:  # its client has had no CONNACK
+                self.settle_will(SessionKey(DOMAIN, session.client_id), session.owner.epoch)
         if verdict is Verdict.DONE:
             return
         session.stop()

@@ -206,12 +206,17 @@ class OpenSession(OfSession, Operation[Opened]):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSession(OfSession, Operation[None]):
-    """What has become of a session since its last change; without any: check the epoch. None removes."""
+    """What has become of a session since its last change; without any: check the epoch. None removes.
+
+    `served`: the client is about to be let in. Before that nobody publishes its will at once: whoever opens
+    the session next leaves its replica UNSERVED_SECS to say that the client never was.
+    """
 
     epoch: int
     subscriptions: Mapping[str, bytes | None] = field(default_factory=dict)
     packets: Mapping[tuple[int, int], Packet | None] = field(default_factory=dict)
     received: Mapping[tuple[bytes, int], int | None] = field(default_factory=dict)
+    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +237,6 @@ class ReleaseSession(OfSession, Operation[None]):
 
     epoch: int
     given_back: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmWill(OfSession, Operation[None]):
-    """The client of `epoch` was let in. Before that nobody publishes its will at once: whoever opens the
-    session next leaves its replica UNSERVED_SECS to say that the client never was."""
-
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

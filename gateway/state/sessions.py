@@ -17,7 +17,6 @@ from gateway.state.interface import (
     FENCED,
     UNSERVED_SECS,
     ChangeSession,
-    ConfirmWill,
     Contents,
     Due,
     EndSession,
@@ -154,9 +153,7 @@ DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT 
 
 LEFT: Final = "SELECT {names} FROM ended_queue AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
 
-OfSession = (
-    OpenSession | ChangeSession | LeaveSession | ReleaseSession | ConfirmWill | SettleWill | EndSession
-)
+OfSession = OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession
 SessionOperation = OfSession | ForgetQueue | Reap
 
 
@@ -183,7 +180,9 @@ class Sessions:
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
-        wills = opened | {one.key for one in operations if isinstance(one, LeaveSession | ConfirmWill)}
+        leaving = {one.key for one in operations if isinstance(one, LeaveSession)}
+        served = {one.key for one in operations if isinstance(one, ChangeSession) and one.served}
+        wills = opened | leaving | served
         self._contents = {key: Contents() for key in opened}
         if keys:
             rows = database.run(self._sessions.lock(keys, opened))
@@ -246,8 +245,8 @@ class Sessions:
         if isinstance(operation, ReleaseSession):
             self._release(operation, row)
             return DONE
-        if isinstance(operation, ConfirmWill | SettleWill):
-            self._settle_will(operation)
+        if isinstance(operation, SettleWill):
+            self._wills.remove((*operation.key, operation.epoch))
             return DONE
         if row is None or row.epoch != operation.epoch:
             return FENCED
@@ -320,15 +319,11 @@ class Sessions:
                 claimed.append((will.epoch, will.message))
         return tuple(claimed)
 
-    def _settle_will(self, operation: ConfirmWill | SettleWill) -> None:
-        at = (*operation.key, operation.epoch)
-        if isinstance(operation, SettleWill):
-            self._wills.remove(at)
-        elif at in self._wills.rows:
-            self._wills.put(self._wills.rows[at]._replace(served=1))
-
     def _change(self, operation: ChangeSession) -> None:
         key = operation.key
+        will = self._wills.rows.get((*key, operation.epoch))
+        if operation.served and will is not None:
+            self._wills.put(will._replace(served=1))
         contents = self._contents.get(key, Contents())
         for topic_filter, options in operation.subscriptions.items():
             if options is None:

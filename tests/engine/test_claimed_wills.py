@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.chaos.proxy import Proxy
-from tests.engine.replicas import Client, Replica, replicas
+from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.interop.servers import RabbitMQ
 
 
@@ -39,3 +41,19 @@ def test_a_will_that_its_replica_cannot_publish_is_published_by_another(rabbitmq
             other.until(lambda: not other.stored("will", "mortal"))
             way.open()
             one.until_ready()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_will_comes_before_what_its_client_publishes_elsewhere(rabbitmq: RabbitMQ, clean: bool) -> None:
+    """The replica that takes the client over publishes the will first."""
+    one, other = (Replica(name, rabbitmq.url, f"first-{clean}") for name in ("one", "other"))
+    with replicas(one, other), Client(other.mqtt, "hears") as hears:
+        hears.subscribe("wills/#", qos=1)
+        for number in range(5):
+            mortal = lasting(one.mqtt, "mortal", will="wills/mortal")
+            again = lasting(other.mqtt, "mortal") if not clean else Client(other.mqtt, "mortal", clean=True)
+            with again:
+                again.publish("wills/next", b"%d" % number)
+            mortal.leave()
+            hears.until(lambda: hears.has_more_than(2 * number + 1))  # noqa: B023 - it is called at once
+            assert hears.told[-2:] == [("wills/mortal", b"gone"), ("wills/next", b"%d" % number)]

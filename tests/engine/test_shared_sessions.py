@@ -174,7 +174,7 @@ class World:
             session.begin(arrival.found.contents, arrival.found.queue, ())
         self.here[client] = session
         if will is not None:
-            self.sessions.serve(client, session.owner)
+            self.sessions.serve(session)
         if arrival.found.queue:
             self.sessions.acquire(session, arrival.found)
         return session

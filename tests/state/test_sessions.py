@@ -10,7 +10,6 @@ from gateway.state.interface import (
     OUTGOING,
     UNSERVED_SECS,
     ChangeSession,
-    ConfirmWill,
     EndSession,
     Event,
     FindOwned,
@@ -284,7 +283,7 @@ class TestWills:
     @pytest.mark.parametrize("delay", [0.0, 5.0])
     def test_taken_over_while_connected(self, one: Replica, two: Replica, clean: bool, delay: float) -> None:
         epoch = opens(one, will=Will(b"bye", delay)).epoch
-        one.do(ConfirmWill(KEY, epoch))
+        one.do(ChangeSession(KEY, epoch, served=True))
         found = opens(two, clean=clean, will=Will(b"other", 0.0))
         void = delay > 0 and not clean
         assert found.wills == (() if void else ((epoch, b"bye"),))
@@ -295,7 +294,7 @@ class TestWills:
         self, world: World, one: Replica, two: Replica
     ) -> None:
         epoch = opens(one, will=Will(b"bye", 0.0)).epoch
-        one.do(ConfirmWill(KEY, epoch))
+        one.do(ChangeSession(KEY, epoch, served=True))
         assert opens(two).wills == ((epoch, b"bye"),)
         assert opens(one).wills == ()
         world.advance(CLAIM_SECS + 1)
