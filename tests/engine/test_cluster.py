@@ -47,3 +47,22 @@ def test_without_a_node_clients_go_on_and_replicas_begin(cluster: RabbitCluster)
         here.until(lambda: here.messages)
         assert not here.ended
         cluster.nodes[0].start()
+
+
+def test_a_queue_of_a_lost_node_that_is_to_be_deleted_costs_no_connection(cluster: RabbitCluster) -> None:
+    """A classic one: its session begins anew at a replica that is connected to another node."""
+    lost, *others = (node.url for node in cluster.nodes)
+    given = {"reconnect_max_secs": 0.5, "queue_type": "classic"}
+    staying = Replica("staying", tuple(others), "classic", **given)
+    with replicas(staying):
+        there = Replica("there", lost, "classic", **given)
+        with replicas(there), lasting(there.mqtt, "anew") as client:
+            client.subscribe("classic/#", qos=1)
+        connection = staying.ask(lambda: staying.engine._connection)
+        cluster.nodes[0].stop(kill=True)
+        with Client(staying.mqtt, "anew", clean=True) as client, Client(staying.mqtt, "other") as other:
+            client.subscribe("classic/#", qos=1)
+            other.publish("classic/x", b"x")
+            client.until(lambda: client.messages)
+            assert staying.ask(lambda: staying.engine._connection) is connection
+        cluster.nodes[0].start()
