@@ -173,7 +173,9 @@ class Committer:
         if operations:
             self._commit(operations, queries + rest)
         for at, item in enumerate(queries):
-            self._read(item)
+            if not item.is_given_up:
+                self.busy_since = monotonic()
+                self._read(item)
             self._pending = queries[at + 1 :] + rest
 
     def _connect(self) -> None:
@@ -249,8 +251,8 @@ class Committer:
 
 
 class LanedStore(StateStore):
-    """A store of several lanes. `readers`: for queries without a subject. `listener`: runs beside them, if
-    notices come over a connection."""
+    """A store of several lanes. `readers`: for queries without a subject, the last one for reports.
+    `listener`: runs beside them, if notices come over a connection."""
 
     def __init__(
         self,
@@ -308,8 +310,10 @@ class LanedStore(StateStore):
             lane = lanes[hash(subject) % len(lanes)]
         elif not readers:
             lane = lanes[hash(query) % len(lanes)]
+        elif query.is_report or len(readers) == 1:
+            lane = readers[-1]
         else:
-            lane = readers[-1] if query.is_report else readers[0]
+            lane = readers[hash(query) % (len(readers) - 1)]
         self._put(lane, query, done)
 
     def _put(self, lane: Committer, work: object, done: Callable[[Reply[Any]], None]) -> None:
@@ -327,9 +331,8 @@ class LanedStore(StateStore):
 
     def tick(self) -> None:
         self._give_up(lambda lane: monotonic() - lane.patience_secs)
-        stuck = [one for one in self._all if one.busy_secs() >= STUCK_TIMES * one.patience_secs]
-        if stuck:
-            self._interrupt(stuck)
+        if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
+            self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 
     def _give_up(self, oldest: Callable[[Committer], float]) -> None:
         """Answer what has waited since a lane's `oldest` or longer."""

@@ -41,7 +41,7 @@ from gateway.state.lanes import LanedStore
 from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
 LANES: Final = 4
-READERS: Final = 2  # one for what clients wait for, and one for reports
+READERS: Final = 3  # two for what clients wait for, and one for reports
 VERSION_MIN: Final = 150_000  # of the server
 CONNECT_SECS: Final = 5
 STATEMENT_MS: Final = 10_000  # after which the server gives a statement up

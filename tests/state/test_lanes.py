@@ -21,7 +21,7 @@ from gateway.state.interface import (
     Verdict,
     WeighRetained,
 )
-from gateway.state.lanes import LanedStore
+from gateway.state.lanes import READ_TIMES, LanedStore
 from tests.state.conftest import KEY, WAIT_SECS, Replica
 
 PATIENCE_SECS: Final = 0.2
@@ -36,7 +36,7 @@ class Held(Database):
     """A database without rows. `hold` has it answer nothing until `let_go`, or `interrupt`."""
 
     def __init__(self) -> None:
-        self.commits = self.interrupts = self.connects = 0
+        self.commits = self.interrupts = self.connects = self.matches = 0
         self.aborts = False
         self._free = threading.Event()
         self._free.set()
@@ -79,6 +79,7 @@ class Held(Database):
 
     def match(self, wanted: MatchRetained) -> Rows:
         self._answer()
+        self.matches += 1
         return []
 
     def notify(self, notices: Sequence[Noted]) -> None:
@@ -193,6 +194,38 @@ def test_a_slow_query_delays_no_operation_and_no_walk(rig: Rig) -> None:
     assert not slow
     rig.reports.let_go()
     rig.until(lambda: len(slow) == 2)
+
+
+def test_many_queries_in_a_turn_are_not_taken_for_one_that_hangs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is answered soon; together they take longer than any of them may."""
+    rig.walks.hold()
+    rig.walks.is_waited_for.clear()
+    found: list[Verdict] = []
+    count, seconds = 12, READ_TIMES * PATIENCE_SECS / 8
+    for number in range(count):
+        rig.store.query(MatchRetained(str(number)), lambda reply: found.append(reply.verdict))
+    assert rig.walks.is_waited_for.wait(WAIT_SECS)
+    match = rig.walks.match
+
+    def slow(wanted: MatchRetained) -> Rows:
+        time.sleep(seconds)
+        return match(wanted)
+
+    monkeypatch.setattr(rig.walks, "match", slow)
+    rig.walks.let_go()
+
+    def are_answered() -> bool:
+        assert not rig.store.health.failure
+        return len(found) == count and rig.walks.matches >= found.count(Verdict.DONE)
+
+    rig.until(are_answered)
+    assert rig.walks.matches < count, "what was given up is not read"
+    assert found.count(Verdict.DONE) > 1
+    assert Verdict.UNAVAILABLE in found, "the last ones have waited for too long"
+    assert rig.walks.connects == 1
+    assert not rig.walks.interrupts
 
 
 def test_a_query_of_a_session_follows_its_operations(rig: Rig) -> None:
