@@ -38,8 +38,9 @@ from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of,
 from gateway.admin.queues import gone_from
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
-from gateway.broker.amqp091.exchange import TYPES, Exchange
-from gateway.broker.amqp091.policies import holding
+from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
+from gateway.broker.amqp091.exchange import Exchange
+from gateway.broker.amqp091.policies import holding, holding_exchange
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -60,7 +61,7 @@ PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has an
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
 Asked = Callable[..., Any]
 DEFAULT: Final = "amq.default"  # how a path names the exchange whose name is empty
-EXCHANGE_TYPES: Final = [{"name": kind, "enabled": True, "description": ""} for kind in TYPES]
+EXCHANGE_TYPES: Final = [{"name": kind, "enabled": True, "description": ""} for kind in KINDS]
 FREE: Final = "*"  # in PATHS: any word
 
 
@@ -351,7 +352,13 @@ class RabbitApi:
     async def exchanges(self, _: Request, *of: str) -> list[Fields]:
         names = {host.name for host in self._hosts_of(of)}
         rows = [_default_exchange(name) for name in sorted(names)]
-        return rows + [_exchange(one) for one in exchanges_of(self._hosts) if one.virtual_host in names]
+        every = [one for one in exchanges_of(self._hosts) if one.virtual_host in names]
+        return rows + [_exchange(one) | self._governed(one) for one in every]
+
+    def _governed(self, one: ListedExchange) -> Fields:
+        """Return the policy that holds for an exchange, if there is one."""
+        policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
+        return {} if policy is None else {"policy": policy.given.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:
         return _only(await self.exchanges(request, of), _exchange_name(name))
@@ -764,7 +771,6 @@ def _arguments(headers: Headers) -> Any:
 
 def _exchange(one: ListedExchange) -> Fields:
     exchange = one.exchange
-    arguments = {} if exchange.alternate is None else {"alternate-exchange": exchange.alternate}
     return {
         "name": exchange.name,
         "vhost": one.virtual_host,
@@ -772,7 +778,8 @@ def _exchange(one: ListedExchange) -> Fields:
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
-        "arguments": arguments,
+        "arguments": _arguments(exchange.arguments),
+        **({} if exchange.delayed is None else {"messages_delayed": len(exchange.delayed)}),
     }
 
 

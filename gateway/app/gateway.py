@@ -375,6 +375,8 @@ class Gateway:
         """Who has what of messages in memory. What there is may change while this is gone through."""
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
+        for delayed in list(self.hosts.delays()):
+            yield delayed, delayed.in_memory, delayed.user or "", ""
         for fast in list(self.fast_hosts.queues()):
             yield fast, fast.in_memory, fast.maker or "", ""
         for session in list(self.mqtt.sessions.values()):

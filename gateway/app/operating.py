@@ -141,7 +141,7 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     for fast in gateway.fast_hosts.values():
         yield Limit("queues_max", _of(AMQPFAST, fast.name), limits.queues_max, len(fast.queues))
         yield Limit("topics_max", _of(AMQPFAST, fast.name), limits.topics_max, len(fast.topics))
-    queues: list[Queue] = [*gateway.hosts.queues(), *gateway.fast_hosts.queues()]
+    queues: list[Queue] = [*gateway.hosts.queues(), *gateway.hosts.delays(), *gateway.fast_hosts.queues()]
     if queues:
         fullest = max(queues, key=len)
         yield Limit("queue_messages_max", f"queue {fullest.name}", fullest.messages_max, len(fullest))

@@ -215,6 +215,7 @@ class Rules:
         for holder in (
             *gateway.mqtt.sessions.values(),
             *gateway.hosts.queues(),
+            *gateway.hosts.delays(),
             *gateway.fast_hosts.queues(),
         ):
             yield holder.review_hold

@@ -194,7 +194,12 @@ class Queue:
         """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
         if self.storage is not None:
             self.storage.restrained = on
-        elif on and self._allowed is None:
+        else:
+            self.restrain_size(on)
+
+    def restrain_size(self, on: bool) -> None:
+        """Lower what may wait here to about what does, or allow as much as before."""
+        if on and self._allowed is None:
             self._allowed = self.octets_max
             self.octets_max = lowered(self._allowed, self.octets)
         elif not on and self._allowed is not None:

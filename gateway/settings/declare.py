@@ -80,7 +80,7 @@ class DeclaredExchange(Section):
 
     name: Name
     """Not `amq.`: those are there anyway."""
-    type: Literal["direct", "fanout", "topic", "headers"]
+    type: Literal["direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message"]
     """How it chooses among what is bound to it."""
     vhost: str | None = None
     """Virtual host; absent: the first one of the AMQP 0-9-1 listeners, which routes belong to."""
@@ -91,7 +91,8 @@ class DeclaredExchange(Section):
     internal: bool = False
     """Clients do not publish to it."""
     arguments: Arguments = Field({})
-    """`alternate-exchange`; others mean nothing."""
+    """`alternate-exchange`; of an `x-delayed-message` exchange `x-delayed-type`, of an `x-consistent-hash`
+    exchange `hash-header` or `hash-property`. Others mean nothing."""
 
 
 class DeclaredQueue(Section):
@@ -145,7 +146,7 @@ class Declare(Section):
     AMQP listeners that name no virtual hosts have theirs. `users` of this configuration come first."""
     policies: bool = False
     """Also the policies of `definitions`, as far as they are about lengths, times, overflow, dead-lettering
-    and the delivery limit of queues."""
+    and the delivery limit of queues, or the alternate exchange of exchanges."""
     exchanges: Annotated[tuple[DeclaredExchange, ...], Strict(False)] = ()
     """Exchanges."""
     queues: Annotated[tuple[DeclaredQueue, ...], Strict(False)] = ()

@@ -165,6 +165,8 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_engine_sessions": "Sessions of all replicas, counted every ten seconds.",
     "gateway_engine_retaining_messages": "Messages that wait until the database retains them, or behind one.",
     "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
+    "gateway_delayed_messages": "Messages that exchanges of type x-delayed-message hold until they are due.",
+    "gateway_delayed_bytes": "Bytes of these messages.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
     "gateway_memory_bytes": "Memory that the process occupies.",

@@ -358,3 +358,51 @@ def test_a_limit_and_a_time_to_live_hold_for_what_waits_on_disk(
         assert [number for number, _, _ in found] == list(range(500))
         assert {reason for _, reason, _ in found[:100]} == {"maxlen"}
         assert {reason for _, reason, _ in found[100:]} == {"expired"}
+
+
+def delayed(secs: float, *, mode: int = 2) -> pika.BasicProperties:
+    return pika.BasicProperties(delivery_mode=mode, headers={"x-delay": int(secs * 1_000)})
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_an_exchange_delays_survives_and_comes_when_it_is_due(tmp_path: Path, killed: bool) -> None:
+    """A message that was due while the gateway was away comes at once, one that is not due later."""
+    time = Clock(tmp_path / "clock")
+    gateway = GatewayProcess(tmp_path / "gateway")
+    gateway.program = time.program
+
+    def restart() -> None:
+        if killed:
+            gateway.kill()
+        else:
+            assert gateway.terminate() == 0
+        gateway.start()
+
+    with gateway:
+        with channel(gateway) as opened:
+            opened.exchange_declare(
+                "d", "x-delayed-message", durable=True, arguments={"x-delayed-type": "topic"}
+            )
+            opened.queue_declare("q", durable=True)
+            opened.queue_bind("q", "d", "a.*")
+            for body, secs in {b"10": 7 * 86_400, b"1": 3_600, b"2": 86_400}.items():
+                opened.basic_publish("d", "a.b", body, delayed(secs), mandatory=True)
+            opened.basic_publish("d", "a.b", b"0", delayed(600, mode=1))
+            opened.queue_purge("q")
+            restart()
+        with channel(gateway) as opened:
+            time.advance(7_200)
+            assert taken(opened, 1) == [1]  # while it runs
+        time.advance(2 * 86_400)
+        restart()
+        with channel(gateway) as opened:
+            method, properties, body = next(opened.consume("q", inactivity_timeout=20))
+            assert (body, method.redelivered) == (b"2", False)
+            assert properties.headers == {"x-delay": -86_400_000}
+            opened.basic_ack(method.delivery_tag)
+            opened.cancel()
+            opened.exchange_delete("d")
+        time.advance(30 * 86_400)
+        restart()
+        with channel(gateway) as opened:
+            assert opened.queue_declare("q", passive=True).method.message_count == 0

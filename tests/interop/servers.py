@@ -334,7 +334,7 @@ class RabbitMQ(_Broker):
             told += [f"management.tcp.ip = {LOOPBACK}", f"management.tcp.port = {self.management_port}"]
         (folder / "rabbitmq.conf").write_text("\n".join((*told, *lines)) + "\n")
         plugins = [name for name, on in (("mqtt", mqtt), ("management", self._management)) if on]
-        enabled = ",".join(f"rabbitmq_{name}" for name in plugins)
+        enabled = ",".join(f"rabbitmq_{name}" for name in (*plugins, "consistent_hash_exchange"))
         (folder / "enabled_plugins").write_text(f"[{enabled}].\n")
         (folder / "environment.conf").write_text("")  # instead of the machine's /etc/rabbitmq
         self._epmd_port = epmd_port or self._epmd_port

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.broker.amqp091.refusals import TYPE_NAMES, Refused, failed
+from gateway.broker.amqp091.refusals import COMMAND_INVALID, TYPE_NAMES, Refused, failed
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX
 
@@ -38,6 +38,14 @@ LEADER_LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 ALTERNATE: Final = "alternate-exchange"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+HASH: Final = "x-consistent-hash"
+HASH_HEADER: Final = "hash-header"
+HASH_PROPERTY: Final = "hash-property"
+HASHED_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
+DELAYED: Final = "x-delayed-message"
+DELAYED_TYPE: Final = "x-delayed-type"
+EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers", HASH, DELAYED)
+EXCHANGE_ARGUMENTS: Final = (ALTERNATE, DELAYED_TYPE, HASH_HEADER, HASH_PROPERTY)
 
 NONE: Final = Value(ValueType.VOID, None)
 CONSUMER_ARGUMENTS_ALIEN: Final = {
@@ -268,18 +276,44 @@ def invalid(key: str, what: str, fault: str) -> Refused:
     return failed(f"invalid arg '{key}' for {what}: {fault}")
 
 
-def alternate_exchange(arguments: Headers, what: str) -> str | None:
-    """What an exchange's arguments say; `what` is "exchange 'x' in vhost '/'". Refused 406."""
-    found: str | None = None
+def exchange_arguments(kind: str, arguments: Headers, what: str) -> Headers:
+    """Return those arguments of an exchange that mean something; `what` is "exchange 'x' in vhost '/'".
+    Raises Refused: 406, or 503 for a type that is unknown.
+    """
+    found: dict[str, Value] = {}
     for key, value in arguments:
-        if key != ALTERNATE:
-            continue
-        if value.type is not ValueType.STRING:
-            raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {what}")
-        if fault := _name(value):
-            raise invalid(ALTERNATE, what, fault)
-        found = value.value
-    return found
+        if key == ALTERNATE:
+            if value.type is not ValueType.STRING:
+                raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {what}")
+            if fault := _name(value):
+                raise invalid(ALTERNATE, what, fault)
+            found[key] = value
+    given = dict(arguments)
+    if kind == DELAYED:
+        kind = _delayed_type(given.get(DELAYED_TYPE))
+        found[DELAYED_TYPE] = string(kind)
+    if kind == HASH:
+        hashed: dict[str, Value] = {key: given[key] for key in (HASH_HEADER, HASH_PROPERTY) if key in given}
+        for key, value in hashed.items():
+            if fault := _string(value):
+                raise invalid(key, what, fault)
+        if len(hashed) > 1:
+            raise failed("hash-header and hash-property are mutually exclusive")
+        if HASH_PROPERTY in hashed and hashed[HASH_PROPERTY].value not in HASHED_PROPERTIES:
+            raise failed(f"Unsupported property: {hashed[HASH_PROPERTY].value}")
+        found |= hashed
+    return tuple(found.items())
+
+
+def _delayed_type(given: Value | None) -> str:
+    """Return the type by which an exchange that delays messages routes them."""
+    if given is None or not isinstance(given.value, str):
+        raise failed(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
+    if given.value == DELAYED:
+        raise failed(f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'")
+    if given.value not in EXCHANGE_TYPES:
+        raise Refused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{given.value}'")
+    return str(given.value)
 
 
 def check_match(arguments: Headers) -> None:

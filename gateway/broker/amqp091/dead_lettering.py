@@ -40,17 +40,20 @@ from gateway.protocols.amqp091.translate import (
 EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
 TOO_MANY: Final = "maxlen"
+DELAYED: Final = "delayed"  # no death: the delay of a message is over
 DELIVERY_LIMIT: Final = "delivery_limit"
 HISTORY: Final = "x-death"
 COUNT: Final = "x-delivery-count"
 COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
 COPIES: Final = "CC"
 DEATHS_MAX: Final = 64  # in one history: each letter copies it
+EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
 BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
 NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
 TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
 NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
+NOBODY_NOW: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the delayed message")
 Lost = Callable[[list[Message], Outcome], None]
 
 
@@ -63,6 +66,11 @@ class Mortal(Sink, Protocol):
 
     def tell_of_the_dead(self) -> None:
         """Their letters are on their way: the disk may forget them."""
+
+
+Release = Callable[[Message, float], tuple[Sequence[Mortal], Message]]
+"""Function that returns the queues of a message whose delay is over, and the message as they get it; its
+second argument is the time, UTC in seconds."""
 
 
 class Undertaker(Protocol):
@@ -79,7 +87,7 @@ class DeadLettering:
 
     def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
         """`lost` gets the letters that a queue could not take."""
-        self.noted: deque[tuple[Mortal, Message, str]] = deque()
+        self.noted: deque[tuple[Mortal, Message, str, Release | None]] = deque()
         self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
         self._host = host
         self._lost = lost
@@ -99,7 +107,11 @@ class DeadLettering:
         elif len(self.noted) >= NOTED_MAX:
             self.dropped["dead_letter_refused"] += 1
         else:
-            self.noted.append((queue, message, reason))
+            self.noted.append((queue, message, reason, None))
+
+    def note_due(self, queue: Mortal, message: Message, release: Release) -> None:
+        """Send on a message whose delay is over, when the letters are buried."""
+        self.noted.append((queue, message, DELAYED, release))
 
     def bury(self) -> None:
         """Send the letters on their way. What they cause to die goes the same way."""
@@ -130,9 +142,13 @@ class DeadLettering:
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
-            queue, message, reason = self.noted.popleft()
+            queue, message, reason, release = self.noted.popleft()
+            targets: Sequence[Mortal] | None
             try:
-                targets, letter = self._letter(queue, message, reason, utc)
+                if release is None:
+                    targets, letter = self._letter(queue, message, reason, utc)
+                else:
+                    targets, letter = release(message, utc)
             except Exception as error:
                 self._lose(message, poisoned(error, queue=queue.name))
                 count += 1
@@ -143,7 +159,9 @@ class DeadLettering:
                 continue
             count += 1 + len(targets)
             if not targets:
-                if queue.options.at_least_once:
+                if release is not None:
+                    self._lose(letter, NOBODY_NOW, "delayed_unrouted")
+                elif queue.options.at_least_once:
                     self._lose(letter, NOBODY)
                 else:
                     self.dropped[f"queue_{reason}"] += 1
@@ -203,8 +221,8 @@ class DeadLettering:
         for at, outcome in (refused or {}).items():
             self._lose(letters[at], outcome)
 
-    def _lose(self, letter: Message, outcome: Outcome) -> None:
-        self.dropped["dead_letter_refused"] += 1
+    def _lose(self, letter: Message, outcome: Outcome, word: str = "dead_letter_refused") -> None:
+        self.dropped[word] += 1
         if self._lost is not None:
             self._lost([letter], outcome)
 

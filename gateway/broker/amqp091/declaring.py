@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
-from gateway.broker.amqp091.arguments import ALTERNATE, QUEUE_ARGUMENTS
+from gateway.broker.amqp091.arguments import ALTERNATE, EXCHANGE_ARGUMENTS, QUEUE_ARGUMENTS
 from gateway.broker.amqp091.exports import KINDS, Thing, read_export
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.policies import Policy, joined, read_policies
@@ -239,7 +239,7 @@ def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
         return
     known, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
     if isinstance(thing, DeclaredExchange):
-        known, way = [ALTERNATE], ALTERNATE
+        known, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
     severity = Severity.NOTE if one.imported else Severity.WARNING
     for name in thing.arguments:
         if name not in known:

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.broker.amqp091.arguments import ALTERNATE
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange, Keys
-from gateway.broker.bodies import Bodies
+from gateway.broker.bodies import Bodies, SpooledStorage
 from gateway.broker.host_records import HostRecords
 from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.queue import Queue
-from gateway.model.properties import Headers, Properties
+from gateway.model.properties import Headers, Properties, string
+from gateway.model.shares import NO_LIMIT
 from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
+    from gateway.broker.amqp091.delays import DelayedMessages
     from gateway.broker.amqp091.queue import AmqpQueue
 
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 BINDING: Final = "binding"
+DELAYED: Final = "delayed"  # the messages of an exchange
 BINDINGS_FEW: Final = 100  # they are deleted one by one
 UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 
@@ -66,7 +70,7 @@ class Definitions(HostRecords):
                 "type": exchange.kind,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
-                "alternate": exchange.alternate,
+                "arguments": _written(exchange.arguments),
                 "user": exchange.user,
             }
             self._put(EXCHANGE, given, exchange.name)
@@ -91,13 +95,26 @@ class Definitions(HostRecords):
                     durable=True,
                     auto_delete=given["auto_delete"],
                     internal=given["internal"],
-                    alternate=given["alternate"],
+                    arguments=_exchange_arguments(given),
                     find=find,
                     user=given["user"],
                     steps=steps,
                 )
                 found.append(exchange)
         return found
+
+    def keep_delayed(self, delayed: DelayedMessages) -> None:
+        """Give a durable exchange the messages that it has delayed, and keep new ones from now on. All of
+        them are in memory, too: the order in which they are due is not that of the disk."""
+        log = self._store.log(DELAYED, self._key(delayed.name))
+        SpooledStorage(
+            delayed,
+            self._store,
+            log,
+            self._bodies,
+            memory_messages_max=NO_LIMIT,
+            memory_octets_max=NO_LIMIT,
+        )
 
     # Queues.
 
@@ -183,6 +200,13 @@ class Definitions(HostRecords):
 
 def _lasting(source: Exchange, to: Queue | Exchange) -> bool:
     return source.durable and (to.durable if isinstance(to, Exchange) else to.storage is not None)
+
+
+def _exchange_arguments(given: dict[str, Any]) -> Headers:
+    """Return the arguments of a recorded exchange; earlier processes recorded the alternate one alone."""
+    if "arguments" in given:
+        return _read(given["arguments"])
+    return () if given["alternate"] is None else ((ALTERNATE, string(given["alternate"])),)
 
 
 def _written(arguments: Headers) -> str:

@@ -2,16 +2,20 @@
 
 `route` adds the destinations of one message to a set. An exchange may be bound to others, in chains and
 circles of any length, so the walk is a loop over those that it has seen. What nothing is bound for goes to
-the alternate exchange, which is looked up by name when that happens. Only a headers exchange looks into the
-message. Bindings are kept by their destination: one that goes takes all of its own along at once, and takes
-no look at the others'. What an index still says of them is passed over, and swept out in slices.
+the alternate exchange, which is looked up by name when that happens. Only headers exchanges, those that hash
+a header or property, and those that delay look into the message; the last route it as the type in their
+arguments does. Bindings are kept by their destination: one that goes takes all of its own along at once, and
+takes no look at the others'. What an index still says of them is passed over, and swept out in slices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
+from gateway.broker.amqp091.arguments import ALTERNATE, DELAYED, DELAYED_TYPE, HASH
+from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS, HashedPart, HashRing
+from gateway.broker.amqp091.delays import DelayedMessages, delay_of
 from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, comparable, wanted
 from gateway.broker.matching_steps import MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
@@ -19,13 +23,12 @@ from gateway.broker.topics import Trie
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType
 
-TYPES: Final = ("direct", "fanout", "topic", "headers")
 Keys = dict[str, dict[Headers, None]]
 """How something is bound: the keys, and with which arguments."""
 
 
 class Exchange:
-    """One exchange and its bindings. `kind` is one of TYPES; `find` looks up its alternate by name."""
+    """One exchange and its bindings. `kind` is one of EXCHANGE_TYPES, `find` finds its alternate by name."""
 
     def __init__(
         self,
@@ -35,21 +38,29 @@ class Exchange:
         durable: bool,
         auto_delete: bool = False,
         internal: bool = False,
-        alternate: str | None = None,
+        arguments: Headers = (),
         find: Callable[[str], Exchange | None] = lambda name: None,
         user: str | None = None,
         steps: MatchingSteps | None = None,
     ) -> None:
-        """`user` has declared it; None: the configuration, or it is built in. `steps` counts what the
-        bindings of a virtual host cost a message.
+        """`arguments`: those that mean something. `user` has declared it; None: the configuration, or it
+        is built in. `steps` counts what the bindings of a virtual host cost a message.
         """
+        given = dict(arguments)
         self.name = name
         self.user = user
         self.kind = kind
         self.durable = durable
         self.auto_delete = auto_delete
         self.internal = internal
-        self.alternate = alternate
+        self.arguments = arguments
+        self.alternate: str | None = given[ALTERNATE].value if ALTERNATE in given else None
+        self.delayed: DelayedMessages | None = None  # of an exchange of type DELAYED
+        self._how: str = given[DELAYED_TYPE].value if kind == DELAYED else kind
+        self._hashed = HashedPart(arguments)
+        self._ring: HashRing[Queue | Exchange] = HashRing()
+        # Something else than the address of a message decides where it goes.
+        self._looks = kind == DELAYED or self._how == "headers" or not self._hashed.is_key
         self._find = find
         self.bound: dict[Exchange, None] = {}  # those that this one is bound to
         self._to: dict[Queue | Exchange, Keys] = {}
@@ -63,6 +74,11 @@ class Exchange:
         self.sweeping = False  # whoever sweeps will come again
         self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
+    def govern(self, alternate: str | None) -> None:
+        """Use the alternate exchange of a policy, unless the exchange was declared with one."""
+        if all(name != ALTERNATE for name, _ in self.arguments):
+            self.alternate = alternate
+
     @property
     def destinations(self) -> list[Queue | Exchange]:
         """All that is bound."""
@@ -72,6 +88,21 @@ class Exchange:
     def owning_user(self) -> str | None:
         """The user who declared the exchange; None: the configuration, or it is built in."""
         return self.user
+
+    @property
+    def is_topic(self) -> bool:
+        """True if the keys of bindings are patterns, on which topic permissions hold."""
+        return self._how == "topic"
+
+    @property
+    def matches_headers(self) -> bool:
+        """True if the arguments of bindings are headers to look for."""
+        return self._how == "headers"
+
+    @property
+    def is_weighted(self) -> bool:
+        """True if the keys of bindings are weights."""
+        return self._how == HASH
 
     @property
     def bound_to_nothing(self) -> bool:
@@ -87,14 +118,17 @@ class Exchange:
         if isinstance(destination, Exchange):
             self._exchanges[destination] = None
             destination.bound[self] = None
-        if self.kind == "topic":
+        if self._how == "topic":
             if len(several) == 1:
                 pattern = words(key)
                 self._patterns.add(pattern, destination)
                 self._add_steps(destination.owning_user, pattern_steps(pattern, "*", "#"))
-        elif self.kind == "direct":
+        elif self._how == "direct":
             self._keys.setdefault(key, {})[destination] = None
-        elif self.kind == "headers":
+        elif self._how == HASH:
+            if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
+                self._add_steps(destination.owning_user, DESTINATION_STEPS)
+        elif self._how == "headers":
             user, asked = destination.owning_user, wanted(arguments)
             self._wanted[destination, key, arguments] = (asked, user)
             self._add_steps(user, self._index.add(asked, destination, user))
@@ -143,24 +177,29 @@ class Exchange:
     def _leave(self, destination: Queue | Exchange) -> None:
         """Nothing is bound to it any more."""
         del self._to[destination]
+        if self._how == HASH:
+            self._ring.drop(destination)
+            self._add_steps(destination.owning_user, -DESTINATION_STEPS)
         if isinstance(destination, Exchange):
             del self._exchanges[destination]
             del destination.bound[self]
 
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
         """It is bound with this key no longer, whatever the arguments."""
-        if self.kind == "topic":
+        if self._how == "topic":
             pattern = words(key)
             self._patterns.remove(pattern, destination)
             self._add_steps(destination.owning_user, -pattern_steps(pattern, "*", "#"))
-        elif self.kind == "direct":
+        elif self._how == HASH:
+            self._ring.remove(destination, key)
+        elif self._how == "direct":
             del self._keys[key][destination]
             if not self._keys[key]:
                 del self._keys[key]
 
     def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
         """Take a binding out of the index of headers."""
-        if self.kind == "headers":
+        if self._how == "headers":
             asked, user = self._wanted.pop((destination, key, arguments))
             self._add_steps(user, -self._index.remove(asked, destination, user))
 
@@ -193,14 +232,16 @@ class Exchange:
 
     @property
     def selective(self) -> bool:
-        """True: the address alone does not decide, for a headers exchange is here or behind."""
+        """True if the address alone does not decide, for an exchange that looks into messages is here or
+        behind.
+        """
         if not self._exchanges and self.alternate is None:
-            return self.kind == "headers"
+            return self._looks
         seen: set[Exchange] = {self}
         left: list[Exchange] = [self]
         while left:
             exchange = left.pop()
-            if exchange.kind == "headers":
+            if exchange._looks:
                 return True
             other = exchange._alternate()
             for further in (*exchange._exchanges, *(() if other is None else (other,))):
@@ -214,19 +255,22 @@ class Exchange:
 
     def route(self, keys: Sequence[str], message: Message | None) -> dict[Queue, None]:
         """The queues that a message goes to: each exchange on the way looks at all of its keys. `message` is
-        None when only they are known.
+        None when only they are known. One that delays the message has a queue for it, until that is over.
         """
-        if not self._exchanges and not self._gone and self.alternate is None and self.kind != "headers":
-            return {one: None for one in self._destinations(keys, None) if isinstance(one, Queue)}
+        if not self._exchanges and not self._gone and self.alternate is None and not self._looks:
+            return {one: None for one in self._destinations(keys, None, None) if isinstance(one, Queue)}
         found: dict[Queue, None] = {}
         seen: set[Exchange] = {self}
         left: list[Exchange] = [self]
         headers: dict[str, Any] | None = None
         while left:
             exchange = left.pop()
-            if headers is None and exchange.kind == "headers":
+            if exchange.delayed is not None and message is not None and delay_of(message.properties.headers):
+                found[exchange.delayed] = None
+                continue
+            if headers is None and exchange._how == "headers":
                 headers = _headers_of(message)
-            destinations = exchange._destinations(keys, headers)
+            destinations = exchange._destinations(keys, headers, message)
             if exchange._gone:
                 destinations = [one for one in destinations if one in exchange._to]
             if not destinations and (other := exchange._alternate()) is not None:
@@ -240,12 +284,14 @@ class Exchange:
         return found
 
     def _destinations(
-        self, keys: Sequence[str], headers: dict[str, Any] | None
+        self, keys: Sequence[str], headers: dict[str, Any] | None, message: Message | None
     ) -> Collection[Queue | Exchange]:
-        """What is bound for any of the keys, or for these headers."""
-        if self.kind == "fanout":
+        """What is bound for any of the keys, or for these headers; of what is hashed, the one destination."""
+        if self._how == "fanout":
             return self._to
-        if self.kind != "headers":
+        if self._how == HASH:
+            return self._ring.choose(self._hashed.of(keys[0], message))
+        if self._how != "headers":
             if len(keys) == 1:
                 return self._bound_for(keys[0])
             return {destination: None for key in keys for destination in self._bound_for(key)}
@@ -253,9 +299,13 @@ class Exchange:
 
     def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
         """What is bound to a direct or topic exchange for a key."""
-        if self.kind == "direct":
+        if self._how == "direct":
             return self._keys.get(key, ())
         return self._patterns.match(words(key))
+
+
+def _unique_name(destination: Queue | Exchange) -> str:
+    return f"{'exchange' if isinstance(destination, Exchange) else 'queue'} {destination.name}"
 
 
 def words(key: str) -> list[str]:

@@ -1,8 +1,8 @@
 """What RabbitMQ exports of itself (`definitions.json`), as things to declare.
 
-Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Policies and
-parameters mean nothing here and are counted, as are queues whose names RabbitMQ made up, and users and
-permissions unless they are taken elsewhere. The default exchange and the `amq.` exchanges are never in such a
+Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Parameters mean
+nothing here and are counted, as are queues whose names RabbitMQ made up, and users, permissions and policies
+unless they are read elsewhere. The default exchange and the `amq.` exchanges are never in such a
 file; in one of a single virtual host nothing says its name.
 """
 

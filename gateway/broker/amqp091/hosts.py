@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.dead_lettering import Lost
 from gateway.broker.amqp091.definitions import Definitions
+from gateway.broker.amqp091.delays import DelayedMessages
 from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -76,6 +77,11 @@ class AmqpHosts(dict[str, VirtualHost]):
         for host in self.values():
             yield from host.queues.values()
 
+    def delays(self) -> Iterator[DelayedMessages]:
+        """Yield the delayed messages of each exchange that delays any."""
+        for host in self.values():
+            yield from host.delays()
+
     def note_untouched(self) -> None:
         """The process ends: what nobody has been handed is not redelivered by the next one."""
         for host in self.values():
@@ -94,6 +100,8 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
+            "gateway_delayed_messages": lambda: sum(len(delayed) for delayed in self.delays()),
+            "gateway_delayed_bytes": lambda: sum(delayed.octets for delayed in self.delays()),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
             "gateway_bindings": lambda: sum(host.bindings for host in self.values()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),

@@ -1,8 +1,9 @@
-"""RabbitMQ's policies, as far as they mean something here: arguments that queues get by their names.
+"""RabbitMQ's policies, as far as they mean something here: arguments that queues and exchanges get by their
+names.
 
 Of those whose pattern is found in a queue's name the one with the highest priority holds, as there. What a
 queue says itself comes first; of two numbers the smaller one holds. A policy changes what a queue does, and
-not how it was declared.
+not how it was declared. Exchanges get an alternate exchange, unless they were declared with one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.broker.amqp091.arguments import ALIEN, DEAD_LETTER_EXCHANGE, QUEUE_ARGUMENTS
+from gateway.broker.amqp091.arguments import (
+    ALIEN,
+    ALTERNATE,
+    DEAD_LETTER_EXCHANGE,
+    NAME_OCTETS_MAX,
+    QUEUE_ARGUMENTS,
+)
 from gateway.broker.amqp091.exports import content_of
 from gateway.errors import ConfigurationError
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -30,11 +37,13 @@ KEYS: Final = {
 }
 """What a policy may say, and the argument that says the same."""
 TYPES: Final = ("classic", "quorum")
-QUEUES: Final[Mapping[str, Collection[str]]] = {
-    "all": TYPES,
+EXCHANGES: Final = "exchange"
+APPLIES_TO: Final[Mapping[str, Collection[str]]] = {
+    "all": (*TYPES, EXCHANGES),
     "queues": TYPES,
     "classic_queues": ("classic",),
     "quorum_queues": ("quorum",),
+    "exchanges": (EXCHANGES,),
 }
 
 
@@ -43,13 +52,17 @@ class PolicyError(ValueError):
 
 
 class Policy(NamedTuple):
-    """One policy: for queues of these types whose names hold the pattern. `given`: as an export has it."""
+    """One policy: for queues of these types whose names hold the pattern, and for exchanges if EXCHANGES is
+    among the types. `arguments` are those of queues, `alternate` is the alternate exchange of exchanges.
+    `given`: as an export has it.
+    """
 
     pattern: Regex
     types: Collection[str]
     priority: int
     arguments: Mapping[str, Value]
     given: Mapping[str, Any]
+    alternate: str | None = None
 
 
 def read_policies(file: Path) -> dict[str, list[Policy]]:
@@ -77,8 +90,24 @@ def _policy(given: dict[str, Any]) -> Policy:
         if fault := QUEUE_ARGUMENTS[name](said):
             raise PolicyError(f"{key}: {fault}")
         arguments[name] = said
-    types = QUEUES.get(given.get("apply-to", "all"), ())
-    return Policy(Regex(given["pattern"]), types, int(given.get("priority", 0)), arguments, given)
+    alternate = given["definition"].get(ALTERNATE)
+    if not (alternate is None or (isinstance(alternate, str) and len(alternate.encode()) <= NAME_OCTETS_MAX)):
+        raise PolicyError(f"{ALTERNATE}: the name of an exchange is wanted")
+    types = APPLIES_TO.get(given.get("apply-to", "all"), ())
+    priority = int(given.get("priority", 0))
+    return Policy(Regex(given["pattern"]), types, priority, arguments, given, alternate)
+
+
+def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
+    """Return the policy that holds for an exchange."""
+    matching = [one for one in policies if EXCHANGES in one.types and one.pattern.search(name)]
+    return max(matching, key=lambda one: one.priority) if matching else None
+
+
+def alternate_of(policies: Iterable[Policy], name: str) -> str | None:
+    """Return the alternate exchange that a policy gives an exchange."""
+    policy = holding_exchange(policies, name)
+    return None if policy is None else policy.alternate
 
 
 def holding(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:

@@ -18,6 +18,7 @@ from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
 from gateway.broker.amqp091.dead_lettering import (
     DELIVERY_LIMIT,
     EXPIRED,
+    EXPIRED_MAX,
     REJECTED,
     TOO_MANY,
     DeadLettering,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
 
 BEYOND: Final = sys.maxsize  # a position that no message has
-EXPIRED_MAX: Final = 1_000  # messages that are dropped in one turn
 LOOKED_AT: Final = 100_000  # messages whose expiry a queue with priorities looks at in a second
 
 

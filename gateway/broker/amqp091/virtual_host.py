@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -16,15 +16,19 @@ from gateway import clock
 from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.arguments import (
     ALTERNATE,
-    alternate_exchange,
+    DELAYED,
+    EXCHANGE_TYPES,
     check_match,
     check_quorum,
+    exchange_arguments,
     meaningful,
 )
+from gateway.broker.amqp091.consistent_hash import weight_of
 from gateway.broker.amqp091.dead_lettering import DeadLettering, Lost
-from gateway.broker.amqp091.definitions import QUEUE, Definitions
-from gateway.broker.amqp091.exchange import TYPES, Exchange
-from gateway.broker.amqp091.policies import Policy
+from gateway.broker.amqp091.definitions import EXCHANGE, QUEUE, Definitions
+from gateway.broker.amqp091.delays import DelayedMessages
+from gateway.broker.amqp091.exchange import Exchange
+from gateway.broker.amqp091.policies import Policy, alternate_of
 from gateway.broker.amqp091.queue import AmqpQueue, make_queue
 from gateway.broker.amqp091.refusals import (
     COMMAND_INVALID,
@@ -52,7 +56,7 @@ from gateway.broker.shares import (
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
-from gateway.model.properties import Headers, as_table, string
+from gateway.model.properties import Headers, as_table
 from gateway.model.shares import NO_LIMIT, OPERATOR, UserShares
 from gateway.store.restoring import set_aside
 
@@ -123,9 +127,11 @@ class VirtualHost:
         self.replies = Replies()
         self._changed = changed
         self.bindings = 0
-        self.exchanges: dict[str, Exchange] = {
-            name: Exchange(name, kind, durable=True, steps=self.steps) for name, kind in BUILT_IN.items()
-        }
+        self.exchanges: dict[str, Exchange] = {}
+        for built_in, kind in BUILT_IN.items():
+            exchange = Exchange(built_in, kind, durable=True, steps=self.steps, find=self.exchanges.get)
+            exchange.govern(alternate_of(policies, built_in))
+            self.exchanges[built_in] = exchange
         self._definitions = definitions
         self.written = False  # something durable was declared or deleted; who did it sets it back
         if definitions is not None:
@@ -134,7 +140,9 @@ class VirtualHost:
     def _restore(self, definitions: Definitions) -> None:
         """What an earlier process left."""
         for exchange in definitions.exchanges(self.exchanges.get, self.steps):
-            self._enter_exchange(exchange)
+            with set_aside(EXCHANGE, exchange.name):
+                self._delay(exchange)
+                self._enter_exchange(exchange)
         for name, auto_delete, arguments, user in definitions.queues():
             with set_aside(QUEUE, name):
                 queue = make_queue(
@@ -169,11 +177,34 @@ class VirtualHost:
         for queue in list(self.queues.values()):
             with set_aside(QUEUE, queue.name):
                 queue.wake()
+        for delayed in list(self.delays()):
+            with set_aside(EXCHANGE, delayed.name):
+                delayed.dispatch()
 
     def note_untouched(self) -> None:
         """The process ends: what nobody has been handed is not redelivered by the next one."""
         if self._definitions is not None:
             self._definitions.note_untouched(self.queues.values())
+
+    def delays(self) -> Iterator[DelayedMessages]:
+        """Yield the delayed messages of each exchange that has any to do with delays."""
+        for exchange in self.exchanges.values():
+            if exchange.delayed is not None:
+                yield exchange.delayed
+
+    def _delay(self, exchange: Exchange) -> None:
+        """Give an exchange of type `x-delayed-message` a place for what it delays."""
+        if exchange.kind != DELAYED:
+            return
+
+        def route(keys: Sequence[str], message: Message) -> list[AmqpQueue]:
+            return [one for one in exchange.route(keys, message) if isinstance(one, AmqpQueue)]
+
+        exchange.delayed = DelayedMessages(
+            exchange.name, self, route, durable=exchange.durable, user=exchange.user
+        )
+        if exchange.durable and self._definitions is not None:
+            self._definitions.keep_delayed(exchange.delayed)
 
     # Routing: what the dispatcher asks.
 
@@ -195,7 +226,9 @@ class VirtualHost:
     def nobody_at(self, scope: str) -> bool:
         """Whether nothing is bound to an exchange, nor behind it."""
         exchange = self.exchanges.get(scope)
-        return exchange is not None and exchange.bound_to_nothing and exchange.alternate is None
+        if exchange is None or exchange.delayed is not None:
+            return False  # what is bound when a delay is over, cannot be told now
+        return exchange.bound_to_nothing and exchange.alternate is None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """Where one message goes: a requester, or the queues of a headers exchange that looks into it."""
@@ -208,16 +241,18 @@ class VirtualHost:
     def retained(self) -> None:
         """AMQP retains nothing; the header that says so travels on."""
 
-    def _route(self, address: Address, message: Message | None) -> tuple[AmqpQueue, ...]:
+    def _route(self, address: Address, message: Message | None) -> tuple[Sink, ...]:
         return tuple(self.route_keys(address.scope, (address.name,), message))
 
-    def route_keys(self, exchange: str, keys: Sequence[str], message: Message | None) -> list[AmqpQueue]:
+    def route_keys(
+        self, exchange: str, keys: Sequence[str], message: Message | None
+    ) -> list[AmqpQueue | DelayedMessages]:
         """The queues that a message goes to with any of several keys; each has it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
         named = self.exchanges.get(exchange)
         found = {} if named is None else named.route(keys, message)
-        return [queue for queue in found if isinstance(queue, AmqpQueue)]
+        return [queue for queue in found if isinstance(queue, (AmqpQueue, DelayedMessages))]
 
     # Exchanges.
 
@@ -249,7 +284,7 @@ class VirtualHost:
         configuration's, which has no share."""
         if not name:
             raise access_refused(DEFAULT)
-        if kind not in TYPES:
+        if kind not in EXCHANGE_TYPES:
             raise Refused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{kind}'")
         what = f"exchange '{name}' in vhost '{self.name}'"
         found = self.exchanges.get(name)
@@ -258,11 +293,11 @@ class VirtualHost:
             return found
         if name.startswith("amq."):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        alternate = alternate_exchange(arguments, what)
+        own = exchange_arguments(kind, arguments, what)
         self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
         if user is not None:
             self._check_room("exchanges_per_user_max", self._exchange_users[user], self._exchanges_per_user)
-            self._check_definition(user, what, arguments, text_octets(name, alternate or ""))
+            self._check_definition(user, what, arguments, text_octets(name) + argument_octets(own))
         self._check_disk(durable)
         found = Exchange(
             name,
@@ -270,11 +305,12 @@ class VirtualHost:
             durable=durable,
             auto_delete=auto_delete,
             internal=internal,
-            alternate=alternate,
+            arguments=own,
             find=self.exchanges.get,
             user=user,
             steps=self.steps,
         )
+        self._delay(found)
         self._enter_exchange(found)
         if self._definitions is not None:
             self.written |= self._definitions.add_exchange(found)
@@ -299,8 +335,7 @@ class VirtualHost:
         ):
             if was != now:
                 raise inequivalent(word, what, now, was)
-        before = None if found.alternate is None else string(found.alternate)
-        after = dict(arguments).get(ALTERNATE)
+        before, after = dict(found.arguments).get(ALTERNATE), dict(arguments).get(ALTERNATE)
         if not equivalent(before, after):
             raise differing(ALTERNATE, what, after, before)
 
@@ -319,23 +354,26 @@ class VirtualHost:
         self._changed()
 
     def _enter_exchange(self, exchange: Exchange) -> None:
-        """The exchange exists from now on."""
+        """The exchange exists from now on, and the policy for its name is in force."""
+        exchange.govern(alternate_of(self.policies, exchange.name))
         self.exchanges[exchange.name] = exchange
         if exchange.user is not None:
             self._exchange_users.add(exchange.user)
-        self.shares.add(exchange.user, text_octets(exchange.name, exchange.alternate or ""))
+        self.shares.add(exchange.user, _exchange_octets(exchange))
 
     def _remove(self, exchange: Exchange) -> list[Exchange]:
         """Forget the exchange; returns those that it was bound to, which may be unused now."""
         del self.exchanges[exchange.name]
         if exchange.user is not None:
             self._exchange_users.remove(exchange.user)
-        self.shares.remove(exchange.user, text_octets(exchange.name, exchange.alternate or ""))
+        self.shares.remove(exchange.user, _exchange_octets(exchange))
         for destination in exchange.destinations:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
             self._unbind_all(exchange, destination)
         exchange.release_steps()
+        if exchange.delayed is not None:
+            exchange.delayed.delete()
         sources = list(exchange.bound)
         for source in sources:
             self._unbind_all(source, exchange)
@@ -522,8 +560,10 @@ class VirtualHost:
         """Bind a queue or exchange to the exchange `source`. A `configured` binding has no limit."""
         exchange = self.bindable(source)
         arguments = as_table(arguments)
-        if exchange.kind == "headers":
+        if exchange.matches_headers:
             check_match(arguments)
+        if exchange.is_weighted:
+            weight_of(key)
         if exchange.binds(destination, key, arguments):
             return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
@@ -591,6 +631,10 @@ class VirtualHost:
 
 def _queue_octets(queue: AmqpQueue) -> int:
     return text_octets(queue.name) + argument_octets(queue.arguments)
+
+
+def _exchange_octets(exchange: Exchange) -> int:
+    return text_octets(exchange.name) + argument_octets(exchange.arguments)
 
 
 def _share_name(destination: AmqpQueue | Exchange) -> str:

@@ -112,7 +112,7 @@ class AmqpConnection(ActingGuest):
         names that may yet become one, have such rights."""
         if not self.rights.unlimited and exchange:
             found = self.host.exchanges.get(exchange)
-            if found is None or found.kind == "topic":
+            if found is None or found.is_topic:
                 self.check_topic(permission, exchange, key)
 
     def _recheck(self) -> None:

@@ -274,7 +274,7 @@ BROKEN: Final = [
     ('{"queues": {}}', "queues: a list is wanted"),
     ('{"queues": [7]}', "queues[0]: a table is wanted"),
     ('{"queues": [{"vhost": "/"}]}', "queues[0]: needs 'name'"),
-    ('{"exchanges": [{"name": "d", "type": "x-delayed-message"}]}', "exchanges[0] ('d'): type: input should"),
+    ('{"exchanges": [{"name": "d", "type": "x-recent-history"}]}', "exchanges[0] ('d'): type: input should"),
     ('{"queues": [{"name": "a", "type": "stream"}]}', "unsupported queue type 'stream'"),
     ('{"queues": [{"name": "\\ud800"}]}', "not JSON"),
     ('{"queues": [{"name": "' + "é" * 128 + '"}]}', "256 octets; a client could say 255 at most"),

@@ -13,6 +13,7 @@ from gateway.broker.amqp091.policies import governed, read_policies
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.errors import ConfigurationError
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.dialect import amqp_address
 
 POLICIES: list[dict[str, Any]] = [
     {"pattern": "^orders", "definition": {"max-length": 10, "ha-mode": "all"}, "priority": 1},
@@ -69,6 +70,51 @@ def test_a_queue_is_as_declared_and_does_as_its_policy_says(tmp_path: Path) -> N
     assert host.declare_queue("orders.new", None, **given) is queue
 
 
+ALTERNATES: list[dict[str, Any]] = [
+    {"pattern": "^x", "apply-to": "exchanges", "definition": {"alternate-exchange": "a"}, "priority": 2},
+    {"pattern": "^x.all", "definition": {"alternate-exchange": "b", "max-length": 2}, "priority": 3},
+    {"pattern": "^x", "apply-to": "queues", "definition": {"alternate-exchange": "no"}, "priority": 9},
+    {"pattern": "^amq.fan", "apply-to": "exchanges", "definition": {"alternate-exchange": "a"}},
+    {"pattern": "^x.none", "apply-to": "exchanges", "definition": {}, "priority": 7},
+]
+
+
+@pytest.mark.parametrize(
+    "name, own, wanted",
+    [
+        ("x", (), "a"),
+        ("x.all", (), "b"),
+        ("x", (("alternate-exchange", string("mine")),), "mine"),
+        ("x.none", (), None),  # one policy holds, as in RabbitMQ
+        ("y", (), None),
+    ],
+)
+def test_an_alternate_exchange_by_policy(tmp_path: Path, name: str, own: Headers, wanted: str | None) -> None:
+    host = VirtualHost("/", lambda: None, policies=read_policies(written(tmp_path, *ALTERNATES))["/"])
+    given: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False, "arguments": own}
+    exchange = host.declare_exchange(name, "direct", **given)
+    assert exchange.alternate == wanted
+    assert exchange.arguments == own
+    assert host.declare_exchange(name, "direct", **given) is exchange  # as declared, not as governed
+
+
+def test_what_nothing_is_bound_for_goes_where_the_policy_says(tmp_path: Path) -> None:
+    host = VirtualHost("/", lambda: None, policies=read_policies(written(tmp_path, *ALTERNATES))["/"])
+    host.declare_exchange("x", "direct", durable=True, auto_delete=False, internal=False, arguments=())
+    for source in ("x", "amq.fanout"):
+        assert host.sinks(amqp_address(source, "k")) == ()
+    host.declare_exchange("a", "fanout", durable=True, auto_delete=False, internal=False, arguments=())
+    given: dict[str, Any] = {"durable": False, "exclusive": False, "auto_delete": False, "arguments": ()}
+    queue, other = (host.declare_queue(name, None, **given) for name in ("q", "other"))
+    host.bind("a", queue, "", ())
+    for source in ("x", "amq.fanout"):
+        assert host.sinks(amqp_address(source, "k")) == (queue,)
+    host.bind("x", other, "k", ())
+    assert host.sinks(amqp_address("x", "k")) == (other,)
+    host.delete_exchange("a", if_unused=False)
+    assert host.sinks(amqp_address("x", "else")) == ()
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -87,6 +133,7 @@ def test_a_policy_that_no_export_has(tmp_path: Path, policy: dict[str, Any]) -> 
     [
         ({"max-length": -1}, r"max-length: \{value_negative,-1\}"),
         ({"max-length": "many"}, "max-length: .*expected integer"),
+        ({"alternate-exchange": 1}, "alternate-exchange: the name of an exchange"),
         ({"overflow": "explode"}, "overflow: invalid_overflow"),
         ({"message-ttl": 315_360_000_001}, r"message-ttl: \{value_too_large,315360000001\}"),
     ],

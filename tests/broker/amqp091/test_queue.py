@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from gateway.broker.alarms import CANCELLED_MAX, Alarms
-from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, NOTED_MAX
-from gateway.broker.amqp091.queue import EXPIRED_MAX, AmqpQueue
+from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
+from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.pressure import FULL
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED

@@ -127,6 +127,32 @@ CALLS: dict[str, Calls] = {
         m.QueueBind("i2", "i1", "k"),
         m.ExchangeDelete("i1", if_unused=True),
     ),
+    "an exchange that hashes a property that it cannot": (
+        exchange("k1", "x-consistent-hash", {"hash-property": "app_id"}),
+    ),
+    "an exchange that hashes two things": (
+        exchange("k2", "x-consistent-hash", {"hash-property": "message_id", "hash-header": "a"}),
+    ),
+    "an exchange that hashes, declared again otherwise": (
+        exchange("k3", "x-consistent-hash", {"hash-header": "a"}),
+        exchange("k3", "x-consistent-hash", {"hash-header": "b"}),
+        m.ExchangeDelete("k3"),
+    ),
+    "a weight that is a word": (
+        exchange("k4", "x-consistent-hash", auto_delete=True),
+        queue("k5", exclusive=True),
+        m.QueueBind("k5", "k4", "heavy"),
+    ),
+    "a weight of nothing": (
+        exchange("k6", "x-consistent-hash", auto_delete=True),
+        queue("k7", exclusive=True),
+        m.QueueBind("k7", "k6", "0"),
+    ),
+    "a negative weight": (
+        exchange("k8", "x-consistent-hash", auto_delete=True),
+        queue("k9", exclusive=True),
+        m.QueueBind("k9", "k8", "-1"),
+    ),
     "binding a queue that is not there": (m.QueueBind("none", "amq.direct", "k"),),
     "binding to an exchange that is not there": (queue("i3", exclusive=True), m.QueueBind("i3", "none", "k")),
     "binding to the default exchange": (queue("i4", exclusive=True), m.QueueBind("i4", "", "k")),

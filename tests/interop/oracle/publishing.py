@@ -380,3 +380,11 @@ def a_transaction_and_two_queues_one_of_which_is_gone(a: Wire) -> None:
 def a_transaction_and_a_queue_made_meanwhile(a: Wire) -> None:
     a.call(m.TxSelect()).publish("", "do", b"x", mandatory=True).call(queue("do", exclusive=True))
     a.call(m.TxCommit(), m.BasicGet("do", True))
+
+
+@script
+def a_consistent_hash_exchange_with_one_queue(a: Wire) -> None:
+    a.call(exchange("ha", "x-consistent-hash", auto_delete=True), queue("hb", exclusive=True), CONFIRM)
+    a.publish("ha", "1", b"x", mandatory=True).hear(2).call(m.QueueBind("hb", "ha", "10"))
+    a.publish("ha", "1", b"x").hear().publish("ha", "2", b"y").hear()
+    a.call(m.BasicGet("hb", True), m.BasicGet("hb", True), m.QueueUnbind("hb", "ha", "10"))

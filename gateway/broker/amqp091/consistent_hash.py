@@ -1,0 +1,127 @@
+"""The choice of an exchange of type `x-consistent-hash`: one destination for each hash, in shares by weight.
+
+The key of a binding is its destination's weight, a positive integer. Each destination gets a score from the
+hash of a message and its own name; the highest score, scaled by the weight, wins (rendezvous hashing). So a
+destination that is bound takes its share from all others and nothing moves between these, and what one that
+is unbound had is spread over those left. The choice depends on names and weights alone: it is the same after
+a restart and whatever the order of the bindings.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from math import inf, log
+from typing import Any, Final, Generic, TypeVar
+
+from gateway.broker.amqp091.arguments import HASH_HEADER, HASH_PROPERTY
+from gateway.broker.amqp091.refusals import failed
+from gateway.model.message import Message
+from gateway.model.properties import Headers
+
+WEIGHT_DIGITS_MAX: Final = 9
+DESTINATION_STEPS: Final = 20  # of matching, for each destination: its score, some 600 ns
+MASK: Final = (1 << 64) - 1
+T = TypeVar("T")
+
+
+def weight_of(key: str) -> int:
+    """Return the weight that a binding key states. Raises Refused 406, in RabbitMQ's words."""
+    digits = key.removeprefix("-").removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()):
+        raise failed(f'The binding key must be an integer: <<"{key}">>')
+    if key.startswith("-") or not int(digits[:18]):
+        raise failed("The binding key must be greater than 0")
+    if len(digits.lstrip("0")) > WEIGHT_DIGITS_MAX:
+        raise failed(f"The binding key must have no more than {WEIGHT_DIGITS_MAX} digits")
+    return int(digits)
+
+
+class HashRing(Generic[T]):
+    """Destinations with weights, of which each hash chooses one."""
+
+    def __init__(self) -> None:
+        self._weights: dict[T, dict[str, int]] = {}  # by key; the first one counts
+        self._rows: list[tuple[int, float, T]] = []  # seed, 1 / weight, destination
+
+    def add(self, destination: T, name: str, key: str) -> bool:
+        """Bind a destination under its unique name. Return False if it was there: its first weight counts."""
+        weights = self._weights.setdefault(destination, {})
+        weights[key] = weight_of(key)
+        if len(weights) > 1:
+            return False
+        self._rows.append((_seed(name), 1.0 / weights[key], destination))
+        return True
+
+    def remove(self, destination: T, key: str) -> None:
+        """Forget one key of a destination that has others: the first of these counts."""
+        weights = self._weights.get(destination, {})
+        if weights.pop(key, None) is not None and weights:
+            per_weight = 1.0 / next(iter(weights.values()))
+            self._rows = [
+                (seed, per_weight if other is destination else old, other) for seed, old, other in self._rows
+            ]
+
+    def drop(self, destination: T) -> None:
+        """Forget a destination with all of its keys."""
+        if self._weights.pop(destination, None) is not None:
+            self._rows = [row for row in self._rows if row[2] is not destination]
+
+    def choose(self, value: bytes) -> tuple[T, ...]:
+        """Return the destination of a hashed value; () if there is none."""
+        rows = self._rows
+        if len(rows) < 2:
+            return tuple([destination for _, _, destination in rows])
+        hashed = int.from_bytes(blake2b(value, digest_size=8).digest(), "big")
+        best, chosen = -inf, rows[0][2]
+        for seed, per_weight, destination in rows:
+            score = log(_mixed(hashed ^ seed)) * per_weight
+            if score > best:
+                best, chosen = score, destination
+        return (chosen,)
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+
+
+def _mixed(number: int) -> float:
+    """Return a number above 0 and at most 1 that all bits of a 64-bit number decide (splitmix64)."""
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & MASK
+    return ((number ^ number >> 31) + 1) / (MASK + 1)
+
+
+class HashedPart:
+    """What of a message is hashed: its routing key, a header or a property."""
+
+    def __init__(self, arguments: Headers) -> None:
+        given = dict(arguments)
+        self.header: str | None = given[HASH_HEADER].value if HASH_HEADER in given else None
+        self.property: str | None = given[HASH_PROPERTY].value if HASH_PROPERTY in given else None
+
+    @property
+    def is_key(self) -> bool:
+        """True if the routing key is hashed, so that the address of a message decides."""
+        return self.header is None and self.property is None
+
+    def of(self, key: str, message: Message | None) -> bytes:
+        """Return the bytes that are hashed; the same ones for all messages that lack the part."""
+        if self.is_key:
+            return key.encode()
+        return b"" if message is None else _canonical(self._value(message))
+
+    def _value(self, message: Message) -> Any:
+        properties = message.properties
+        if self.header is not None:
+            return next((value.value for name, value in properties.headers if name == self.header), None)
+        if self.property == "message_id":
+            return properties.message_id
+        return properties.correlation if self.property == "correlation_id" else properties.timestamp
+
+
+def _canonical(value: Any) -> bytes:
+    if value is None:
+        return b""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else repr(value).encode()

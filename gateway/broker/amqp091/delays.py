@@ -1,0 +1,269 @@
+"""Messages that an exchange of type `x-delayed-message` holds until their delay is over.
+
+An exchange of that type has one `DelayedMessages`, a queue without consumers. A message with a delay waits in
+it with the time at which it is due in place of its expiry, so the clock, the order and the store of queues
+serve it. What is due leaves as what has expired does: it goes through the exchange, with a negative
+`x-delay`, in the same transaction that forgets it here. Messages are in memory, the durable ones on disk,
+too. The exchange's user owns them, and they count against that user's share of memory.
+
+The life of a message begins when its delay ends if AMQP wrote its `expiration`, as in RabbitMQ. An expiry of
+another protocol goes on while the message waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from math import isfinite
+from typing import Any, Final, Protocol
+
+from gateway import clock
+from gateway.broker.alarms import Alarm, Alarms
+from gateway.broker.amqp091.arguments import EXPIRY_MS_MAX, INTEGERS, QueueArguments
+from gateway.broker.amqp091.dead_lettering import (
+    COPIES,
+    COPIES_MAX,
+    EXPIRED_MAX,
+    DeadLettering,
+    Mortal,
+    blind_copies,
+    copied_keys,
+    living,
+)
+from gateway.broker.pressure import FullQueues
+from gateway.broker.priorities import PriorityQueue
+from gateway.errors import ProtocolError
+from gateway.model.batch import SubBatch
+from gateway.model.message import NEVER, Message
+from gateway.model.properties import RANGES, Headers, Value, ValueType
+from gateway.protocols.amqp091.codec import decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqp091.translate import (
+    BLIND,
+    PROTOCOL,
+    content_properties,
+    encode_properties,
+    essentials,
+)
+
+DELAY: Final = "x-delay"
+BEYOND: Final = sys.maxsize
+Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
+
+
+class Host(Protocol):
+    """The virtual host, as its delayed messages see it."""
+
+    queue_messages_max: int
+    queue_octets_max: int
+    dead_lettering: DeadLettering
+    alarms: Alarms
+    full_queues: FullQueues
+
+
+def delay_of(headers: Headers) -> int:
+    """Return the delay in milliseconds that headers ask for, 0 if they ask for none.
+
+    Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which says
+    that it is over, and for one beyond ten years.
+    """
+    given = next((value for name, value in headers if name == DELAY), None)
+    wanted = 0 if given is None else _milliseconds(given)
+    return wanted if 0 < wanted <= EXPIRY_MS_MAX else 0
+
+
+def _milliseconds(given: Value) -> int:
+    content: Any = given.value
+    if given.type in INTEGERS:
+        return int(content)
+    if given.type is ValueType.STRING and isinstance(content, str):
+        digits = content.removeprefix("-").removeprefix("+")
+        return int(content) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
+    if isinstance(content, float) and isfinite(content):
+        return int(content)
+    return int(content) if isinstance(content, Decimal) else 0
+
+
+class DelayedMessages(PriorityQueue):
+    """The messages that one exchange delays, in the order in which they are due."""
+
+    def __init__(self, name: str, host: Host, route: Route, *, durable: bool, user: str | None) -> None:
+        """`name` is the exchange's; `route` finds where it leads with some keys. `user` declared it."""
+        super().__init__(
+            name,
+            _due_first,
+            durable=durable,
+            messages_max=host.queue_messages_max,
+            octets_max=host.queue_octets_max,
+            expired=self._is_due,
+            full_queues=host.full_queues,
+        )
+        self.user = user
+        self.options = QueueArguments()
+        self._dead_lettering = host.dead_lettering
+        self._alarms = host.alarms
+        self._route = route
+        self._alarm: Alarm | None = None
+        self._sort()
+
+    @property
+    def owning_user(self) -> str | None:
+        """The user who declared the exchange; None: the configuration."""
+        return self.user
+
+    def is_named_by(self, message: Message) -> bool:
+        """Return True if the message was published to the exchange itself."""
+        address = message.address
+        return address.scope == self.name and address.protocol == AMQP091.name
+
+    def restrain(self, on: bool) -> None:
+        """Be full with about what is here, for the owner holds too much of the memory; or no longer."""
+        self.restrain_size(on)
+
+    # In.
+
+    def publish(self, part: SubBatch) -> None:
+        """Take the part, each message until it is due."""
+        if self.deleted:  # since a transaction routed the messages
+            self._dead_lettering.dropped["delayed_deleted"] += len(part.messages)
+            part.accept()
+            return
+        utc = clock.utc()
+        for at, message in enumerate(part.messages):
+            if message.expires and (
+                message.property_set.protocol != PROTOCOL
+                or essentials(message.property_set).expiration_ms is None
+            ):
+                part.messages[at] = _with_rest(message, utc)
+        super().publish(part)
+
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """Return copies of the messages that end when they are due."""
+        utc = clock.utc()
+        return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
+
+    # Out.
+
+    def dispatch(self) -> None:
+        """Send on what is due, and set the alarm for what is due next."""
+        if self.gone:
+            self._tell_gone()
+        if self.gate.shut:
+            self.gate.wait(self.dispatch)
+            return
+        while self.storage is not None and self.storage.refill():
+            pass
+        due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
+        if due and not self.deleted and (self._alarm is None or due < self._alarm.utc):
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._alarms.set(due, self._alarmed)
+        if self._dead_lettering.noted:
+            self._dead_lettering.bury()
+        if self.gone:
+            self._tell_gone()
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self.dispatch()
+
+    def drop_expired(self, most: int = BEYOND) -> float:
+        """Let go of up to `most` messages that are due. Return when the next one is, or NEVER."""
+        utc = clock.utc()
+        while self._heap:
+            position = self._heap[0][1]
+            found = self._waiting.get(position)
+            if found is not None:
+                if not most or not self._drop_expired(position, found[0], utc):
+                    return found[0].expires
+                del self._waiting[position]
+                most -= 1
+            heapq.heappop(self._heap)
+        return NEVER
+
+    def _is_due(self, message: Message) -> None:
+        self._dead_lettering.note_due(self, message, self._released)
+
+    def _released(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+        """Return the queues of a message whose delay is over, and the message as they get it."""
+        kept = essentials(message.property_set).expiration_ms
+        own = message if kept is not None else living(message, NEVER)
+        native = decode_properties(encode_properties(own, utc))
+        headers = _negated(native.headers or ())
+        blind = blind_copies(message)
+        keys = [message.address.name, *copied_keys(headers, COPIES), *copied_keys(blind, BLIND)]
+        native.headers = (*blind, *headers)
+        properties = content_properties(encode_basic_properties(native))
+        limit = essentials(properties).expiration_ms
+        released = Message(
+            message.address,
+            message.body,
+            properties,
+            message.assurance,
+            message.durable,
+            message.retain,
+            NEVER if limit is None else utc + limit / 1000,
+            message.hops,
+            message.sender,
+        )
+        return self._route(keys[: COPIES_MAX + 1], released), released
+
+    def _tell_gone(self) -> None:
+        """Not before the messages are on their way: a crash would lose them."""
+        if self._dead_lettering.noted:
+            self._dead_lettering.owing[self] = None
+        else:
+            super()._tell_gone()
+
+    def tell_of_the_dead(self) -> None:
+        """Have the disk forget what is on its way."""
+        if self.gone and not self.deleted:
+            self._tell_gone()
+
+    def delete(self) -> int:
+        """Drop all messages, for the exchange is deleted. Return their number, which is counted."""
+        count = super().delete()
+        self._dead_lettering.dropped["delayed_deleted"] += count
+        if self._alarm is not None:
+            self._alarm.cancel()
+        return count
+
+
+def _due_first(message: Message) -> int:
+    return -int(message.expires * 1000)
+
+
+def _with_rest(message: Message, utc: float) -> Message:
+    """Return the message with what is left of its life when its delay ends as an AMQP expiration."""
+    due = utc + delay_of(message.properties.headers) / 1000
+    left = max(message.expires - due, 0.0)
+    try:
+        octets = encode_properties(living(message, utc + left), utc)
+    except ProtocolError:  # met again when it is due, and is the message's outcome then
+        return message
+    return Message(
+        message.address,
+        message.body,
+        content_properties(octets),
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def _negated(headers: Iterable[tuple[str, Value]]) -> Headers:
+    """Return the headers with the delay as a negative number, which says that it is over."""
+    found: list[tuple[str, Value]] = []
+    for name, value in headers:
+        if name == DELAY:
+            over = -_milliseconds(value)
+            kind = ValueType.INT32 if over >= RANGES[ValueType.INT32][0] else ValueType.INT64
+            found.append((name, Value(kind, over)))
+        else:
+            found.append((name, value))
+    return tuple(found)
