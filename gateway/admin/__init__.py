@@ -13,6 +13,7 @@ from gateway.admin.namespaces import NamespacesApi
 from gateway.admin.process import Limit, Process, ProcessApi, State
 from gateway.admin.queues import QueuesApi
 from gateway.admin.rabbitmq import Consuming, Door, RabbitApi
+from gateway.admin.rabbitmq_changes import Broker
 from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
@@ -23,6 +24,7 @@ from gateway.admin.sessions import SessionsApi
 __all__ = [
     "AdminState",
     "Admission",
+    "Broker",
     "ClientsApi",
     "Connected",
     "Consuming",

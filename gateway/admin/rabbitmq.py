@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -36,13 +37,15 @@ from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
 from gateway.admin.queues import gone_from
+from gateway.admin.rabbitmq_changes import Actor, Broker, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
+from gateway.broker.amqp091.checks import check_binding
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.policies import holding, holding_exchange
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused
+from gateway.broker.amqp091.refusals import ACCESS_REFUSED, NOT_FOUND, Refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.queue import Consumer
 from gateway.mapping.conditions import plain_headers
@@ -55,7 +58,8 @@ from gateway.telemetry.metrics import Metrics
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
 METHODS: Final = ("GET", "DELETE", "PUT", "POST")
 UNSAID: Final = (
-    "the gateway only reads, deletes and purges over HTTP: declare, bind, publish and get over AMQP"
+    "over HTTP the gateway declares, binds, publishes, gets, deletes and purges; its configuration has the "
+    "rest"
 )
 PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another word
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
@@ -118,6 +122,7 @@ class RabbitApi:
         version: str = "",
         doors: Callable[[], Iterable[Door]] = tuple,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
+        broker: Broker,
     ) -> None:
         self._hosts = hosts
         self._clients = clients
@@ -133,6 +138,7 @@ class RabbitApi:
         self._began = time.monotonic()
         self._doors = doors
         self._consuming = consuming
+        self._changes = RabbitChanges(broker, flush)
         self._is_part = False  # of the virtual hosts: what concerns all of them is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
@@ -149,15 +155,11 @@ class RabbitApi:
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         caller: Caller = request.state.caller
-        hosts = caller.rights.hosts(reading=request.method != "DELETE")
+        hosts = caller.rights.hosts(reading=request.method == "GET")
         api = self if hosts is None else self.within(hosts)
         try:
-            if request.method in ("PUT", "POST"):
-                raise ValueError(UNSAID)
-            if request.method == "DELETE":
-                act, words = _found(ACTS, (word, *rest))
-                await act(api, *words)
-                return Response(status_code=204)
+            if request.method != "GET":
+                return await api.change(request, (word, *rest))
             serve, words = _found(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:
                 return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
@@ -166,7 +168,11 @@ class RabbitApi:
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except Refused as error:
-            return answer({"error": "bad_request", "reason": str(error)}, 400)
+            if error.code == NOT_FOUND:
+                return answer({"error": "Object Not Found", "reason": str(error)}, 404)
+            if error.code == ACCESS_REFUSED:
+                return answer({"error": "not_authorised", "reason": str(error)}, 401)
+            return answer({"error": "bad_request", "reason": str(error).partition(" - ")[2]}, 400)
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
@@ -627,57 +633,124 @@ class RabbitApi:
 
     # What is changed.
 
-    async def close_connection(self, name: str) -> None:
+    async def close_connection(self, _: Request, name: str) -> Response:
         chosen = [one for one in self._clients() if one.address == name]
         if not chosen:
             raise NotThereError
         for one in chosen:
             one.dismiss()
         self._flush()
+        return Response(status_code=204)
 
-    async def delete_queue(self, of: str, name: str) -> None:
+    async def change(self, request: Request, path: Sequence[str]) -> Response:
+        """Do what a DELETE, PUT or POST asks."""
+        try:
+            act, words = _found(CHANGES[request.method], path)
+        except NotThereError:
+            if request.method == "DELETE":
+                raise
+            raise ValueError(UNSAID) from None
+        found: Response = await act(self, request, *words)
+        return found
+
+    async def declare_queue(self, request: Request, of: str, name: str) -> Response:
         host = self._host(of)
-        queue = _queue_of(host, name)
-        if queue.owner is not None:
-            raise ValueError(f"the queue {queue.name!r} is exclusive")
-        host.delete_queue(queue)
+        new = await self._changes.declare_queue(request, host, name)
+        return await self._declared(host, new)
+
+    async def declare_exchange(self, request: Request, of: str, name: str) -> Response:
+        host = self._host(of)
+        new = await self._changes.declare_exchange(request, host, _exchange_name(name))
+        return await self._declared(host, new)
+
+    async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
+        return await self._bound(request, of, "queue", source, name)
+
+    async def bind_exchange(self, request: Request, of: str, source: str, name: str) -> Response:
+        return await self._bound(request, of, "exchange", source, _exchange_name(name))
+
+    async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
+        host = self._host(of)
+        key = await self._changes.bind(request, host, kind, _exchange_name(source), name)
+        response = await self._declared(host, True)
+        response.headers["location"] = f"{quote(name, safe='')}/{quote(key, safe='') or '~'}"
+        return response
+
+    async def _declared(self, host: VirtualHost, new: bool) -> Response:
         host.written = False  # we wait for the disk ourselves
         await self._done()
+        return Response(status_code=201 if new else 204)
 
-    async def delete_exchange(self, of: str, name: str) -> None:
+    async def publish(self, request: Request, of: str, name: str) -> Response:
+        host = self._host(of)
+        try:
+            routed = await self._changes.publish(request, host, _exchange_name(name))
+        except Refused as error:  # of a publish RabbitMQ says the code, and no more
+            raise ValueError(f"{error.code} {error}") from error
+        return answer({"routed": routed})
+
+    async def get(self, request: Request, of: str, name: str) -> Response:
+        rows = await self._changes.get(request, self._host(of), name)
+        await self._done()
+        return await _as_json(rows)
+
+    async def delete_queue(self, request: Request, of: str, name: str) -> Response:
+        host = self._host(of)
+        if name not in host.queues:
+            raise NotThereError
+        unused, empty = (_flag_of(request, word) for word in ("if-unused", "if-empty"))
+
+        def act(actor: Actor) -> None:
+            actor.check("configure", "queue", name)
+            host.delete_queue(host.queue(name, self), if_unused=unused, if_empty=empty)
+
+        return await self._changed(request, host, act)
+
+    async def delete_exchange(self, request: Request, of: str, name: str) -> Response:
         host = self._host(of)
         name = _exchange_name(name)
         if name and name not in host.exchanges:
             raise NotThereError
-        host.delete_exchange(name, if_unused=False)
-        host.written = False
-        await self._done()
 
-    async def unbind_queue(self, of: str, source: str, name: str, key: str) -> None:
-        self._unbind(of, "queue", source, name, key)
-        await self._done()
+        def act(actor: Actor) -> None:
+            actor.check("configure", "exchange", name)
+            host.delete_exchange(name, if_unused=_flag_of(request, "if-unused"))
 
-    async def unbind_exchange(self, of: str, source: str, name: str, key: str) -> None:
-        self._unbind(of, "exchange", source, _exchange_name(name), key)
-        await self._done()
+        return await self._changed(request, host, act)
 
-    def _unbind(self, of: str, kind: str, source: str, name: str, key: str) -> None:
+    async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
+        return await self._unbind(request, of, "queue", source, name, key)
+
+    async def unbind_exchange(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
+        return await self._unbind(request, of, "exchange", source, _exchange_name(name), key)
+
+    async def _unbind(
+        self, request: Request, of: str, kind: str, source: str, name: str, key: str
+    ) -> Response:
         """Remove a binding by the key of its properties, in any of the forms that `_with_key` finds."""
         host = self._host(of)
         for one in bindings_of(self._hosts):
-            fields = _binding(one)
             same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
-            if same and one.destination.name == name and _has_key(fields, key):
-                to = one.destination
-                assert isinstance(to, AmqpQueue | Exchange)
-                host.unbind(one.source, to, one.routing_key, one.arguments)
-                host.written = False
-                return
+            if same and one.destination.name == name and _has_key(_binding(one), key):
+                return await self._changed(request, host, partial(_remove_binding, host, one))
         raise NotThereError
 
-    async def purge_queue(self, of: str, name: str) -> None:
-        _queue_of(self._host(of), name).purge()
+    async def purge_queue(self, request: Request, of: str, name: str) -> Response:
+        host = self._host(of)
+        if name not in host.queues:
+            raise NotThereError
+
+        def act(actor: Actor) -> None:
+            actor.check("read", "queue", name)
+            host.queue(name, self).purge()
+
+        return await self._changed(request, host, act)
+
+    async def _changed(self, request: Request, host: VirtualHost, act: Callable[[Actor], None]) -> Response:
+        await self._changes.permit(request, host, act)
+        host.written = False  # we wait for the disk ourselves
         await self._done()
+        return Response(status_code=204)
 
     async def _done(self) -> None:
         await Pace(self._flush).spend(1)
@@ -737,6 +810,17 @@ def _queue_of(host: VirtualHost, name: str) -> AmqpQueue:
     if queue is None:
         raise NotThereError
     return queue
+
+
+def _remove_binding(host: VirtualHost, one: ListedBinding, actor: Actor) -> None:
+    to = one.destination
+    assert isinstance(to, AmqpQueue | Exchange)
+    check_binding(actor, one.kind, to.name, one.source, one.routing_key)
+    host.unbind(one.source, to, one.routing_key, one.arguments)
+
+
+def _flag_of(request: Request, word: str) -> bool:
+    return request.query_params.get(word) == "true"
 
 
 def _exchange_name(word: str) -> str:
@@ -893,12 +977,24 @@ OF_ALL_HOSTS: Final = frozenset(
     }
 )
 """What is refused to whoever sees some virtual hosts only: machines, users and their permissions."""
-ACTS: Final[Mapping[str, Asked]] = {
-    "connections/*": RabbitApi.close_connection,
-    "queues/*/*": RabbitApi.delete_queue,
-    "queues/*/*/contents": RabbitApi.purge_queue,
-    "exchanges/*/*": RabbitApi.delete_exchange,
-    "bindings/*/e/*/q/*/*": RabbitApi.unbind_queue,
-    "bindings/*/e/*/e/*/*": RabbitApi.unbind_exchange,
+CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
+    "DELETE": {
+        "connections/*": RabbitApi.close_connection,
+        "queues/*/*": RabbitApi.delete_queue,
+        "queues/*/*/contents": RabbitApi.purge_queue,
+        "exchanges/*/*": RabbitApi.delete_exchange,
+        "bindings/*/e/*/q/*/*": RabbitApi.unbind_queue,
+        "bindings/*/e/*/e/*/*": RabbitApi.unbind_exchange,
+    },
+    "PUT": {
+        "queues/*/*": RabbitApi.declare_queue,
+        "exchanges/*/*": RabbitApi.declare_exchange,
+    },
+    "POST": {
+        "bindings/*/e/*/q/*": RabbitApi.bind_queue,
+        "bindings/*/e/*/e/*": RabbitApi.bind_exchange,
+        "exchanges/*/*/publish": RabbitApi.publish,
+        "queues/*/*/get": RabbitApi.get,
+    },
 }
-"""What DELETE does."""
+"""What the methods that are not GET do, by path."""

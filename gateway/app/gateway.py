@@ -24,6 +24,7 @@ from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
+    Broker,
     ClientsApi,
     DetailedMetrics,
     LettersApi,
@@ -47,7 +48,7 @@ from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_octets_max, watched_memory
-from gateway.app.operating import pause_links, process_of
+from gateway.app.operating import endpoint_of, pause_links, process_of
 from gateway.app.retained import retained_messages
 from gateway.app.rules import Rules
 from gateway.app.state import open_state, watch_stores
@@ -273,6 +274,13 @@ class Gateway:
                 version=announced_version(self.settings, self.metrics.version),
                 doors=partial(doors, self.listeners),
                 consuming=consuming,
+                broker=Broker(
+                    self.authorization,
+                    process.publishing,
+                    partial(endpoint_of, self.settings),
+                    self.settings.limits.message_bytes_max,
+                    hide,
+                ),
             ),
             self.dispatcher.taps,
             self.quotas,

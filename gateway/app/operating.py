@@ -12,6 +12,7 @@ from gateway.admin import Limit, Process, State
 from gateway.app.console import Console
 from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
@@ -26,7 +27,7 @@ from gateway.ingress.listener import Listener
 from gateway.model.dialect import Dialect
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
-from gateway.settings import Settings
+from gateway.settings import AmqpListener, Settings
 from gateway.store.store import Store
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics
@@ -60,6 +61,15 @@ class Operated(Protocol):
 
     def stop(self) -> None:
         """Drain and leave."""
+
+
+def endpoint_of(settings: Settings, host: VirtualHost) -> str:
+    """Return where routes look for what is published to a virtual host, as its first listener says; "" if no
+    listener serves it."""
+    for name, one in settings.listeners.items():
+        if isinstance(one, AmqpListener) and host.name in one.virtual_hosts:
+            return name if host.name == one.virtual_hosts[0] else f"{name}/{host.name}"
+    return ""
 
 
 async def _reload(gateway: Operated) -> str:

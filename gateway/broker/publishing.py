@@ -9,6 +9,8 @@ from collections.abc import Callable
 from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.routing import Namespace
+from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -25,16 +27,26 @@ class Publishing:
     def publish(self, endpoint: str, message: Message, told: Told) -> None:
         """As a client of this listener does, or as if it had come from this link."""
         dispatcher = self._dispatcher
+        local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
+        self.publish_in(endpoint, local, message, told)
+
+    def publish_in(self, endpoint: str, local: Namespace | None, message: Message, told: Told) -> None:
+        """Publish as a client of this endpoint does, in a namespace of the endpoint; None: that of a link."""
+        dispatcher = self._dispatcher
         if dispatcher.memory.short:
             told(LOW_ON_MEMORY)
             return
-        local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
         batch = dispatcher.batch(self, clock.now())
         entry = dispatcher.entry(endpoint, local, message.address)
         if not dispatcher.publish(batch, entry, message, told):
             dispatcher.record_unrouted(entry, message, UNROUTED, batch.received)
             told(UNROUTED)
         batch.send()
+
+    def roles(self, endpoint: str, local: Namespace | None, address: Address) -> tuple[str | None, ...]:
+        """Return the roles that the routes of an address take messages from; None: from everybody."""
+        entry = self._dispatcher.entry(endpoint, local, address)
+        return tuple([branch.route.rule.role for branch in entry.plan.branches])
 
     # What batches ask: this is their source.
 

@@ -20,6 +20,13 @@ from tests.passwords import hashed
 
 REFERENCE: Final = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 POLICY: Final = {"vhost": "/", "name": "short", "pattern": "no", "definition": {"max-length": 5}}
+ALTERNATE: Final = {
+    "vhost": "/",
+    "name": "alternate",
+    "pattern": "^readings",
+    "apply-to": "exchanges",
+    "definition": {"alternate-exchange": "amq.fanout"},
+}
 LEFT_OUT: Final[dict[str, str]] = {
     "overview": """churn_rates disable_stats enable_queue_totals release_series_support_status erlang_version
         sample_retention_policies statistics_db_event_queue erlang_full_version""",
@@ -71,9 +78,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
         missing(str(error))
     with rabbit:
         rabbit.control("set_policy", POLICY["name"], POLICY["pattern"], json.dumps(POLICY["definition"]))
+        alternate = json.dumps(ALTERNATE["definition"])
+        rabbit.control("set_policy", "--apply-to", "exchanges", "alternate", "^readings", alternate)
         theirs = answers(f"http://{LOOPBACK}:{rabbit.management_port}/api/", rabbit.url)
     file = folder / "definitions.json"
-    file.write_text(json.dumps({"queues": [], "policies": [theirs["policies"]]}))
+    file.write_text(json.dumps({"queues": [], "policies": [ALTERNATE, POLICY]}))
     every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
@@ -118,6 +127,10 @@ def counted(client: httpx.Client) -> bool:
     except (httpx.HTTPError, ValueError):
         return False
     return there and bool(queues) and "messages" in queues[0] and "uptime" in nodes[0]
+
+
+def test_both_name_the_policy_of_an_exchange(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    assert [one["exchanges/%2F/readings"]["policy"] for one in both] == ["alternate"] * 2
 
 
 def base(name: str) -> str:

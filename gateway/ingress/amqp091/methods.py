@@ -13,13 +13,13 @@ import trio
 
 from gateway import clock
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
+from gateway.broker.amqp091.checks import binding_key, check_binding, check_leading, named
 from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
-from gateway.ingress.amqp091.checks import binding_key, check_binding, check_leading, named
 from gateway.model.message import Message
 from gateway.model.pending import Pending
 from gateway.model.spooled import Spooled

@@ -1,0 +1,432 @@
+"""What RabbitMQ's paths declare, bind, publish and get: each as the same method of AMQP 0-9-1 does, by the
+same rights, for a caller who may change something at the console, too.
+
+Bodies of requests are those of RabbitMQ's management plug-in, in which numbers and truth values may be texts,
+for that is what `rabbitmqadmin` sends.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import orjson
+import trio
+from starlette.requests import Request
+
+from gateway import clock
+from gateway.access.authorization import Authorization
+from gateway.access.rights import DEFAULT_EXCHANGE, AllRights, Rights
+from gateway.admin.admission import Caller
+from gateway.admin.messages import Hide, nothing_hidden, plain, text_of
+from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
+from gateway.broker.amqp091.checks import check_binding, check_leading, named
+from gateway.broker.amqp091.dead_lettering import own_properties
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.refusals import access_refused, failed
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.publishing import Publishing
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.mapping.conditions import plain_headers
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.pending import Pending
+from gateway.model.properties import Headers
+from gateway.model.spooled import Spooled
+from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.translate import COPIES, content_properties, essentials
+from gateway.settings.declare import headers as typed_headers
+from gateway.telemetry.audit import audit
+
+GET_MAX: Final = 1_000  # messages in one response
+GET_BYTES_MAX: Final = 16 * 1024 * 1024  # of their bodies, beyond the first
+PUBLISH_SECS: Final = 5.0  # until an outcome is there
+LOAD_SECS: Final = 5.0  # until messages are read from the disk
+ACK_MODES: Final = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
+TEXTS: Final = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
+    *("type", "user_id", "app_id", "cluster_id"),
+)
+NUMBERS: Final = {"delivery_mode": 255, "priority": 255, "timestamp": (1 << 64) - 1}
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+R = TypeVar("R")
+
+
+class Broker(NamedTuple):
+    """What acts on the embedded broker. `endpoint_of` returns where routes look for what is published to a
+    virtual host. `limit` is the size in bytes of the largest body."""
+
+    authorization: Authorization
+    publishing: Publishing
+    endpoint_of: Callable[[VirtualHost], str]
+    limit: int
+    hide: Hide = nothing_hidden
+
+
+class Actor:
+    """One caller in one virtual host: a Checker of `broker/amqp091/checks.py`."""
+
+    def __init__(self, caller: Caller, rights: Rights, host: VirtualHost) -> None:
+        self.user = caller.owner
+        self._rights = rights
+        self._host = host
+
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """Check `configure`, `write` or `read` of an exchange or queue. Raises Refused 403, or Pending."""
+        name = name or DEFAULT_EXCHANGE
+        decision = self._rights.amqp(self._host.name, permission, name, kind)
+        if not decision.allowed:
+            self._refuse(permission, f"{kind} '{name}'", decision.rule)
+
+    def check_key(self, permission: str, exchange: str, key: str | None) -> None:
+        """Check a routing key of an exchange if that is, or may yet be, a topic exchange."""
+        found = self._host.exchanges.get(exchange)
+        if exchange and (found is None or found.is_topic):
+            decision = self._rights.amqp_key(self._host.name, permission, exchange, key)
+            if not decision.allowed:
+                topic = "every topic" if key is None else f"topic '{key}'"
+                self._refuse(permission, f"{topic} in exchange '{exchange}'", decision.rule)
+
+    def check_entry(self) -> None:
+        """Check that the caller may enter the virtual host."""
+        decision = self._rights.enters_amqp(self._host.name)
+        if not decision.allowed:
+            self._refuse("connect", "it", decision.rule)
+
+    def check_routes(self, roles: tuple[str | None, ...]) -> None:
+        """Check the roles that the routes of a message ask for."""
+        for role in roles:
+            if role is not None and not self._rights.unlimited and role not in self._rights.roles:
+                self._refuse("write", "a route that takes it", f"it is for role {role}")
+
+    def _refuse(self, permission: str, what: str, rule: str) -> None:
+        target = f"{what} in vhost '{self._host.name}'"
+        audit("denied", endpoint="http", user=self.user, action=permission, target=target, rule=rule)
+        raise access_refused(f"access to {target} refused for user '{self.user}'")
+
+
+class RabbitChanges:
+    """Changes of one embedded broker."""
+
+    def __init__(self, broker: Broker, flush: Callable[[], None]) -> None:
+        self._broker = broker
+        self._flush = flush
+
+    async def permit(self, request: Request, host: VirtualHost, check: Callable[[Actor], R]) -> R:
+        """Return what `check` does, which a caller's rights may refuse; it is repeated while they are
+        pending. Raises Refused."""
+        caller: Caller = request.state.caller
+        actor = Actor(caller, self._rights_of(caller), host)
+        while True:
+            try:
+                actor.check_entry()
+                return check(actor)
+            except Pending as pending:
+                await pending.awaited.wait()
+
+    def _rights_of(self, caller: Caller) -> Rights:
+        """Return the rights of the user who answers for a request; an administrator has all."""
+        if caller.maker is None:
+            return AllRights(key=caller.principal.name)
+        own = caller.principal
+        is_own = own.name == caller.maker.name and (own.scopes or own.fields or own.roles)
+        return self._broker.authorization.rights_of(own if is_own else caller.maker.principal)
+
+    # Definitions. Each returns True if it is new.
+
+    async def declare_queue(self, request: Request, host: VirtualHost, name: str) -> bool:
+        """Declare a queue as PUT asks."""
+        asked = await body_of(request)
+        arguments = arguments_of(asked)
+        durable, auto_delete = flag(asked, "durable"), flag(asked, "auto_delete")
+
+        def act(actor: Actor) -> bool:
+            queue = named(name)
+            actor.check("configure", "queue", queue)
+            check_leading(actor, "queue", queue, arguments, DEAD_LETTER_EXCHANGE)
+            new = queue not in host.queues
+            host.declare_queue(
+                queue,
+                self,
+                user=actor.user,
+                durable=durable,
+                exclusive=False,
+                auto_delete=auto_delete,
+                arguments=arguments,
+            )
+            return new
+
+        return await self.permit(request, host, act)
+
+    async def declare_exchange(self, request: Request, host: VirtualHost, name: str) -> bool:
+        """Declare an exchange as PUT asks."""
+        asked = await body_of(request)
+        arguments, kind = arguments_of(asked), asked.get("type", "direct")
+        if kind not in EXCHANGE_TYPES:
+            raise ValueError(f"invalid exchange type '{kind}'")
+        flags = {word: flag(asked, word) for word in ("durable", "auto_delete", "internal")}
+
+        def act(actor: Actor) -> bool:
+            exchange = named(name)
+            actor.check("configure", "exchange", exchange)
+            check_leading(actor, "exchange", exchange, arguments, ALTERNATE)
+            new = exchange not in host.exchanges
+            host.declare_exchange(exchange, str(kind), user=actor.user, arguments=arguments, **flags)
+            return new
+
+        return await self.permit(request, host, act)
+
+    async def bind(self, request: Request, host: VirtualHost, kind: str, source: str, name: str) -> str:
+        """Bind a queue or exchange as POST asks. Return the routing key."""
+        asked = await body_of(request)
+        arguments, key = arguments_of(asked), asked.get("routing_key", "")
+        if not isinstance(key, str) or len(key.encode()) > 255:
+            raise ValueError("routing_key: a text of at most 255 bytes is wanted")
+
+        def act(actor: Actor) -> str:
+            check_binding(actor, kind, name, source, key)
+            to = host.queue(name, self) if kind == "queue" else host.bindable(name)
+            host.bind(source, to, key, arguments)
+            return key
+
+        return await self.permit(request, host, act)
+
+    # Messages.
+
+    async def publish(self, request: Request, host: VirtualHost, exchange: str) -> bool:
+        """Publish the message of a POST. Return False if no queue or route takes it."""
+        asked = await body_of(request)
+        caller: Caller = request.state.caller
+        message = self._message(asked, host, exchange, caller)
+        publishing, endpoint = self._broker.publishing, self._broker.endpoint_of(host)
+        told: list[Outcome] = []
+        heard = trio.Event()
+
+        def tell(outcome: Outcome) -> None:
+            told.append(outcome)
+            heard.set()
+
+        def act(actor: Actor) -> None:
+            actor.check("write", "exchange", exchange)
+            if exchange and host.exchange(exchange).internal:
+                raise access_refused(
+                    f"cannot publish to internal exchange '{exchange}' in vhost '{host.name}'"
+                )
+            actor.check_key("write", exchange, message.address.name)
+            actor.check_routes(publishing.roles(endpoint, host, message.address))
+            publishing.publish_in(endpoint, host, message, tell)
+
+        await self.permit(request, host, act)
+        self._flush()
+        with trio.move_on_after(PUBLISH_SECS):
+            await heard.wait()
+        if not told:
+            raise ValueError(f"nothing has confirmed the message for {PUBLISH_SECS:g} s; it is on its way")
+        (outcome,) = told
+        if outcome.verdict is not Verdict.ACCEPTED:
+            if outcome.reason is Reason.NO_ROUTE:
+                return False
+            raise ValueError(f"the message was not accepted: {outcome.reason.value}: {outcome.text}")
+        return True
+
+    def _message(self, asked: Mapping[str, Any], host: VirtualHost, exchange: str, caller: Caller) -> Message:
+        key = asked.get("routing_key")
+        if not isinstance(key, str):
+            raise ValueError("routing_key: a text is wanted")
+        payload, encoding = asked.get("payload"), asked.get("payload_encoding")
+        if not isinstance(payload, str) or encoding not in ("string", "base64"):
+            raise ValueError("payload: a text is wanted, whose payload_encoding is string or base64")
+        body = base64.b64decode(payload, validate=True) if encoding == "base64" else payload.encode()
+        if len(body) > self._broker.limit:
+            raise failed(f"message size {len(body)} is larger than configured max size {self._broker.limit}")
+        native = properties_of(asked.get("properties"), caller.principal.name)
+        try:
+            octets = content_properties(encode_basic_properties(native))
+            durable, limit, retained, hops, _ = essentials(octets)
+            address = amqp_address(exchange, key)
+        except (LocalProtocolError, RemoteProtocolError) as error:
+            raise ValueError(str(error)) from error
+        return Message(
+            address,
+            body,
+            octets,
+            1,
+            durable,
+            retained,
+            NEVER if limit is None else clock.utc() + limit / 1000,
+            hops,
+            Sender(self._broker.endpoint_of(host), "", caller.owner),
+        )
+
+    async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
+        """Return messages from the head of a queue, and settle them as the POST asks."""
+        asked = await body_of(request)
+        mode, encoding = asked.get("ackmode"), asked.get("encoding")
+        count, truncate = number(asked, "count", None), number(asked, "truncate", 1 << 62)
+        if mode not in ACK_MODES:
+            raise ValueError(f"ackmode: {', '.join(ACK_MODES)} are possible")
+        if encoding not in ("auto", "base64"):
+            raise ValueError("encoding: auto and base64 are possible")
+        caller: Caller = request.state.caller
+        if not caller.rights.bodies:
+            raise access_refused(f"user '{caller.principal.name}' may not read bodies of messages")
+
+        def act(actor: Actor) -> AmqpQueue:
+            actor.check("read", "queue", name)
+            return host.queue(name, self)
+
+        queue = await self.permit(request, host, act)
+        if queue.options.quorum and queue.options.single_active:
+            raise failed(f"queue '{name}' in vhost '{host.name}' has a single active consumer")
+        taken: list[tuple[int, Message, bool]] = []
+        rows: list[dict[str, Any]] = []
+        settled = False
+        try:
+            await self._take(queue, min(count, GET_MAX), taken)
+            for position, message, redelivered in taken:
+                row = self._row(queue, position, message, encoding, truncate)
+                rows.append({"redelivered": redelivered, "message_count": len(queue), **row})
+            left = len(queue) + len(rows)
+            for at, row in enumerate(rows, 1):
+                row["message_count"] = left - at
+            settled = True
+        finally:
+            settle(queue, taken, mode if settled else "ack_requeue_true")
+        return rows
+
+    @staticmethod
+    async def _take(queue: AmqpQueue, count: int, taken: list[tuple[int, Message, bool]]) -> None:
+        """Take up to `count` messages, which are in `taken` even if this is cancelled."""
+        queue.dispatch()
+        octets = 0
+        while len(taken) < count and octets < GET_BYTES_MAX and not queue.deleted:
+            found = queue.take_aside(_any) or queue.take()
+            if found is not None:
+                taken.append(found)
+                octets += len(found[1].body)
+            elif queue.loading and queue.storage is not None:
+                there = trio.Event()
+                queue.storage.when_loaded(there.set)
+                with trio.move_on_after(LOAD_SECS) as scope:
+                    await there.wait()
+                if scope.cancelled_caught:
+                    return
+            else:
+                return
+
+    def _row(
+        self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
+    ) -> dict[str, Any]:
+        returns = None if queue.deliveries is None else queue.deliveries.of(position)
+        shown = self._broker.hide("", message)
+        try:
+            native = decode_properties(own_properties(queue, shown, clock.utc(), returns))
+            said = {name: value for name, value in vars(native).items() if value is not None}
+            body = shown.body.octets() if isinstance(shown.body, Spooled) else shown.body
+        except OSError as error:
+            raise ValueError(f"the spool cannot be read: {error.strerror}") from error
+        except (LocalProtocolError, RemoteProtocolError) as error:
+            raise ValueError(f"the message at the head cannot be shown: {error}") from error
+        headers = said.pop("headers", None)
+        properties = {name: plain(value) for name, value in said.items()}
+        if headers is not None:
+            properties["headers"] = plain(plain_headers(headers))
+        payload = bytes(body)[:truncate]
+        text, word = text_of(payload) if encoding == "auto" else ("", "base64")
+        if word == "base64":
+            text = base64.b64encode(payload).decode()
+        return {
+            "exchange": message.address.scope,
+            "routing_key": message.address.name,
+            "payload_bytes": len(body),
+            "payload": text,
+            "payload_encoding": "base64" if word == "base64" else "string",
+            "properties": properties or [],  # as Erlang writes an empty table
+        }
+
+
+def _any(message: Message) -> bool:
+    return True
+
+
+def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) -> None:
+    """Settle messages that were taken: acknowledge, requeue or reject them."""
+    if not taken:
+        return
+    if queue.deleted or mode == "ack_requeue_false":
+        queue.acknowledged([position for position, _, _ in taken])
+    elif mode == "reject_requeue_false":
+        for position, message, _ in taken:
+            queue.reject(position, message)
+    else:
+        queue.requeue([(position, message) for position, message, _ in taken])
+    if not queue.deleted:
+        queue.dispatch()
+
+
+# Bodies of requests.
+
+
+async def body_of(request: Request) -> Mapping[str, Any]:
+    """Return the JSON object in the body of a request; an empty body is an empty one. Raises ValueError."""
+    octets = await request.body()
+    try:
+        found = orjson.loads(octets) if octets.strip() else {}
+    except orjson.JSONDecodeError:
+        raise ValueError("not_json") from None
+    if not isinstance(found, dict):
+        raise ValueError("not_json")
+    return found
+
+
+def flag(asked: Mapping[str, Any], word: str) -> bool:
+    """Return a truth value, which may be a text."""
+    given = asked.get(word, False)
+    if isinstance(given, str) and given in ("true", "false"):
+        return given == "true"
+    if not isinstance(given, bool):
+        raise ValueError(f"{word}: true or false is wanted")
+    return given
+
+
+def number(asked: Mapping[str, Any], word: str, default: int | None) -> int:
+    """Return a number, which may be a text."""
+    given = asked.get(word, default)
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
+        return int(given)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise ValueError(f"{word}: a number is wanted")
+    return given
+
+
+def arguments_of(asked: Mapping[str, Any]) -> Headers:
+    """Return the arguments of a declaration. Raises ValueError."""
+    given = asked.get("arguments") or {}
+    if not isinstance(given, dict):
+        raise ValueError("arguments: an object is wanted")
+    return typed_headers(given)
+
+
+def properties_of(given: Any, user: str) -> BasicProperties:
+    """Return the properties of a message that `user` publishes. Raises ValueError, or Refused 406."""
+    if not isinstance(given, dict):
+        raise ValueError("properties: an object is wanted")
+    native = BasicProperties()
+    for name, value in given.items():
+        if name == "headers" and isinstance(value, dict):
+            native.headers = typed_headers(value)
+        elif name in TEXTS and isinstance(value, str) and len(value.encode()) <= 255:
+            setattr(native, name, value.encode() if name == "correlation_id" else value)
+        elif name in NUMBERS and type(value) is int and 0 <= value <= NUMBERS[name]:
+            setattr(native, name, value)
+        else:
+            raise ValueError(f"properties.{name}: there is no such property, or it cannot have that value")
+    if native.user_id is not None and native.user_id != user:
+        raise failed(f"user_id property set to '{native.user_id}' but authenticated user was '{user}'")
+    if native.reply_to == REPLY_TO:
+        raise failed("fast reply consumer does not exist")
+    if any(name in COPIES for name, _ in native.headers or ()):
+        raise ValueError("properties.headers: CC and BCC are for messages that are published over AMQP")
+    return native
