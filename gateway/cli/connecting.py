@@ -15,7 +15,7 @@ from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.router import Router
 from gateway.protocols import DIALECTS
-from gateway.settings import Link, Settings
+from gateway.settings import Link, MqttLink, Settings
 
 
 def tried(settings: Settings, router: Router) -> Iterator[Finding]:
@@ -65,8 +65,11 @@ def _untried(link: Link) -> str:
 
 def _access(link: Link, number: int) -> Access:
     own = link.tls
-    files = [None if one is None else str(one) for one in (own.ca_file, own.cert_file, own.key_file)]
-    return Access(link.target(number), link.connect_timeout_secs, *files)
+    ca, cert, key = [None if one is None else str(one) for one in (own.ca_file, own.cert_file, own.key_file)]
+    access = Access(link.target(number), link.connect_timeout_secs, ca, cert, key)
+    if isinstance(link, MqttLink):
+        return access._replace(version=link.version, byte_order=link.byte_order)
+    return access
 
 
 def _connected(access: Access) -> Client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,21 @@ CaFile = Annotated[
 ]
 
 
+MqttVersionOption = Annotated[
+    Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
+    typer.Option(
+        "--mqtt-version", help="MQTT version; auto: 5.0, or else 3.1.1. mqipdp is the one before 3.1."
+    ),
+]
+ByteOrderOption = Annotated[
+    Literal["auto", "little", "big"],
+    typer.Option(
+        "--byte-order",
+        help="MQTT 3.1 and mqipdp: of keep-alive and packet identifiers; auto: little for mqipdp.",
+    ),
+]
+
+
 @app.command()
 def publish(
     url: Url,
@@ -59,12 +74,15 @@ def publish(
     reply_to: Annotated[str | None, typer.Option(help="Response topic or reply-to.")] = None,
     timeout: Timeout = 10.0,
     ca_file: CaFile = None,
+    mqtt_version: MqttVersionOption = "auto",
+    byte_order: ByteOrderOption = "auto",
 ) -> None:
     """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
     from gateway.cli.sending import (
         Shown,
         address_of,
         body_of,
+        check_version,
         client_to,
         commands_to,
         headers_of,
@@ -87,6 +105,7 @@ def publish(
         service=service,
         destination=destination,
     )
+    check_version(target, mqtt_version, byte_order)
     own = commands_to(target, timeout, ca_file)
     file_by_itself = file is not None and own is not None and transaction is None
     body = b"" if file_by_itself else body_of(message, file)
@@ -95,7 +114,7 @@ def publish(
         show = Shown(None, as_json=False).show
         refused = own.publish(made, file if file_by_itself else None, transaction, show)
     else:
-        refused = publish_with(client_to(target, timeout, ca_file), made)
+        refused = publish_with(client_to(target, timeout, ca_file, mqtt_version, byte_order), made)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -133,6 +152,8 @@ def subscribe(
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.1)] = None,
     timeout: Timeout = 10.0,
     ca_file: CaFile = None,
+    mqtt_version: MqttVersionOption = "auto",
+    byte_order: ByteOrderOption = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
@@ -140,6 +161,7 @@ def subscribe(
         Shown,
         Wanted,
         address_of,
+        check_version,
         client_to,
         commands_to,
         demand,
@@ -149,6 +171,7 @@ def subscribe(
 
     target = target_of(url)
     shown = Shown(count, as_json)
+    check_version(target, mqtt_version, byte_order)
     own = commands_to(target, timeout, ca_file)
     wanted = Wanted(selector, selector_type, unreliable)
     if wanted != Wanted() and (own is None or service == "peer"):
@@ -169,7 +192,7 @@ def subscribe(
     else:
         given = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
         demand(target, topic=topic, queue=queue, exchange=exchange)
-        client = client_to(target, timeout, ca_file)
+        client = client_to(target, timeout, ca_file, mqtt_version, byte_order)
         client.listen({word: text for word, text in given.items() if text is not None}, qos)
         try:
             for message in messages(client, seconds):

@@ -22,7 +22,9 @@ from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, is_unicode, property_set, string
 from gateway.protocols import DIALECTS, dialect_of
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings import Target, parse_url
+from gateway.settings.mqtt import ByteOrder
 
 __all__ = [
     "Shown",
@@ -67,11 +69,27 @@ def dialect_to(target: Target) -> Dialect:
     return DIALECTS[target.protocol]
 
 
-def client_to(target: Target, timeout: float, ca_file: str | None) -> Client:
-    if not dialect_to(target).client:
-        raise typer.BadParameter(f"the command line does not speak {dialect_to(target).title}")
-    made: Client = resolve_name(dialect_to(target).client)(Access(target, timeout, ca_file))
+def client_to(
+    target: Target, timeout: float, ca_file: str | None, version: str = "auto", byte_order: ByteOrder = "auto"
+) -> Client:
+    """Connect to a broker; `version` and `byte_order` are for MQTT. Raises BadParameter or LinkError."""
+    dialect = dialect_to(target)
+    if not dialect.client:
+        raise typer.BadParameter(f"the command line does not speak {dialect.title}")
+    check_version(target, version, byte_order)
+    access = Access(target, timeout, ca_file, version=version, byte_order=byte_order)
+    made: Client = resolve_name(dialect.client)(access)
     return made
+
+
+def check_version(target: Target, version: str, byte_order: str) -> None:
+    """Raise BadParameter if the options of MQTT do not fit the target, or each other."""
+    if (version, byte_order) == ("auto", "auto"):
+        return
+    if target.protocol != MQTT.name:
+        raise typer.BadParameter("--mqtt-version and --byte-order are for brokers of MQTT")
+    if byte_order != "auto" and version not in ("3.1", "mqipdp"):
+        raise typer.BadParameter("--byte-order is for --mqtt-version 3.1 and mqipdp")
 
 
 class Wanted(NamedTuple):

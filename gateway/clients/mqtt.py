@@ -1,4 +1,6 @@
-"""MQTT at the end of a URL: MQTT 5, or 3.1.1 with a server that does not speak it."""
+"""MQTT at the end of a URL: MQTT 5, or 3.1.1 with a server that does not speak it; or the version that an
+access has.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Publishes, Suback, Subscription
-from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.spec import FAILURE, VERSIONS, PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import encode_properties, publish_essentials
 from gateway.settings import Target
 
@@ -48,8 +50,12 @@ class MqttClient:
         self._first = 0
         self._last_id = 0
         self._early: list[Any] = []
-        for version in (Version.V5, Version.V311):
-            self._machine = ClientConnection(packet_bytes_max=PACKET_BYTES_MAX)
+        versions = (Version.V5, Version.V311) if access.version == "auto" else (VERSIONS[access.version],)
+        for version in versions:
+            if version is Version.MQIPDP and access.target.username:
+                raise LinkError("MQTT before 3.1 (mqipdp) has no user name and no password")
+            order = access.byte_order
+            self._machine = ClientConnection(packet_bytes_max=PACKET_BYTES_MAX, byte_order=order)
             self._wire = Wire(access, self._machine, self._ping)
             packet = _connect(access.target, version, client_id, session_secs, receive_max)
             self._machine.connect(packet, time.monotonic())
@@ -57,7 +63,7 @@ class MqttClient:
                 reason = self._next(Connack).reason
             except LinkError as error:
                 self._wire.cut()
-                if version is Version.V311 or isinstance(error, Silence):
+                if version is versions[-1] or isinstance(error, Silence):
                     raise
                 continue  # servers older than MQTT 5 may close without a word
             if reason == 0:
@@ -66,7 +72,8 @@ class MqttClient:
             self._wire.cut()
             if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
                 raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
-        raise LinkError("the server speaks neither MQTT 5 nor 3.1.1")
+        spoken = "neither MQTT 5 nor 3.1.1" if access.version == "auto" else f"no MQTT {access.version}"
+        raise LinkError(f"the server speaks {spoken}")
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
         """See Client. What has QoS 0 is done with when it is written."""

@@ -19,6 +19,7 @@ from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import Target, address_of
+from gateway.settings.mqtt import ByteOrder
 from gateway.transport.websocket import WebSocketClient
 
 READ_OCTETS: Final = 262_144
@@ -28,13 +29,16 @@ Event = TypeVar("Event")
 
 
 class Access(NamedTuple):
-    """A broker and how to reach it. The files are PEM: authorities to trust, and our own certificate."""
+    """A broker and how to reach it. The files are PEM: authorities to trust, and our own certificate.
+    `version` and `byte_order` are those of a link to an MQTT broker."""
 
     target: Target
     timeout_secs: float = 10.0
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    version: str = "auto"
+    byte_order: ByteOrder = "auto"
 
     def __repr__(self) -> str:
         """Without the password, for this may end up in a log."""

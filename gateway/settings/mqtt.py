@@ -9,12 +9,13 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from gateway.settings.endpoints import AnonymousListener, Link, WebListener, parse_url
 
 MqttVersion = Annotated[
-    Literal["auto", "5.0", "3.1.1", "3.1"],
+    Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
     BeforeValidator(
         lambda given: f"{float(given)}" if isinstance(given, int | float) else given,
-        json_schema_input_type=Literal["auto", "5.0", "3.1.1", "3.1"] | float,
+        json_schema_input_type=Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"] | float,
     ),
 ]
+ByteOrder = Literal["auto", "little", "big"]
 
 
 class MqttListener(WebListener, AnonymousListener):
@@ -35,7 +36,7 @@ class MqttListener(WebListener, AnonymousListener):
     sys_interval_secs: float = Field(10.0, ge=0)
     """How often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
 
-    byte_order: Literal["auto", "little", "big"] = "auto"
+    byte_order: ByteOrder = "auto"
     """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
     level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
     clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
@@ -58,7 +59,11 @@ class MqttLink(Link):
     """A link to an MQTT broker."""
 
     version: MqttVersion = "auto"
-    """`auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
+    """`auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0. `mqipdp` is the
+    protocol before 3.1 (level 2), which has no user name and no password."""
+    byte_order: ByteOrder = "auto"
+    """Of keep-alive and packet identifiers with a broker of `3.1` or `mqipdp`: `auto` is little-endian for
+    `mqipdp` and big-endian for `3.1`."""
     authentication: Literal["password", "scram-sha-256"] = "password"
     """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
     qos: Literal[0, 1, 2] = 1
@@ -78,9 +83,22 @@ class MqttLink(Link):
                 raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
             if not all(self.username or parse_url(url).username for url in self.all_urls):
                 raise ValueError(f"authentication {self.authentication} needs a username")
-        if self.share is not None and self.version == "3.1":
+        old = self.version in ("3.1", "mqipdp")
+        if self.share is not None and old:
             raise ValueError("share is for MQTT from version 3.1.1 on")
+        if self.byte_order != "auto" and not old:
+            raise ValueError("byte_order is for brokers of MQTT 3.1 and before: set version to 3.1 or mqipdp")
+        if self.version == "mqipdp":
+            self._check_oldest()
         return self
+
+    def _check_oldest(self) -> None:
+        """Raise ValueError for options that MQTT before 3.1 cannot state."""
+        named = [self.username, self.password, self.password_file]
+        if any(one is not None for one in named) or any(parse_url(url).username for url in self.all_urls):
+            raise ValueError("version mqipdp has no user name and no password")
+        if self.bridge:
+            raise ValueError("bridge is for MQTT 3.1 and 3.1.1")
 
     @property
     def proves_password(self) -> bool:

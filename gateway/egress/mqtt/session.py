@@ -52,6 +52,7 @@ from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     VARINT_MAX,
+    VERSIONS,
     WORD_MAX,
     PacketType,
     Property,
@@ -279,7 +280,6 @@ def _given(reason: int, properties: PropertyMap, what: str) -> str:
 PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
 NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
 PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
-VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
 class MqttLinkSession(OneSink):
@@ -350,7 +350,8 @@ class MqttLinkSession(OneSink):
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
         bounds = Bounds(limits.properties_max, limits.properties_bytes_max)
-        machine = ClientConnection(packet_bytes_max=most, bounded=True, bounds=bounds)
+        order = self._settings.byte_order
+        machine = ClientConnection(packet_bytes_max=most, byte_order=order, bounded=True, bounds=bounds)
         proof = None
         if self._proves:
             proof = Proof(target.username, target.password, secrets.token_urlsafe(18))
@@ -409,9 +410,9 @@ class MqttLinkSession(OneSink):
         terms = Terms(
             machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
         )
-        # MQTT 3.1 has no word for it, and to repeat with the same ids is right in either case.
+        # Before MQTT 3.1.1 nothing says so, and to repeat with the same ids is right in either case.
         self.publisher.attach(
-            connection, connection.stream, terms, present=present or machine.version is Version.V31
+            connection, connection.stream, terms, present=present or machine.version <= Version.V31
         )
         connection.stream.mark()
 

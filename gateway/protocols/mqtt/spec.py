@@ -18,6 +18,13 @@ class Version(IntEnum):
     V5 = 5
 
 
+VERSIONS: Final = {
+    "5.0": Version.V5,
+    "3.1.1": Version.V311,
+    "3.1": Version.V31,
+    "mqipdp": Version.MQIPDP,
+}
+"""Versions by their names in options."""
 PROTOCOLS: Final[dict[tuple[bytes, int], Version]] = {
     (b"MQIpdp", 2): Version.MQIPDP,
     (b"MQIsdp", 3): Version.V31,
