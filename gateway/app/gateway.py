@@ -483,6 +483,9 @@ class Gateway:
             share_refused=self.quotas.refused,
             share_evicted=self.quotas.pushed_out,
             engine_moved=int if engine is None else lambda: engine.sessions.moved,
+            engine_shortened=int
+            if engine is None
+            else lambda: engine.stats.lessened.counts.get("expiration", 0),
             dropped_letters=lambda: self.dead_letters.crowded_out,
             refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -31,6 +32,7 @@ from gateway.protocols.amqp091.translate import (
     content_properties,
     encode_properties,
     essentials,
+    outlasts,
 )
 
 PREFETCH = 100
@@ -54,13 +56,14 @@ CLIENT_PROPERTIES = (
 )
 NACKED: Final = Refusal("the server refused it (basic.nack)", final=False)
 TOO_LARGE: Final = Refusal("its properties do not fit a frame that the server takes", final=True)
+SHORTENED: Final = "messages that live for more than ten years expire after ten: AMQP brokers take no more"
 NOTHING: Final = b"\0\0"  # the flags of properties that are not there
 Sent = tuple[bytes, bytes, bytes]
 """Address, properties and body, as they were published."""
 
 
 class AmqpClient:
-    """A connection with one open channel."""
+    """A connection with one open channel. `shortened` counts messages whose expiry was beyond ten years."""
 
     def __init__(self, access: Access) -> None:
         """Raises LinkError when the server cannot be reached or refuses."""
@@ -72,6 +75,7 @@ class AmqpClient:
             virtual_host=target.virtual_host,
             client_properties=CLIENT_PROPERTIES,
         )
+        self.shortened = 0
         self._publisher: Publisher | None = None
         self._wire = Wire(access, self._machine, self._machine.tick)
         try:
@@ -122,6 +126,9 @@ class AmqpClient:
             except RemoteProtocolError as error:
                 confirming.refused[position] = Refusal(str(error), final=True)
                 continue
+            if message.expires and outlasts(message, utc):
+                self.shortened += 1
+                warnings.warn(SHORTENED, RuntimeWarning, stacklevel=3)
             rows.append((message.address.wire, raw, message.body))
             given.append(position)
         first = publisher.published + 1

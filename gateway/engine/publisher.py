@@ -25,6 +25,7 @@ from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.amqp091.codec import encode_short_string
 from gateway.protocols.amqp091.sending import PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.translate import outlasts
 from gateway.telemetry.stats import LinkStats
 
 KEY_TOO_LONG: Final = Outcome(
@@ -138,6 +139,8 @@ class EnginePublisher(AmqpLinkPublisher):
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 continue
+            if message.expires and outlasts(message, utc):  # its subscribers' replicas know when it ends
+                self._stats.lessened.add("expiration")
             octets += len(message.body)
             rows.append((where, raw, message.body))
             sent.append(at)

@@ -86,6 +86,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
+    "gateway_engine_expirations_shortened": (
+        "Messages that live for more than ten years, which is how long the cluster keeps them for replicas.",
+        (),
+    ),
     "gateway_engine_sessions_moved": ("Sessions that other replicas have taken over from this one.", ()),
     "gateway_sessions_evicted": (
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
@@ -274,6 +278,7 @@ class Sources:
     share_refused: Callable[[], Mapping[str, int]] = dict
     share_evicted: Callable[[], Mapping[str, int]] = dict
     engine_moved: Callable[[], int] = int
+    engine_shortened: Callable[[], int] = int
     dropped_letters: Callable[[], int] = int
     refused_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -401,6 +406,7 @@ class Metrics(Collector):
         yield from self._by_one_label()
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
         yield "gateway_engine_sessions_moved", (), self.sources.engine_moved()
+        yield "gateway_engine_expirations_shortened", (), self.sources.engine_shortened()
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
         yield "gateway_dead_letters_refused", (), self.sources.refused_letters()
         for (name, reason), count in self.sources.dead_lettered().items():

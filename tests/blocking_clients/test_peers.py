@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socketserver
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
@@ -90,6 +91,20 @@ def test_a_run_of_messages_arrives_in_order_with_what_it_says(
     assert [arrival.message.body for arrival in found] == bodies
     assert found[0].message.properties == MEANING
     assert not any(arrival.redelivered for arrival in found)
+    for peer in (publisher, consumer):
+        peer.close()
+
+
+def test_a_life_beyond_ten_years_is_shortened_and_said(gateway: Running) -> None:
+    publisher, consumer, address = peers(gateway, "amqp091", "long-lives")
+    assert isinstance(publisher, AmqpClient)
+    years = 86_400 * 365.0
+    lives = [Message(address, b"%d" % at, expires=time.time() + at * years) for at in (9, 11, 12)]
+    with pytest.warns(RuntimeWarning, match="more than ten years"):
+        assert publisher.publish_many(lives) == {}
+    assert publisher.shortened == 2
+    left = [arrival.message.expires - time.time() for arrival in taken(consumer, 3)]
+    assert left == pytest.approx([9 * years, 10 * years, 10 * years], abs=60)
     for peer in (publisher, consumer):
         peer.close()
 

@@ -1,0 +1,61 @@
+"""What a replica counts of the messages that it publishes to the cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gateway import clock
+from gateway.engine.cluster_clock import ClusterClock
+from gateway.engine.envelope import decode
+from gateway.engine.names import names_of
+from gateway.engine.publisher import EnginePublisher
+from gateway.model.batch import Batch, Recipient, SubBatch
+from gateway.model.message import Message
+from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX, expiration_ms
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.telemetry.stats import LinkStats
+from tests.broker.parts import Answers
+
+YEAR_SECS = 365 * 86_400
+
+
+def missing_stream() -> Any:
+    """A stream that only counts what is queued."""
+    return SimpleNamespace(queued=0, mark=lambda: None)
+
+
+class Sent:
+    """A publisher on a channel that takes everything."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.published = 0
+
+    def publish_many(self, rows: list[Any]) -> list[int]:
+        self.rows += rows
+        self.published += len(rows)
+        return []
+
+
+async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replicas() -> None:
+    stats = LinkStats("engine", "amqp091", {}, ("localhost",))
+    limits = {"in_flight_max": 10, "messages_max": 10, "octets_max": 1 << 20, "topics_max": 10}
+    missing: Any = None
+    publisher = EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **limits)
+    sent: Any = Sent()
+    publisher._publishers = (sent, sent)
+    publisher._stream = missing_stream()
+    utc = clock.utc()
+    ends = [utc + years * YEAR_SECS for years in (9, 11, 20)]
+    messages = [Message(topic_address("a"), b"x", expires=end) for end in ends]
+    part = SubBatch(Batch(Answers(), clock.now()), Recipient(publisher))
+    part.messages, part.slots = messages, [0, 1, 2]
+    publisher._send(part, range(3), messages)
+    assert stats.lessened.counts == {"expiration": 2}
+    limited = [expiration_ms(raw) for _, raw, _ in sent.rows]
+    assert limited[1:] == [EXPIRATION_MS_MAX] * 2
+    assert limited[0] is not None
+    assert limited[0] < EXPIRATION_MS_MAX
+    known = [decode(raw).expires for _, raw, _ in sent.rows]
+    assert [round(one - end) for one, end in zip(known, ends, strict=True)] == [0] * 3
