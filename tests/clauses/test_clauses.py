@@ -7,10 +7,12 @@ from typing import Final
 
 import pytest
 
+from gateway.protocols.amqpfast.commands import COMMANDS
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 from tests.clauses import amqpfast
 from tests.clauses.mqtt import TESTS, VERSIONS, functions, read
 from tests.clauses.tables import lines
+from tests.interop.oracle.suite import DIFFERENT, SCRIPTS
 
 PAGES: Final = TESTS.parent / "docs" / "conformance"
 
@@ -40,6 +42,20 @@ def test_the_overview_counts_the_clauses() -> None:
     bound = [sum(len(row.clauses) for row in read(one).rows) for one in VERSIONS]
     said = f"{bound[0]} of 5.0 and {bound[1]} of 3.1.1"
     assert said in (PAGES / "index.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_and_the_readme_count_what_there_is() -> None:
+    """Scripts of the oracle, statements that bind a server, lines of flow summaries, commands."""
+    bound = sum(len(row.clauses) for row in read("5.0").rows)
+    readme = (PAGES.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{len(SCRIPTS)} scripts see" in readme
+    assert f"Each of the {bound} statements of MQTT 5.0" in readme
+    assert f"{len(SCRIPTS)} scripts see" in (PAGES / "index.md").read_text(encoding="utf-8")
+    assert len(DIFFERENT) == 4  # as the page says, too
+    assert f"{len(SCRIPTS)} scripts see" in (PAGES / "amqp-0-9-1.md").read_text(encoding="utf-8")
+    fast = (PAGES / "amqpfast.md").read_text(encoding="utf-8")
+    assert f"each of the {Counter(amqpfast.every_flow()).total()} lines of the flow summaries" in fast
+    assert f"all {len(COMMANDS)} commands" in fast
 
 
 def test_every_line_of_the_flow_summaries_has_one_row() -> None:
