@@ -64,6 +64,10 @@ class Mortal(Sink, Protocol):
     options: QueueArguments
     deleted: bool
 
+    @property
+    def is_delay(self) -> bool:
+        """True if messages wait here for their time only: they do not die, whatever its name is."""
+
     def tell_of_the_dead(self) -> None:
         """Their letters are on their way: the disk may forget them."""
 
@@ -150,7 +154,8 @@ class DeadLettering:
                 else:
                     targets, letter = release(message, utc)
             except Exception as error:
-                self._lose(message, poisoned(error, queue=queue.name))
+                lost = message if release is None else living(message, NEVER)  # it was due, and has no end
+                self._lose(lost, poisoned(error, queue=queue.name))
                 count += 1
                 continue
             if targets is None:
@@ -211,7 +216,7 @@ class DeadLettering:
         found = self._host.route_keys(exchange, [first, *copies[:COPIES_MAX]], letter)
         if reason != REJECTED:
             visited = _visited(headers)
-            found = [target for target in found if target.name not in visited]
+            found = [target for target in found if target.is_delay or target.name not in visited]
         return found, letter
 
     # What batches ask: this is their source.

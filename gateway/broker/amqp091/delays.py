@@ -109,6 +109,11 @@ class DelayedMessages(PriorityQueue):
         self._sort()
 
     @property
+    def is_delay(self) -> bool:
+        """True: messages wait for their time only."""
+        return True
+
+    @property
     def owning_user(self) -> str | None:
         """The user who declared the exchange; None: the configuration."""
         return self.user

@@ -150,6 +150,11 @@ class AmqpQueue(Queue):
         return count
 
     @property
+    def is_delay(self) -> bool:
+        """False: consumers take messages, and they die here."""
+        return False
+
+    @property
     def owning_user(self) -> str | None:
         """The user who declared the queue; None: the configuration."""
         return self.user

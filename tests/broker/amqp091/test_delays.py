@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import clock
+from gateway.broker.amqp091 import delays
 from gateway.broker.amqp091.dead_lettering import EXPIRED_MAX
 from gateway.broker.amqp091.delays import DelayedMessages, delay_of
 from gateway.broker.amqp091.refusals import Refused
@@ -316,6 +317,41 @@ def test_a_purged_queue_keeps_its_delayed_messages_and_a_deleted_exchange_loses_
     assert taken(host) == []
     assert publish(delayed, [native(b"late", integer(1))]).outcomes == [ACCEPTED]  # a transaction's
     assert host.dead_lettering.dropped == {"delayed_deleted": 2}
+
+
+def test_a_dead_letter_is_delayed_by_an_exchange_with_the_name_of_its_queue(time: Time) -> None:
+    """It has died in the queue of that name, so that it does not return to the queue, but to the exchange."""
+    host = Host()
+    delaying(host, name="retry")
+    host.make(
+        "retry",
+        ("x-message-ttl", integer(1_000)),
+        ("x-dead-letter-exchange", string("retry")),
+        ("x-dead-letter-routing-key", string("done")),
+    )
+    host.bind("retry", host.make("done"), "done", NONE)
+    publish(host.queues["retry"], [native(b"x", integer(5_000), exchange="")])
+    time.advance(1, host)
+    assert (len(host.queues["retry"]), taken(host, "done")) == (0, [])
+    time.advance(5, host)
+    assert taken(host, "done") == [b"x"]
+    assert not host.dead_lettering.dropped
+
+
+def test_what_cannot_be_written_when_it_is_due_is_a_dead_letter_that_has_not_expired(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Message] = []
+    host = VirtualHost("/", lambda: None, lost=lambda messages, _: lost.extend(messages))
+    delaying(host)
+
+    def broken(*_: object) -> bytes:
+        raise ValueError("no")
+
+    sent(host, native(b"x", integer(1_000)))
+    monkeypatch.setattr(delays, "encode_basic_properties", broken)
+    time.advance(1, host)
+    assert [(one.body, one.expires) for one in lost] == [(b"x", NEVER)]
 
 
 @pytest.mark.parametrize(
