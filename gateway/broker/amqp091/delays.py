@@ -50,6 +50,7 @@ from gateway.protocols.amqp091.translate import (
 
 DELAY: Final = "x-delay"
 BEYOND: Final = sys.maxsize
+RETRY_SECS: Final = 1.0  # between two looks whether a disk that fails takes messages again
 Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
 
 
@@ -61,6 +62,10 @@ class Host(Protocol):
     dead_lettering: DeadLettering
     alarms: Alarms
     full_queues: FullQueues
+
+    @property
+    def disk_fails(self) -> bool:
+        """True if durable queues take no persistent messages now."""
 
 
 def delay_of(headers: Headers) -> int:
@@ -104,6 +109,7 @@ class DelayedMessages(PriorityQueue):
         self.options = QueueArguments()
         self._dead_lettering = host.dead_lettering
         self._alarms = host.alarms
+        self._host = host
         self._route = route
         self._alarm: Alarm | None = None
         self._sort()
@@ -160,7 +166,10 @@ class DelayedMessages(PriorityQueue):
             return
         while self.storage is not None and self.storage.refill():
             pass
-        due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
+        if self._host.disk_fails:  # queues would refuse what is due: it stays here until they take it
+            due = clock.utc() + RETRY_SECS if self._heap else NEVER
+        else:
+            due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
         if due and not self.deleted and (self._alarm is None or due < self._alarm.utc):
             if self._alarm is not None:
                 self._alarm.cancel()

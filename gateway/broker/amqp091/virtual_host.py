@@ -186,6 +186,11 @@ class VirtualHost:
         if self._definitions is not None:
             self._definitions.note_untouched(self.queues.values())
 
+    @property
+    def disk_fails(self) -> bool:
+        """True if durable queues take no persistent messages now."""
+        return self._definitions is not None and bool(self._definitions.failure)
+
     def delays(self) -> Iterator[DelayedMessages]:
         """Yield the delayed messages of each exchange that has any to do with delays."""
         for exchange in self.exchanges.values():

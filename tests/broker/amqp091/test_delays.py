@@ -338,6 +338,26 @@ def test_a_dead_letter_is_delayed_by_an_exchange_with_the_name_of_its_queue(time
     assert not host.dead_lettering.dropped
 
 
+def test_what_is_due_while_the_disk_fails_waits_until_it_does_not(time: Time) -> None:
+    class Failing(Host):
+        fails = True
+
+        @property
+        def disk_fails(self) -> bool:
+            return self.fails
+
+    host = Failing()
+    delayed = delaying(host)
+    host.bind("d", host.make("q"), "k", NONE)
+    sent(host, native(b"x", integer(1_000)), native(b"y", integer(2_000)))
+    for _ in range(5):
+        time.advance(1, host)
+    assert (taken(host), len(delayed)) == ([], 2)
+    host.fails = False
+    time.advance(1, host)
+    assert taken(host) == [b"x", b"y"]
+
+
 def test_what_cannot_be_written_when_it_is_due_is_a_dead_letter_that_has_not_expired(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
