@@ -38,6 +38,7 @@ COOKIE: Final = "gateway_session"
 CSRF: Final = "x-csrf-token"
 READING: Final = frozenset(("GET", "HEAD"))
 COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")  # of what answers say
+BODIES: Final = frozenset(("body", "payload"))
 TARGET_MAX: Final = 10  # words of a choice that the audit log is told
 ELSEWHERE: Final = "sees its virtual hosts alone, and this concerns more"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
@@ -284,6 +285,8 @@ def target_of(choice: Any) -> str:
     words = []
     for word, value in list(choice.items())[:TARGET_MAX]:
         shown = f"{len(value)} of them" if isinstance(value, list | dict) else value
+        if word in BODIES and isinstance(value, str):  # of a message, which is nobody's but its receivers'
+            shown = f"{len(value)} characters"
         words.append(f"{word}={shown}")
     return " ".join(words)
 

@@ -171,6 +171,7 @@ def test_it_routes_as_the_type_in_its_arguments(time: Time, kind: str, key: str)
     delaying(host, kind)
     binding = {"fanout": "", "topic": "a.*", "x-consistent-hash": "3"}[kind]
     host.bind("d", host.make("q"), binding, NONE)
+    assert host.exchange("d").is_topic is (kind == "topic")  # on whose keys there are rights
     sent(host, native(b"late", integer(100), key=key), native(b"now", key=key))
     assert taken(host) == [b"now"]
     time.advance(1, host)
