@@ -30,6 +30,13 @@ EXAMPLES: Final = [
     for kind, text in page.blocks
     if kind == "yaml"
 ]
+RECORD: Final = re.compile(
+    r"# (?P<title>\d{4}\. .+)\n\n"
+    r"\*\*Status:\*\* (?:accepted|superseded by \[\d{4}\])[^*]*"
+    r"\*\*Date:\*\* \d{1,2} [A-Z][a-z]+ \d{4}\..*\n\n"
+    r"## Context\n(?s:.+)\n## Decision\n(?s:.+)\n## Consequences\n(?s:.+)"
+)
+RECORD_WORDS_MAX: Final = 400
 OF_OTHERS: Final = re.compile(r"^(?:config|scrape_configs):", re.MULTILINE)
 COMMAND: Final = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?gateway +([a-z][a-z -]*[a-z])", re.MULTILINE)
 
@@ -61,6 +68,20 @@ def test_every_page_is_listed_by_the_index_of_its_folder() -> None:
         links = [(folder / link.partition("#")[0]).resolve() for link in PAGES[folder / "index.md"].links]
         below = [*folder.glob("*.md"), *folder.glob("*/index.md")]
         assert [path for path in below if path not in links and path != folder / "index.md"] == []
+
+
+def test_decision_records_have_one_form_and_are_listed_by_their_titles() -> None:
+    folder = DOCS / "developing" / "decisions"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    for path in folder.glob("[0-9]*.md"):
+        text = path.read_text(encoding="utf-8")
+        record = RECORD.fullmatch(text)
+        assert record, path.name
+        assert record["title"][:4] == path.name[:4]
+        superseded = " (superseded)" if "**Status:** superseded" in text else ""
+        assert f"- [{record['title']}]({path.name}){superseded}\n" in index
+        words = [word for word in text.split() if re.search(r"\w", word)]
+        assert len(words) <= RECORD_WORDS_MAX, path.name
 
 
 def test_no_page_is_long() -> None:
