@@ -43,6 +43,4 @@ class Page:
         return self.text.count("\n")
 
 
-PAGES: Final = {
-    path: Page(path) for path in sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")]) if path.stem != "CHANGELOG"
-}
+PAGES: Final = {path: Page(path) for path in sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +83,17 @@ def test_decision_records_have_one_form_and_are_listed_by_their_titles() -> None
         assert f"- [{record['title']}]({path.name}){superseded}\n" in index
         words = [word for word in text.split() if re.search(r"\w", word)]
         assert len(words) <= RECORD_WORDS_MAX, path.name
+
+
+def test_changes_are_named_as_towncrier_reads_them() -> None:
+    """`+NAME.TYPE.md`, in one paragraph; a file of any other name would be left out of the changelog."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
+    types = "|".join(one["directory"] for one in settings["type"])
+    changes = [path for path in (ROOT / settings["directory"]).iterdir() if path.name != ".gitkeep"]
+    assert [path.name for path in changes if not re.fullmatch(rf"\+[\w-]+\.(?:{types})\.md", path.name)] == []
+    assert [path.name for path in changes if "\n\n" in path.read_text(encoding="utf-8").strip()] == []
+    changelog = (ROOT / settings["filename"]).read_text(encoding="utf-8")
+    assert changelog.count(settings["start_string"]) == 1
 
 
 def test_no_page_is_long() -> None:
