@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos histories peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -24,6 +24,10 @@ compile: $(STAMP)
 
 pure: $(ALONE)
 	$(BIN)/python deploy/compile.py --remove
+
+# What the data pipeline needs, some 600 MB: Spark, Arrow, pandas, clients of HDFS and PostgreSQL. Spark needs Java 17 or later.
+pipeline: $(ALONE)
+	sed '/^# The documentation/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 
 # The tests of what is compiled, when it is; nothing compiled is left when they pass.
 test-compiled: compile

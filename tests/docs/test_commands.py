@@ -27,7 +27,7 @@ from tests.interop.gateway_process import environment
 from tests.interop.servers import program
 
 PATIENCE_SECS: Final = 30.0
-PORTS: Final = {1883: "mqtt", 5672: "amqp091"}
+PORTS: Final = {1883: "mqtt", 5672: "amqp091", 3018: "amqpfast"}
 GOES_ON: Final = re.compile(r"^gateway subscribe (?!.*--count)|^python consume\.py|&$")
 OPERATORS: Final = re.compile(r"gateway (clients|sessions|queues|retained|deadletters|tokens) ")
 CLIENTS: Final = ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr", "amqp-publish")
@@ -165,7 +165,7 @@ def follow(reader: Reader, blocks: list[tuple[str, str]]) -> int:
 
 
 PAGES_FOLLOWED: Final = {
-    "README.md": 3,
+    "README.md": 5,
     "docs/tutorials/first-message.md": 9,
     "docs/tutorials/first-mapping.md": 8,
     "docs/guides/mapping-recipes.md": 2,

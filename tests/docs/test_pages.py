@@ -109,6 +109,14 @@ def test_paths_and_targets_are_there() -> None:
         assert set(re.findall(r"(?:`|^\$ )make ([\w-]+)", page.text, re.MULTILINE)) <= rules, page.name
 
 
+def test_the_readme_counts_as_the_conformance_tables_do() -> None:
+    readme = PAGES[ROOT / "README.md"].text
+    counts = {"amqp-0-9-1": r"(\d+) scripts", "mqtt-5.0": r"(\d+) (?:bind|statements of MQTT 5.0 that bind)"}
+    for name, count in counts.items():
+        table = PAGES[DOCS / "conformance" / f"{name}.md"].text
+        assert re.findall(count, readme) == re.findall(count, table)[:1] != []
+
+
 def test_commands_are_there() -> None:
     """As far as a line says them in small letters: `gateway journal tail`."""
     known = get_command(commands())
