@@ -590,7 +590,7 @@ def test_with_the_right_and_without(gateway: Running, at: int) -> None:
 
 def rows() -> Iterator[tuple[list[str], list[str]]]:
     """The table: commands, and rights."""
-    text = PAGE.read_text(encoding="utf-8").partition("## What is asked")[2].partition("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("## What is checked")[2].partition("\n## ")[0]
     for line in text.splitlines():
         if line.startswith("| `"):
             command, right, *_ = line.strip("| ").split(" | ")
