@@ -27,8 +27,8 @@ DIRECTLY: Final = ("-fvisibility=hidden", "-fno-plt")
 
 # What a message passes on its way, and what is called for each of them.
 COMPILED: Final = (
-    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory_shares,poison,pressure,routing}.py",
-    "gateway/broker/{shares,tracing}.py",
+    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory,memory_shares,poison,pressure}.py",
+    "gateway/broker/{routing,shares,tracing}.py",
     "gateway/broker/{storage,topics,untouched}.py",
     "gateway/broker/amqp091/{dead_lettering,deliveries,exchange,hosts,unbound,virtual_host}.py",
     "gateway/broker/mqtt/*.py",
@@ -46,7 +46,8 @@ COMPILED: Final = (
     "gateway/protocols/*/*.py",
     "gateway/store/journal/{bursts,encoding,entries,format,gathering,runs,wall,wires,writer}.py",
     "gateway/store/properties.py",
-    "gateway/transport/{backlog,poller,stacked,stream}.py",
+    "gateway/telemetry/watchdog.py",
+    "gateway/transport/{backlog,poller,socket_loop,stacked,stream}.py",
 )
 
 # What mypyc cannot compile, or what would lose by it.

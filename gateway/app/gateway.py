@@ -86,6 +86,7 @@ from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
 from gateway.transport.computing import computed
+from gateway.transport.socket_loop import attach_socket_loop, detach_socket_loop
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
 
@@ -210,14 +211,15 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
-        trio.lowlevel.add_instrument(self.watchdog)
+        self.watchdog.attach()
+        loop = attach_socket_loop(self.watchdog)
         try:
             start_store(self.store, self.writes)
             if self.state is not None:
                 self.state.start(self.writes)
             await self._serve(task_status, signals)
         finally:
-            trio.lowlevel.remove_instrument(self.watchdog)
+            self.watchdog.detach()
             self.console.close()
             if self.authorizer is not None:
                 with trio.CancelScope(shield=True):
@@ -233,6 +235,8 @@ class Gateway:
             self.bodies.spool.close()
             if self.journaling is not None:
                 self.journaling.close()
+            if loop is not None:
+                detach_socket_loop(loop)
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = self.console.admission

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ from gateway.containment import contained
 from gateway.model.shares import UserShares
 from gateway.settings import Settings
 from gateway.store.store import Store
+from gateway.transport.socket_loop import LOOP
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
@@ -63,6 +65,7 @@ def start_store(store: Store | None, writes: WriteSet) -> None:
 
 def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
     """Return a function for other threads that has this loop call a function as a wake-up of its own."""
+    loop = LOOP.get()
     soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def call(function: Callable[[], None]) -> None:
@@ -73,6 +76,9 @@ def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
         writes.flush()
 
     def call_soon(function: Callable[[], None]) -> None:
+        if loop is not None:
+            loop.call_soon(partial(call, function))
+            return
         with suppress(trio.RunFinishedError):  # nobody is left to be told
             soon(call, function)
 

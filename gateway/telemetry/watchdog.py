@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import structlog
 import trio
@@ -37,9 +37,9 @@ class Cause(Protocol):
         """Client identifier, as far as the protocol has one."""
 
 
-class Watchdog(trio.abc.Instrument):
-    """Instrument that measures the steps of all tasks of a Trio loop. `turns` is the histogram of their
-    durations.
+class Watchdog:
+    """Instrument of Trio that measures the steps of all tasks, and those of the socket loop. `turns` is the
+    histogram of their durations.
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] = time.perf_counter) -> None:
@@ -51,18 +51,33 @@ class Watchdog(trio.abc.Instrument):
         self._suspected_secs = 0.0
         self._suspect: tuple[str, str, str] | None = None
 
+    def attach(self) -> None:
+        """Measure the steps of the running Trio loop from now on."""
+        trio.lowlevel.add_instrument(cast(trio.abc.Instrument, self))  # which need not be a subclass
+
+    def detach(self) -> None:
+        """Stop measuring."""
+        trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
+
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Start measuring a step."""
-        self._began = self._stopwatch()
+        """Start measuring a step of a task."""
+        self.begin()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Record the duration of a step: the task waits or has ended."""
-        if not self._began:  # the step in which this was added to the loop
-            return
+        if self._began:  # not the step in which this was added to the loop
+            self.end(task.name)
+
+    def begin(self) -> None:
+        """Start measuring a step."""
+        self._began = self._stopwatch()
+
+    def end(self, name: str) -> None:
+        """Record the duration of the step since `begin`; the log calls it `name` if it was long."""
         took = self._stopwatch() - self._began
         self.turns.observe(took)
         if took > self._slow_turn_secs:
-            self._tell(task, took)
+            self._tell(name, took)
         if self._suspected_secs:
             self._suspected_secs = 0.0
             self._suspect = None
@@ -73,12 +88,12 @@ class Watchdog(trio.abc.Instrument):
             self._suspected_secs = seconds
             self._suspect = (cause.endpoint, cause.remote, cause.client)
 
-    def _tell(self, task: trio.lowlevel.Task, took: float) -> None:
+    def _tell(self, name: str, took: float) -> None:
         facts: dict[str, Any] = {}
         if self._suspect is not None and self._suspected_secs > took / 2:
             endpoint, remote, client = self._suspect
             facts = {"endpoint": endpoint, "remote": remote, "client": client}
-        log.warning(TOLD, seconds=round(took, 3), task=task.name, **facts)
+        log.warning(TOLD, seconds=round(took, 3), task=name, **facts)
 
 
 async def watch_wall_clock(sleep_secs: float = 1.0) -> None:

@@ -1,10 +1,10 @@
 """Poller: one task that reads every ready socket of a listener or link.
 
-A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller has its
-own epoll object (elsewhere kqueue) and registers it with Trio as one readable descriptor. At each wake-up it
-reads once from every ready stream and feeds the stream's owner synchronously. After TURN_STREAMS_MAX streams
-or TURN_OCTETS_MAX bytes it calls `turn_done`, in which the owner routes the collected batch, and writes all
-output.
+A task per connection costs a Trio reschedule per read, several times what decoding costs. The sockets of a
+poller are in the socket loop's epoll object or, where there is no such loop, in one of its own (elsewhere
+kqueue), for which a task waits. At each wake-up the poller reads once from every ready stream and feeds the
+stream's owner synchronously. After TURN_STREAMS_MAX streams or TURN_OCTETS_MAX bytes it calls `turn_done`, in
+which the owner routes the collected batch, and writes all output.
 
 Streams are served fairly by time. A long turn counts against its stream, except for time in which this thread
 did not run, and short turns compensate for it; two long turns in a row make a stream slow. New streams are
@@ -23,11 +23,12 @@ import selectors
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from gateway.containment import contained
+from gateway.transport.socket_loop import LOOP, PollerSockets, Ready
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 
 # Bytes after which the batch is routed and written, so that one turn stays short and bounded. A smaller value
@@ -96,7 +97,7 @@ class Poller:
         worked: Callable[[], float] = time.thread_time,
     ) -> None:
         # Not the selectors module: the objects that it builds per ready descriptor cost as much as a read.
-        self._ready = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
+        self._ready: Any = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
         self._streams: list[Stream | None] = []  # by descriptor: the system assigns the lowest free one
         self._writes = writes
         self._turn_done = turn_done
@@ -173,21 +174,41 @@ class Poller:
         seconds = min(max(seconds, PACE_SECS), PAUSE_SECS_MAX)
         heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
-    async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
+    @property
+    def has_work(self) -> bool:
+        """True if slow streams or the rest of a long turn are due, although no socket may be ready."""
+        return bool(self._slow or self._left)
+
+    async def run(self) -> None:
         """Poll until cancelled."""
-        descriptor = self._ready.fileno()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._pace)
+                loop = LOOP.get()
+                if loop is not None:
+                    self._move(PollerSockets(loop, self))
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        self.close()
+                        loop.forget(self)
+                descriptor = self._ready.fileno()
                 while True:
-                    if self._slow or self._left:
+                    if self.has_work:
                         await trio.lowlevel.checkpoint()  # let other tasks run; this one has work to do
                     else:
                         await trio.lowlevel.wait_readable(descriptor)
-                    self.turn(clock())
+                    self.poll(trio.current_time())
         finally:
             self.close()
+
+    def _move(self, sockets: PollerSockets) -> None:
+        """Have the socket loop watch the sockets."""
+        for stream, events in self._watched.items():
+            sockets.register(stream.sock.fileno(), events)
+        self._ready.close()
+        self._ready = sockets
 
     def close(self) -> None:
         """Abort every watched stream and stop polling."""
@@ -222,15 +243,20 @@ class Poller:
                     else:
                         stream.release()
 
-    def turn(self, now: float) -> None:
-        """Serve each ready stream once, of the slow ones only some, for about TURN_SECS. `now` is in
+    def poll(self, now: float) -> None:
+        """Serve the streams that are ready; `now` is in loop-clock seconds."""
+        self.turn(now, self._left or self._ready.poll(0))
+
+    def turn(self, now: float, ready: Ready) -> None:
+        """Serve each stream of the `ready` descriptors once, of the slow ones only some, for about TURN_SECS.
+        If the last turn has left some, serve these instead: the others will be reported again. `now` is in
         loop-clock seconds.
         """
         octets = served = 0
         last: Stream | None = None
         streams = self._streams
         stopwatch = self._stopwatch
-        ready = self._left or self._ready.poll(0)
+        ready = self._left or ready
         self._left = []
         began = stopwatch()  # polling thousands takes a while and counts against no stream
         until = began + TURN_SECS

@@ -34,13 +34,13 @@ class World:
         await trio.lowlevel.checkpoint()
 
     async def run(self, *steps: float, suspected: float = 0.0) -> list[Any]:
-        trio.lowlevel.add_instrument(self.dog)
+        self.dog.attach()
         try:
             with capture_logs() as logs:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(partial(self.works, suspected=suspected), *steps, name="timer")
         finally:
-            trio.lowlevel.remove_instrument(self.dog)
+            self.dog.detach()
         return [one for one in logs if one["event"] == TOLD]
 
 

@@ -59,7 +59,7 @@ def test_one_turn_reads_all_that_is_ready_and_answers_each_with_one_write(bench:
     others = [bench.connect(peer) for peer in peers]
     for number, other in enumerate(others):
         other.sendall(f"hello {number}".encode())
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert [other.recv(100) for other in others] == [b"HELLO 0", b"HELLO 1", b"HELLO 2"]
     assert bench.turns == 1
 
@@ -83,7 +83,7 @@ def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.Mon
     monkeypatch.setattr(poller_module, "TURN_OCTETS_MAX", 10)
     for _ in range(4):
         bench.connect(Speaker()).sendall(b"123456")
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert bench.turns == 3
 
 
@@ -92,7 +92,7 @@ def test_a_batch_moves_on_after_some_streams(bench: Bench, monkeypatch: pytest.M
     others = [bench.connect(Speaker(echo)) for _ in range(5)]
     for other in others:
         other.sendall(b"x")
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert bench.turns == 3
     assert [other.recv(100) for other in others] == [b"X"] * 5
 
@@ -103,10 +103,10 @@ def test_a_held_stream_is_not_read_until_it_is_released(bench: Bench) -> None:
     assert peer.stream is not None
     peer.stream.hold()
     other.sendall(b"waits")
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert peer.heard == b""
     peer.stream.release()
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert peer.heard == b"waits"
 
 
@@ -116,10 +116,10 @@ def test_a_large_write_goes_on_when_the_socket_takes_more(bench: Bench) -> None:
     other.sendall(b"go")
     received = 0
     while received < 8 * MEGABYTE:
-        bench.poller.turn(1.0)
+        bench.poller.poll(1.0)
         received += len(other.recv(MEGABYTE))
     assert peer.stream is not None
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert not peer.stream.writing
 
 
@@ -132,7 +132,7 @@ def test_a_bug_costs_the_connection_that_met_it_and_is_counted(bench: Bench) -> 
     other = bench.connect(good)
     other.sendall(b"y")
     before = counted["connection"]
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert other.recv(10) == b"Y"
     assert bad.reasons == ["internal error"]
     assert counted["connection"] - before == 1
@@ -145,7 +145,7 @@ def test_a_stream_that_was_forgotten_is_not_served(bench: Bench) -> None:
     other.sendall(b"x")
     bench.poller.forget(peer.stream)
     bench.poller.forget(peer.stream)
-    bench.poller.turn(1.0)
+    bench.poller.poll(1.0)
     assert peer.heard == b""
 
 

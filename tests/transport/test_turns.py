@@ -62,7 +62,7 @@ class Bench:
 
     def turn(self) -> list[Worker]:
         self.order.clear()
-        self.poller.turn(self.time)
+        self.poller.poll(self.time)
         return list(self.order)
 
 

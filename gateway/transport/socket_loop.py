@@ -1,0 +1,226 @@
+"""Socket loop: serves pollers, and calls of other threads, while no Trio task can run.
+
+A Trio task that waits for a descriptor costs some 30 us for each wake-up, and at low rates each message is a
+wake-up: a pass of the scheduler, two epoll calls and one registration. So the sockets of all pollers, and a
+descriptor by which threads ask for calls, are in one epoll object of this module, together with Trio's own.
+Trio calls `before_io_wait` of its instruments when it is about to wait. This loop waits instead, and calls
+the pollers itself. It returns to Trio as soon as a task can run, a descriptor of Trio is ready or Trio's next
+deadline is over. While tasks keep Trio busy, each pass of Trio serves the ready sockets once.
+
+The loop needs Linux's epoll and eventfd, and three private attributes of Trio: its epoll object, its run
+queue and its deadlines. Without them, and under a clock of tests, pollers wait in tasks of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol, cast
+
+import trio
+
+from gateway.containment import contained
+
+READ: Final = 1  # EPOLLIN
+
+
+Ready = list[tuple[int, int]]
+"""Ready descriptors with their events."""
+
+
+class Served(Protocol):
+    """Poller whose sockets the loop watches."""
+
+    @property
+    def has_work(self) -> bool:
+        """True if `turn` has something to do although no socket is ready."""
+
+    def turn(self, now: float, ready: Ready) -> None:
+        """Serve the streams of the `ready` descriptors; `now` is in loop-clock seconds."""
+
+
+class Steps(Protocol):
+    """Recorder of the durations of steps of the event loop."""
+
+    def begin(self) -> None:
+        """Start measuring a step."""
+
+    def end(self, name: str) -> None:
+        """Record the duration of the step since `begin`, whose name goes into the log if it was long."""
+
+
+class PollerSockets:
+    """Sockets of one poller in the socket loop, with the interface of an epoll object."""
+
+    def __init__(self, loop: SocketLoop, poller: Served) -> None:
+        self._loop = loop
+        self._poller = poller
+        self.modify = loop.epoll.modify
+        self.unregister = loop.epoll.unregister
+        self.fileno = loop.epoll.fileno
+
+    def register(self, descriptor: int, events: int) -> None:
+        """Watch `descriptor` for READ, WRITE or both."""
+        self._loop.epoll.register(descriptor, events)
+        self._loop.owners[descriptor] = self._poller
+
+    def poll(self, timeout: float) -> Ready:
+        """Return an empty list: the loop passes ready descriptors to `turn`."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: the loop's epoll object is not the poller's."""
+
+
+class SocketLoop:
+    """Waits in place of Trio, and serves pollers and calls of threads meanwhile.
+
+    `epoll` has the sockets of all pollers, and `owners` the poller of each descriptor.
+    """
+
+    def __init__(self, runner: Any, trio_descriptor: int, steps: Steps) -> None:
+        """Create the loop of the running Trio loop `runner`, whose epoll object has the descriptor
+        `trio_descriptor`. Raises OSError if the process has no descriptors left.
+        """
+        self._runnable: deque[object] = runner.runq
+        self._next_deadline: Callable[[], float] = runner.deadlines.next_deadline
+        self._clock: Callable[[], float] = runner.clock.current_time
+        self._steps = steps
+        self._trio = trio_descriptor
+        self._token = trio.lowlevel.current_trio_token()
+        self._wake_up = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.epoll = select.epoll()
+        self.epoll.register(trio_descriptor, READ)
+        self.epoll.register(self._wake_up, READ)
+        self.owners: dict[int, Served] = {}
+        self._working: dict[Served, Ready] = {}  # those that have work although no socket is ready
+        self._calls: deque[Callable[[], None]] = deque()
+        self._signalled = False
+        self._closed = False
+        self.users = 1  # gateways in this run of Trio
+
+    def forget(self, poller: Served) -> None:
+        """Do not serve `poller` any longer; its sockets are not registered any more."""
+        self._working.pop(poller, None)
+        self.owners = {descriptor: owner for descriptor, owner in self.owners.items() if owner is not poller}
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have the loop call `function`. Any thread may call this."""
+        self._calls.append(function)
+        if not self._signalled and not self._closed:
+            self._signalled = True
+            os.eventfd_write(self._wake_up, 1)
+
+    def close(self) -> None:
+        """Run the calls that still wait, and stop serving. Threads that use `call_soon` must have ended: the
+        system may assign its descriptor to something else.
+        """
+        self._run_calls()
+        self._closed = True
+        self.epoll.close()
+        os.close(self._wake_up)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Serve pollers for at most `timeout` seconds, until Trio has something to do."""
+        try:
+            self._serve(timeout)
+        except Exception as error:  # Trio removes an instrument that raises
+            contained("batch", error)
+            self._return_at_once()
+
+    def _serve(self, timeout: float) -> None:
+        until = self._clock() + timeout
+        wait = timeout
+        while True:
+            due = self._working
+            ready = self.epoll.poll(0.0 if due else wait)
+            self._working = {}
+            is_trio_ready = False
+            for event in ready:
+                descriptor = event[0]
+                if descriptor == self._trio:
+                    is_trio_ready = True
+                elif descriptor == self._wake_up:
+                    self._run_calls()
+                elif (owner := self.owners.get(descriptor)) is not None:
+                    due.setdefault(owner, []).append(event)
+                else:
+                    self.epoll.unregister(descriptor)
+            for poller, sockets in due.items():
+                self._turn(poller, sockets)
+            if timeout <= 0 or is_trio_ready:
+                return  # Trio does not wait now
+            wait = 0.0 if self._runnable else min(until, self._next_deadline()) - self._clock()
+            if wait <= 0:
+                self._return_at_once()
+                return
+
+    def _turn(self, poller: Served, ready: Ready) -> None:
+        self._steps.begin()
+        try:
+            poller.turn(self._clock(), ready)
+        except Exception as error:
+            contained("batch", error)
+        self._steps.end("sockets")
+        if poller.has_work:
+            self._working[poller] = []
+
+    def _run_calls(self) -> None:
+        """Run what other threads have asked for until now."""
+        self._signalled = False
+        with suppress(BlockingIOError):  # a thread has yet to write it
+            os.eventfd_read(self._wake_up)
+        self._steps.begin()
+        for _ in range(len(self._calls)):
+            try:
+                self._calls.popleft()()
+            except Exception as error:
+                contained("store", error)
+        self._steps.end("calls of threads")
+
+    def _return_at_once(self) -> None:
+        """Make Trio's own wait return at once: its time-out was computed before this loop waited."""
+        self._token.run_sync_soon(_nothing, idempotent=True)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("socket loop", None)
+"""Socket loop of the running Trio loop; None if none is attached."""
+
+
+def attach_socket_loop(steps: Steps) -> SocketLoop | None:
+    """Attach a socket loop to the running Trio loop, for pollers that start from now on; one that is attached
+    already is shared. Return None where it cannot work. Call `detach_socket_loop` at the end.
+    """
+    attached = LOOP.get()
+    if attached is not None:
+        attached.users += 1
+        return attached
+    runner: Any = getattr(trio.lowlevel.current_task(), "_runner", None)
+    epoll = getattr(getattr(runner, "io_manager", None), "_epoll", None)
+    if not isinstance(epoll, select.epoll) or not hasattr(os, "eventfd"):
+        return None
+    if not hasattr(runner, "runq") or not hasattr(runner, "deadlines"):
+        return None
+    if type(trio.lowlevel.current_clock()).__name__ == "MockClock":  # it may jump while sockets are ready
+        return None
+    loop = SocketLoop(runner, epoll.fileno(), steps)
+    trio.lowlevel.add_instrument(cast(trio.abc.Instrument, loop))  # which need not be a subclass
+    LOOP.set(loop)
+    return loop
+
+
+def detach_socket_loop(loop: SocketLoop) -> None:
+    """Undo one call of `attach_socket_loop`."""
+    loop.users -= 1
+    if loop.users:
+        return
+    LOOP.set(None)
+    trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, loop))
+    loop.close()
