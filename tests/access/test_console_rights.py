@@ -350,7 +350,9 @@ def with_two_hosts(folder: Path) -> Iterator[Running]:
     listeners = document()["listeners"]
     listeners["amqp091"]["virtual_hosts"] = ["/", "shop"]
     with gateway_with(
-        folder, {"ann": of_roles("of shop"), "bob": of_roles("boss")}, listeners=listeners
+        folder,
+        {"ann": of_roles("of shop"), "bob": of_roles("boss"), "carl": of_roles("of shop", "client")},
+        listeners=listeners,
     ) as one:
         for host in ("/", "shop"):
             with closing(amqp(one, "client", host)) as connection:
@@ -437,8 +439,12 @@ def test_who_changes_a_virtual_host_changes_nothing_else(tmp_path: Path) -> None
             call(gateway, ann, "queues/remove", {"queue": "q", "virtual_host": "/"}).document["removed"] == 0
         )
         assert call(gateway, ann, "connections/disconnect", {"user": "client"}).document["disconnected"] == 0
-        assert call(gateway, ann, "queues/%2F/q", method="DELETE", prefix="/api/").status == 404
-        assert call(gateway, ann, "queues/shop/q", method="DELETE", prefix="/api/").status == 204
+        carl = basic("carl")
+        for caller in (ann, carl):
+            assert call(gateway, caller, "queues/%2F/q", method="DELETE", prefix="/api/").status == 404
+        # RabbitMQ's paths ask for the rights of AMQP, too.
+        assert call(gateway, ann, "queues/shop/q", method="DELETE", prefix="/api/").status == 401
+        assert call(gateway, carl, "queues/shop/q", method="DELETE", prefix="/api/").status == 204
         for path, body in (
             ("publish", {"endpoint": "mqtt", "topic": "t"}),
             ("drain", {}),

@@ -48,7 +48,7 @@ def test_the_pages_and_the_readme_count_what_there_is() -> None:
     """Scripts of the oracle, statements that bind a server, lines of flow summaries, commands."""
     bound = sum(len(row.clauses) for row in read("5.0").rows)
     readme = (PAGES.parents[1] / "README.md").read_text(encoding="utf-8")
-    assert f"{len(SCRIPTS)} scripts see" in readme
+    assert f"{len(SCRIPTS)} scripts get" in readme
     assert f"Each of the {bound} statements of MQTT 5.0" in readme
     assert f"{len(SCRIPTS)} scripts see" in (PAGES / "index.md").read_text(encoding="utf-8")
     assert len(DIFFERENT) == 4  # as the page says, too
