@@ -1,8 +1,9 @@
-"""What peers say, as pure functions of octets: one folder per protocol, with the same file names in each.
+"""Protocol codecs and state machines as pure functions of bytes, one folder for each protocol.
 
-No input or output, no clock, no Trio; and no protocol knows another. This file has the only list of them:
-those of the gateway itself, and those that other distributions offer under the entry point group
-`gateway.dialects`.
+The folders have the same file names, and no protocol imports another. None of them does input or output,
+reads a clock or uses Trio: `gateway.ingress` and `gateway.egress` own the sockets. This file has the only
+list of protocols: the three of the gateway, and those that other distributions register under the entry point
+group `gateway.dialects`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 
 OWN: Final[tuple[Dialect, ...]] = (MQTT, AMQP091, AMQPFAST)
-"""Those that the gateway listens for when nothing is configured, each on its own port."""
+"""Built-in dialects, for which the gateway listens on their default ports when nothing is configured."""
 
 GROUP: Final = "gateway.dialects"
 
 
 def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
-    """Our own dialects and those that are offered, by name. Raises ConfigurationError for one that cannot be
-    loaded, or that has the name, a word of addresses, a URL scheme or a form in journals of another."""
+    """Return the built-in dialects and the dialects of the entry points, by name.
+
+    Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, address word,
+    URL scheme or journal form that another dialect has already.
+    """
     found: dict[str, Dialect] = {one.name: one for one in OWN}
     for entry in offered:
         place = f"entry point {entry.name} of {GROUP} ({entry.value})"
@@ -45,24 +49,24 @@ def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
 
 
 def _claims(dialect: Dialect) -> set[str]:
-    """What no two dialects may have."""
+    """Return what must be unique among dialects, labelled: name, words, URL schemes and journal form."""
     schemes = (f"{scheme.name}://" for scheme in dialect.schemes)
     forms = [f"form {dialect.wire_form}"] if dialect.wire_form else []
     return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes, *forms}
 
 
 DIALECTS: Final = joined(entry_points(group=GROUP))
-"""All protocols by name."""
+"""Every dialect, by protocol name."""
 
 DIALECT_OF_WORD: Final = {word: one for one in DIALECTS.values() for word in one.words}
-"""The protocol to which a word of an address belongs."""
+"""Dialect by the word that its addresses have in mapping files (`topic`, for example)."""
 
 
 def dialect_of(address: Address) -> Dialect:
-    """The dialect that made the address."""
+    """Return the dialect of the address's protocol."""
     return DIALECTS[address.protocol]
 
 
 def show(address: Address) -> str:
-    """An address as text, in its dialect's form."""
+    """Return the address as text, in the form of its dialect."""
     return DIALECTS[address.protocol].show(address)

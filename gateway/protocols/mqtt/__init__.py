@@ -1,4 +1,5 @@
-"""MQTT 5.0, 3.1.1, 3.1 and the little-endian level 2 as pure functions of octets: no I/O, no clock, no Trio.
+"""MQTT 5.0, 3.1.1, 3.1 and the little-endian level 2 as pure functions of bytes.
 
-Ingress drives a ServerConnection, a link drives a ClientConnection; `codec` and `translate` serve both.
+The package does no input or output, reads no clock and does not use Trio. The listener drives a
+ServerConnection and a link drives a ClientConnection. `codec`, `writers` and `translate` serve both.
 """

@@ -1,8 +1,8 @@
-"""The link's side of an MQTT connection: the mirror of server.py.
+"""Client end of an MQTT connection, which links use: the mirror of server.py.
 
-`connect` says CONNECT; the CONNACK arrives as an event and opens the connection, or closes it if it refuses.
-The peer's silence is broken by PINGREQ at half the keep-alive, whatever else is sent, for only an answer
-proves that the peer still reads.
+`connect` sends CONNECT. The CONNACK arrives as an event and opens the connection, or closes it if the server
+refuses. PINGREQ is sent at half the keep-alive, no matter what else is sent, because only a response proves
+that the peer still reads. The module does no I/O: callers pass in bytes and the time.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CLIENT: Final[Table] = {
 
 
 class ClientConnection(Connection):
-    """One connection to a remote broker, in the version of the CONNECT that it says.
+    """Connection to a remote broker, in the version of the CONNECT that it sends.
 
-    After the CONNACK: `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
+    After the CONNACK, `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
     `retain_available`, `wildcards_available`, `shares_available`, `peer_receive_max` and
     `peer_packet_bytes_max` hold what the server announced (5: 3.2.2.3).
     """
@@ -75,8 +75,10 @@ class ClientConnection(Connection):
         bounded: bool = False,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
-        """`bounded`: each call does a limited number of steps, and what is behind is `unread`. Of a PUBLISH
-        whose properties are beyond `bounds` they are not looked into.
+        """Create a connection that has not sent CONNECT yet.
+
+        With `bounded`, each call does a limited number of steps and sets `unread` if bytes remain. The
+        properties of a PUBLISH that exceed `bounds` are passed on without being decoded.
         """
         super().__init__(
             version=Version.V311,
@@ -96,9 +98,9 @@ class ClientConnection(Connection):
         self._waits_pong = False
 
     def connect(self, packet: Connect, now: float) -> None:
-        """Say CONNECT. Its properties are the caller's, but what they announce is held to here.
+        """Queue CONNECT and apply the limits that its properties announce.
 
-        `now` is in monotonic seconds; silence counts from it.
+        `now` is in monotonic seconds; the keep-alive counts from it.
         """
         self._require(State.START)
         self._speak(packet.version)
@@ -144,13 +146,13 @@ class ClientConnection(Connection):
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 
     def ping_at(self) -> float:
-        """When the next PINGREQ is due; infinity while one is unanswered or keep-alive is off."""
+        """Return when the next PINGREQ is due; infinity while one is unanswered or keep-alive is off."""
         if not self.keep_alive or self._waits_pong or self.state is not State.OPEN:
             return float("inf")
         return self._pinged_at + self.keep_alive / 2
 
     def send_pingreq(self, now: float) -> None:
-        """Say PINGREQ and count from `now`."""
+        """Queue PINGREQ and count the keep-alive from `now`, in monotonic seconds."""
         self._require(State.OPEN)
         self._pinged_at = now
         self._waits_pong = True
@@ -162,26 +164,26 @@ class ClientConnection(Connection):
         subscriptions: Sequence[Subscription],
         properties: PropertyMap = NO_PROPERTIES,
     ) -> bool:
-        """Say SUBSCRIBE; False when it is larger than the server takes."""
+        """Queue SUBSCRIBE. Return False if it exceeds the server's maximum packet size."""
         self._require(State.OPEN)
         if not subscriptions:
             raise LocalProtocolError("a SUBSCRIBE has at least one topic filter")
         return self.send(Subscribe(packet_id, tuple(subscriptions), properties))
 
     def unsubscribe(self, packet_id: int, filters: Sequence[str]) -> bool:
-        """Say UNSUBSCRIBE; False when it is larger than the server takes."""
+        """Queue UNSUBSCRIBE. Return False if it exceeds the server's maximum packet size."""
         self._require(State.OPEN)
         if not filters:
             raise LocalProtocolError("an UNSUBSCRIBE has at least one topic filter")
         return self.send(Unsubscribe(packet_id, tuple(filters)))
 
     def send_auth(self, packet: Auth) -> None:
-        """Continue an enhanced authentication, or start a new one (5: 3.15)."""
+        """Queue AUTH, which continues an enhanced authentication or starts a new one (5: 3.15)."""
         self._require(State.CONNECTING, State.OPEN)
         self.send(packet)
 
     def disconnect(self, reason: int = 0) -> None:
-        """Say DISCONNECT, if the connection is open, and close; before MQTT 5 it carries no reason."""
+        """Close the connection, and queue DISCONNECT if it is open. Before MQTT 5 it carries no reason."""
         if self.state is State.OPEN:
             self.send(Disconnect(reason))
         self.state = State.CLOSED

@@ -1,8 +1,9 @@
-"""Octets <-> control packets, of every version.
+"""Decoder of MQTT control packets of every version.
 
-`decode` has three answers: a packet with the position behind it; None, need more; RemoteProtocolError,
-corrupt, whose `reason` is the MQTT 5 reason code that answers it. The connections of this room call
-`decode_packet` for everything that their fast path leaves over. The encoders are in writers.py.
+`decode` has three results: a packet with the position behind it; None if more bytes are needed; or a
+RemoteProtocolError for a corrupt packet, whose `reason` is the MQTT 5 reason code to respond with. The
+connections of this package call `decode_packet` for every packet that their fast path leaves. The encoders
+are in writers.py.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ from gateway.protocols.mqtt.spec import (
 
 
 def read_version(reader: Reader) -> tuple[Version, bool]:
-    """Protocol name and level of a CONNECT, and whether the bridge bit is set; 0x84 for an unknown pair."""
+    """Read protocol name and level of a CONNECT. Return the version and True if the bridge bit is set.
+
+    Raises RemoteProtocolError (0x84) for an unknown name and level.
+    """
     name = reader.binary()
     level = reader.octet()
     version = PROTOCOLS.get((name, level & ~BRIDGE))
@@ -74,7 +78,10 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
 
 
 def _connect_flags(flags: int, version: Version) -> int:
-    """The flags without the bits that do not count; raises for those that must not be (5: 3.1.2.3)."""
+    """Return the CONNECT flags with the ignored bits cleared (5: 3.1.2.3).
+
+    Raises RemoteProtocolError (0x81) for flags that the version forbids.
+    """
     if version is Version.MQIPDP:
         flags &= 0x3F
     elif version is Version.V31:
@@ -93,7 +100,10 @@ def _connect_flags(flags: int, version: Version) -> int:
 
 
 def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
-    """5: 3.1. The bits and the empty client id that only some versions allow are judged here."""
+    """Decode a CONNECT (5: 3.1), including the flags and the empty client id that only some versions allow.
+
+    Raises RemoteProtocolError with the reason code to respond with.
+    """
     version, bridge = read_version(reader)
     flags = _connect_flags(reader.octet(), version)
     reader.little = is_little(version, byte_order)
@@ -106,7 +116,7 @@ def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
     will = _read_will(reader, flags, version) if flags & 0x04 else None
     user_name = password = None
     if version is Version.V31 and reader.at == reader.end:
-        flags &= 0x3F  # in 3.1 the remaining length outweighs these flags
+        flags &= 0x3F  # in 3.1 the remaining length overrides these flags
     if flags & 0x80:
         user_name = reader.text()
         if version is Version.V31 and reader.at == reader.end:
@@ -127,8 +137,10 @@ def _read_will(reader: Reader, flags: int, version: Version) -> Will:
 
 
 def _checked(reason: int, kind: PacketType) -> int:
-    # Mosquitto refuses a PUBLISH that is too large with PUBACK 0x95, which the table does not have: a refusal
-    # of a message that we understand is worth more than the connection.
+    """Return `reason` unchanged if the packet type may carry it. Raises RemoteProtocolError otherwise."""
+    # Mosquitto refuses a PUBLISH that is too large with PUBACK 0x95, which the table does not allow. Any
+    # failure code of PUBACK and PUBREC is accepted: closing the connection would cost more than one refused
+    # message.
     refusal = reason >= FAILURE and kind in (PacketType.PUBACK, PacketType.PUBREC)
     if reason not in REASONS[kind] and not refusal:
         raise violation(f"{kind.name} must not carry reason {reason:#04x}")
@@ -138,7 +150,7 @@ def _checked(reason: int, kind: PacketType) -> int:
 def _read_connack(reader: Reader, version: Version) -> Connack:
     flags, code = reader.octet(), reader.octet()
     if version < Version.V311:
-        flags = 0  # reserved, or the answer to a compression that nobody asked for
+        flags = 0  # reserved, or the response to a compression that was not requested
     elif flags > 1:
         raise malformed("reserved flags in CONNACK")
     if version is Version.V5:
@@ -180,6 +192,10 @@ def _read_ack(reader: Reader, version: Version, kind: PacketType) -> Ack:
 
 
 def _read_options(options: int, filter: str, version: Version) -> Subscription:
+    """Decode the options byte of one topic filter (5: 3.8.3.1).
+
+    Raises RemoteProtocolError if it is invalid.
+    """
     qos = options & 3
     if qos == 3:
         raise malformed("a subscription asks for QoS 3")
@@ -198,6 +214,10 @@ def _read_options(options: int, filter: str, version: Version) -> Subscription:
 
 
 def _read_filter(reader: Reader, before: int) -> str:
+    """Read one topic filter, of which `before` precede it in the packet.
+
+    Raises RemoteProtocolError if the packet has too many filters (0x97) or the filter is empty (0x81).
+    """
     if before == reader.bounds.filters_max:
         raise too_much(f"more than {before} topic filters in one packet")
     text = reader.text()
@@ -265,6 +285,7 @@ def _read_auth(reader: Reader, version: Version) -> Auth:
 
 
 def _read_ending(reader: Reader, version: Version, kind: PacketType) -> tuple[int, PropertyMap]:
+    """Read the reason code and properties at the end of DISCONNECT and AUTH; both may be absent."""
     if reader.at == reader.end or version < Version.V5:
         return 0, NO_PROPERTIES
     reason = _checked(reader.octet(), kind)
@@ -292,9 +313,9 @@ def decode_packet(
     byte_order: ByteOrder = "auto",
     bounds: Bounds = UNBOUNDED,
 ) -> Packet:
-    """The packet with this first octet and this body (all behind the remaining length).
+    """Decode the packet with this first byte and this body (the bytes behind the remaining length).
 
-    `version` is the connection's; a CONNECT brings its own. Raises RemoteProtocolError.
+    `version` is the connection's; a CONNECT has its own. Raises RemoteProtocolError if the packet is invalid.
     """
     kind = _TYPES.get(first >> 4)
     if kind is None:
@@ -324,9 +345,10 @@ def decode(
     byte_order: ByteOrder = "auto",
     packet_bytes_max: int = VARINT_MAX,
 ) -> tuple[Packet, int] | None:
-    """The packet at `at` and the position behind it; None: need more.
+    """Decode the packet at `at`. Return it and the position behind it, or None if more bytes are needed.
 
-    `packet_bytes_max` counts the whole packet and is held against its length before the rest has come.
+    `packet_bytes_max` limits the size of the whole packet, in bytes; the length field is checked against it
+    before the rest has arrived. Raises RemoteProtocolError if the packet is too large or invalid.
     """
     if at >= len(octets):
         return None

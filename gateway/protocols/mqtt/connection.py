@@ -1,17 +1,17 @@
-"""What the two ends of an MQTT connection share: octets in, events out; calls in, octets out.
+"""State machine that both ends of an MQTT connection share: bytes in, events out; calls in, bytes out.
 
-The states are few and a table of each end says which packet type is legal in which, and where it leads; a
-missing row *is* the error. Nearly all traffic is PUBLISH and its acknowledgements in state OPEN: `_run`
-decodes runs of those in one loop with local variables, one plain tuple per packet, and stops at whatever it
-does not understand; `_one` then takes a single packet through the full codec, which also finds the words for
-what is wrong. Octets that wait for their rest are kept in one growing buffer, taken when the packet is whole.
-Of a thousand connections each has its turn when its memory has left the caches: so what is empty is None.
+There are few states, and a table of each end says which packet type is legal in which state and which state
+follows; a missing row is the protocol error. Nearly all traffic is PUBLISH and its acknowledgements in state
+OPEN: `_run` decodes runs of those in one loop with local variables, one plain tuple for each packet, and
+stops at anything else. `_one` then decodes a single packet with the full codec, which also finds the error
+message for an invalid one. Incomplete packets wait in one growing buffer until they are complete.
 
-Who is `bounded` does only so much at each call, for 64 KiB may be 32 768 packets: it counts steps, each of
-which costs about what a small packet does (some microseconds), stops at STEPS_MAX, and is `unread` until it
-is called again. What `_run` takes costs a tenth: there rows are counted, and only after some thousand octets.
-
-Events that precede a corrupt packet are not lost: they are returned, and the next call raises the error.
+Memory and time are bounded for thousands of connections. Empty collections are None, because each
+connection's memory has left the caches when its turn comes. A `bounded` connection limits the work of each
+call, since 64 KiB may be 32 768 packets: it counts steps of some microseconds (about one small packet), stops
+at STEPS_MAX, and is `unread` until the next call. Packets of `_run` cost a tenth of that, so only their rows
+are counted, after RUN_OCTETS bytes. Events before a corrupt packet are returned; the next call raises the
+error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ from gateway.protocols.mqtt.writers import encode
 
 
 class State(IntEnum):
-    """CONNECTING: CONNECT was said, CONNACK not. AUTHENTICATING: the same, and AUTH goes to and fro."""
+    """State of a connection.
+
+    CONNECTING: CONNECT was sent, CONNACK not yet. AUTHENTICATING: the same, while AUTH packets are exchanged.
+    """
 
     START = 0
     CONNECTING = 1
@@ -64,7 +67,7 @@ class State(IntEnum):
 
 
 OPEN: Final = State.OPEN  # a global name costs a quarter of an enum's attribute
-PUBLISH: Final = int(PacketType.PUBLISH)  # and as an index an integer is faster
+PUBLISH: Final = int(PacketType.PUBLISH)  # an integer is faster as an index
 PUBACK: Final = int(PacketType.PUBACK)
 Table = Mapping[tuple[State, int], State]
 
@@ -77,26 +80,26 @@ _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
 _LENGTHS_END: Final = len(_LENGTHS)
 FIXED_HEADER_MAX: Final = 5  # 5: 2.1
 PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
-STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so that no flood holds up the others
-STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
-ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
-ACK_OCTETS: Final = 4  # of an acknowledgement without reason and properties
-RUN_OCTETS: Final = 8_192  # after which the rows are counted
-ALIAS_WITHIN: Final = 64  # times the properties that are taken: it may stand behind them
-PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
+STEPS_MAX: Final = 128  # per call: one or two milliseconds, so that no flood delays the other connections
+STEP_OCTETS: Final = 16  # bytes per further step of a packet that the full codec decodes: about one filter
+ROWS_MAX: Final = 1_024  # PUBLISH and acknowledgement rows per call: in all about as expensive as STEPS_MAX
+ACK_OCTETS: Final = 4  # size of an acknowledgement without reason and properties
+RUN_OCTETS: Final = 8_192  # bytes after which the rows are counted
+ALIAS_WITHIN: Final = 64  # factor of the maximum number of properties: the alias may be behind them
+PUBLISH_PIECES: Final = 6  # pieces of each PUBLISH in `out`: joining all of them once is fastest
 
 
 def swapped(word: int) -> int:
-    """A word of 16 bits in the other byte order."""
+    """Return a 16-bit integer with its bytes swapped."""
     return (word & 0xFF) << 8 | word >> 8
 
 
 class Connection:
-    """One end of a connection. Subclasses bring the table and what is special about their end.
+    """One end of a connection. Subclasses add the state table and what is special about their end.
 
-    `received` and `sent` count packets by type. `out` holds what `data_to_send` will join. `pending`:
-    `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK. `unread`: the
-    same, but this call has done enough, and the next should be in another turn.
+    `received` and `sent` count packets by type. `out` holds the pieces that `data_to_send` joins. `pending`
+    is True if `receive_data(b"", now)` would raise a stored error or decode bytes that waited for a CONNACK.
+    `unread` is True if a call stopped at its limit: the caller should call again in another turn.
     """
 
     __slots__ = (
@@ -133,7 +136,7 @@ class Connection:
     )
     table: ClassVar[Table] = {}
     reading: ClassVar[frozenset[State]] = frozenset()
-    serves: ClassVar[bool] = False  # the peer is a client
+    serves: ClassVar[bool] = False  # True if the peer is a client
 
     def __init__(
         self,
@@ -145,13 +148,16 @@ class Connection:
         bounded: bool,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
-        """`bounded`: each call does a limited number of steps, and what is behind is `unread`."""
+        """Create a connection in state START.
+
+        With `bounded`, each call does a limited number of steps and sets `unread` if bytes remain.
+        """
         self.bounded = bounded
         self.state = State.START
         self._bounds = bounds
         self.packet_bytes_max = packet_bytes_max
         self.topic_alias_max = topic_alias_max
-        self.alias_max = 0  # of those that we give to topics
+        self.alias_max = 0  # number of aliases that we may assign to topics
         self.peer_packet_bytes_max = VARINT_MAX + 5
         self.peer_receive_max = 65_535
         self.keep_alive = 0
@@ -160,7 +166,7 @@ class Connection:
         self.received = [0] * 16
         self.sent = [0] * 16
         self.out: list[bytes] | None = None
-        self.large = False  # `to_send` gives pieces
+        self.large = False  # True if `to_send` returns pieces
         self.pending = False
         self.unread = False
         self._steps = 0
@@ -169,33 +175,34 @@ class Connection:
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: Gathered | None = None
         self._needed = 0
-        self._oversized: Oversized | None = None  # what is read past now, and so much is still to come
+        self._oversized: Oversized | None = None  # being skipped, with `_left` bytes to come
         self._left = 0
-        self._watched: int | None = None  # the last packet id of a peer whose byte order is not known yet
+        self._watched: int | None = None  # last packet id of a peer whose byte order is still unknown
         self._error: RemoteProtocolError | None = None
         self._speak(version)
 
     def _speak(self, version: Version) -> None:
+        """Set the protocol version and the byte order that follows from it."""
         self.version = version
         self._v5 = version is Version.V5
         self._little = is_little(version, self._byte_order)
 
-    # -- octets in
+    # -- bytes in
 
     @property
     def held(self) -> bool:
-        """Something has come that is not decoded yet."""
+        """True if received bytes wait to be decoded."""
         return self._buffer is not None
 
     def _open(self, state: State) -> None:
-        """Reading begins, or goes on: what was held back is to be asked for."""
+        """Enter a state in which packets are read, and set `pending` if bytes were held back."""
         self.state = state
         self.pending = self._buffer is not None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """The events that `data` completes, in order of arrival; `now` is in monotonic seconds.
+        """Return the events that `data` completes, in order of arrival; `now` is in monotonic seconds.
 
-        Raises RemoteProtocolError, after which the connection is CLOSED and ignores what comes.
+        Raises RemoteProtocolError, after which the connection is CLOSED and ignores further data.
         """
         if self.pending:
             self._raise_late()
@@ -231,9 +238,9 @@ class Connection:
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
-        """Decode what is whole, as much as one call should; returns the position behind it."""
+        """Decode the complete packets, up to the limit of one call. Return the position behind the last."""
         at = 0
-        # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
+        # Compared by identity: a look-up in the set costs an enum's hash, as much as a small packet.
         while (state := self.state) is OPEN or state in self.reading:
             if state is OPEN and not self._little:
                 begin = at
@@ -255,14 +262,14 @@ class Connection:
         return at
 
     def _raise_late(self) -> None:
-        """What was wrong behind the events of the last call."""
+        """Raise the error that followed the events of the last call, if any, and clear `pending`."""
         self.pending = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _joined(self, buffer: Gathered, data: bytes) -> bytes:
-        """What has gathered, with `data`, if it can be decoded now; nothing if it goes on gathering."""
+        """Add `data` to the buffer. Return all buffered bytes if they can be decoded now, else b""."""
         buffer.add(data)
         if self.state not in self.reading:
             self._hold(buffer)
@@ -273,7 +280,7 @@ class Connection:
         return buffer.joined()
 
     def _keep(self, rest: Gathered) -> None:
-        """The octets behind what was decoded wait for more, or for the next call."""
+        """Store the bytes behind the decoded packets until more data arrives or for the next call."""
         self._buffer = rest
         if self.unread:
             self._needed = 0
@@ -282,7 +289,10 @@ class Connection:
             self._hold(rest)
 
     def _is_enough(self, events: list[Event], octets: int) -> bool:
-        """Runs, the last one of so many octets, have brought as much as one call should; there is more."""
+        """Return True, and set `unread`, if this call has decoded as much as one call should.
+
+        `octets` is the size of the last run in bytes. Only called while more bytes remain.
+        """
         if octets >= RUN_OCTETS:
             rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
             self.unread = rows >= ROWS_MAX
@@ -291,16 +301,20 @@ class Connection:
 
     @property
     def begun(self) -> int:
-        """Octets of a packet that has not come whole."""
+        """Size in bytes of the buffered part of an incomplete packet; 0 if there is none."""
         return 0 if self._buffer is None else self._buffer.octets
 
     @property
     def due(self) -> int:
-        """Octets of that packet as far as they are known; 0: none has begun."""
+        """Size in bytes that the incomplete packet needs, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
     def _hold(self, buffer: Gathered) -> None:
-        """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
+        """Hold bytes back while no packet may be decoded, and limit how many a peer may pipeline.
+
+        Discards them if the connection is closed; closes it with reason 0x97 if they exceed
+        PIPELINED_BYTES_MAX.
+        """
         self._needed = 0
         if self.state is State.CLOSED:
             self._buffer = None
@@ -310,12 +324,15 @@ class Connection:
             self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))
 
     def _fail_later(self, error: RemoteProtocolError) -> None:
-        """The next call raises it."""
+        """Store an error that the next call of `receive_data` raises."""
         self._error = error
         self.pending = True
 
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
+        """Decode PUBLISH and plain acknowledgements from `at`.
+
+        Return the position of the first other packet.
+        """
         most = len(data) - 3
         if most - at > RUN_OCTETS:
             most = at + RUN_OCTETS
@@ -335,8 +352,10 @@ class Connection:
         return at
 
     def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
-        """Decode PUBLISH packets from `at` on that begin before `most`; returns the end of the last. It ends
-        early when their properties took as long as one call should."""
+        """Decode PUBLISH packets that begin between `at` and `most`. Return the end of the last.
+
+        Stops early when their properties have used up the steps of one call.
+        """
         end = len(data)
         limit = self.packet_bytes_max
         v5 = self._v5
@@ -377,7 +396,7 @@ class Connection:
                 if data[body_at]:
                     topic, properties, body_at = self._described(data, topic, body_at, stop)
                     if self._steps >= STEPS_MAX and self.bounded:
-                        most = at  # this is the last one
+                        most = at  # ends the loop after this packet
                 else:
                     body_at += 1
             if body_at > stop or not topic:
@@ -389,8 +408,10 @@ class Connection:
         return at
 
     def _ack_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
-        """Decode acknowledgements of one type from `at` to before `most`, as far as they are of four octets;
-        returns the end of the last."""
+        """Decode the four-byte acknowledgements of one type that begin between `at` and `most`.
+
+        Returns the end of the last.
+        """
         first = data[at]
         rows: list[tuple[int, int]] | None = None
         while at < most and data[at] == first and data[at + 1] == 2 and self.packet_bytes_max >= ACK_OCTETS:
@@ -404,7 +425,7 @@ class Connection:
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
-        """The event of the run that goes on, or a new one."""
+        """Return the event of the current run of PUBLISH, or append a new one to `events`."""
         if events and isinstance(last := events[-1], Publishes):
             return last
         event = Publishes([])
@@ -412,6 +433,7 @@ class Connection:
         return event
 
     def _acks(self, events: list[Event], kind: PacketType) -> Acks:
+        """Return the event of the current run of acknowledgements of this type, or append a new one."""
         if events and isinstance(last := events[-1], Acks) and last.kind is kind:
             return last
         event = Acks(kind, [])
@@ -419,7 +441,11 @@ class Connection:
         return event
 
     def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
-        """The topic, the properties without alias, and where the body starts."""
+        """Decode the property list at `at` of a PUBLISH that ends at `stop`, and resolve its topic alias.
+
+        Returns the topic, the properties without the alias, and the start of the body. Raises
+        RemoteProtocolError.
+        """
         size = data[at]
         start = at + 1
         if size > 127:
@@ -443,7 +469,7 @@ class Connection:
         except RemoteProtocolError as error:
             if self.serves or error.reason != ReasonCode.QUOTA_EXCEEDED:
                 raise
-            # Of a broker, which could not be told: whoever takes the message refuses it alone.
+            # From a broker, which has no way to be informed: the receiver refuses this message alone.
             properties, identified = data[start:body_at], False
             alias = alias_among(properties, ALIAS_WITHIN * self._bounds.properties_max)
         if identified and self.serves:
@@ -461,12 +487,14 @@ class Connection:
         return topic, properties, body_at
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Return False if more of a packet that is too large is needed to answer it; `start` is behind its
-        fixed header."""
+        """Return False if more of an oversized packet is needed before it can be responded to.
+
+        `start` is the position behind its fixed header.
+        """
         return True
 
     def _one(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode the packet at `at`, whatever it is; returns its end, or `at` when it is not yet whole."""
+        """Decode the packet at `at`, of any type. Return its end, or `at` if it is incomplete."""
         end = len(data)
         self._needed = end - at + 1
         if at == end:
@@ -500,7 +528,7 @@ class Connection:
                 raise violation(f"{packet.kind.name} must not carry reason {packet.reason:#04x}")
             self._acks(events, packet.kind).rows.append((packet.packet_id, packet.reason))
         elif isinstance(packet, Publish):
-            # Here only before MQTT 5: what `_run` leaves over of MQTT 5 is corrupt.
+            # Reached only before MQTT 5: a PUBLISH of MQTT 5 that `_run` leaves is corrupt.
             row = (data[at] & 15, packet.topic.encode(), packet.packet_id, b"", packet.body)
             self._publishes(events).rows.append(row)
         else:
@@ -510,8 +538,10 @@ class Connection:
         return stop
 
     def _begin_oversized(self, data: bytes, at: int, start: int, stop: int, events: list[Event]) -> int:
-        """A client of MQTT 3.x sends more than we take, of which it cannot know, and would send it again for
-        ever if the connection ended: what says which message it is is decoded, the rest is read past.
+        """Begin to skip an oversized PUBLISH of a client of MQTT 3.x. Return the position reached.
+
+        Such a client cannot be informed of the limit, and would resend the message forever if the connection
+        were closed. The header, which identifies the message, is decoded; the body is skipped.
         """
         topic_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
         body_at = min(topic_end + (2 if data[at] & 6 else 0), stop)
@@ -525,7 +555,10 @@ class Connection:
         return len(data) - len(self._read_past(data[body_at:], events))
 
     def _read_past(self, data: bytes, events: list[Event]) -> bytes:
-        """What of `data` comes behind the oversized packet, which is an event when it has come whole."""
+        """Skip the rest of the oversized packet, and append its event once it is complete.
+
+        Return what follows.
+        """
         assert self._oversized is not None
         rest = data[self._left :]
         self._left -= len(data) - len(rest)
@@ -539,27 +572,27 @@ class Connection:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
     def _limit(self, kind: int) -> int:
-        """The octets that a packet of this type may have in this state."""
+        """Return the maximum size in bytes of a packet of this type in the current state."""
         return self.packet_bytes_max
 
     def _take(self, packet: Packet) -> None:
-        """What a packet changes at this end, besides the state that the table gives."""
+        """Apply the changes of a packet at this end, besides the new state that the table gives."""
 
     def _watch(self, events: list[Event]) -> None:
-        """Find out the peer's byte order by what it sends."""
+        """Detect the peer's byte order from the packets that it sends."""
 
     def timed_out(self, now: float) -> bool:
-        """Whether the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
+        """Return True if the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
         return now >= self.deadline()
 
     def deadline(self) -> float:
-        """When the peer's silence ends the connection; infinity when keep-alive is off."""
+        """Return when the keep-alive expires, in monotonic seconds; infinity if keep-alive is off."""
         return self.last_received + 1.5 * self.keep_alive if self.keep_alive else float("inf")
 
-    # -- octets out
+    # -- bytes out
 
     def data_to_send(self) -> bytes:
-        """All that was said since the last call."""
+        """Return and clear the bytes queued since the last call."""
         out = self.out
         if out is None:
             return b""
@@ -568,7 +601,10 @@ class Connection:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def to_send(self) -> bytes | list[Piece]:
-        """The same, in pieces if some of it is large: none of that is copied, however many hear of it."""
+        """Return and clear the queued bytes, as a list of pieces if one of them is large.
+
+        Large bodies are not copied, no matter how many connections send them.
+        """
         if not self.large or self.out is None:
             return self.data_to_send()
         pieces: list[Piece] = [*self.out]
@@ -577,7 +613,7 @@ class Connection:
         return pieces
 
     def send(self, packet: Packet) -> bool:
-        """Say `packet`; False when it is larger than the peer takes, and then nothing was said."""
+        """Queue `packet`. Return False, and queue nothing, if it exceeds the peer's maximum packet size."""
         octets = encode(packet, self.version, self._byte_order)
         if len(octets) > self.peer_packet_bytes_max:
             return False
@@ -592,6 +628,7 @@ class Connection:
             self.out.append(octets)
 
     def _require(self, *states: State) -> None:
+        """Raise LocalProtocolError unless the connection is in one of these states."""
         if self.state not in states:
             raise LocalProtocolError(f"this must not be said in state {self.state.name}")
 
@@ -605,13 +642,17 @@ class Connection:
         packet_id: int = 0,
         properties: bytes = b"",
     ) -> bool:
-        """Say one PUBLISH; False when it is larger than the peer takes, and then nothing was said."""
+        """Queue one PUBLISH.
+
+        Return False, and queue nothing, if it exceeds the peer's maximum packet size.
+        """
         return not self.publish_many(((dup << 3 | qos << 1 | retain, topic, packet_id, properties, body),))
 
     def publish_many(self, rows: Iterable[PublishRow]) -> Sequence[int]:
-        """Say a run of PUBLISH; properties are left out before MQTT 5.
+        """Queue a run of PUBLISH; properties are omitted before MQTT 5.
 
-        Returns the positions of those that are larger than the peer takes (5: 3.1.2.11.4) and were not said.
+        Returns the positions of the rows that exceed the peer's maximum packet size (5: 3.1.2.11.4) and were
+        not queued.
         """
         if self.state is not OPEN:
             self._require(OPEN)
@@ -648,13 +689,13 @@ class Connection:
         return refused
 
     def _may_alias(self, properties: PropertyMap) -> None:
-        """Take as many aliases as the peer's CONNECT or CONNACK allows, and we ourselves."""
+        """Set `alias_max` to the smaller of the peer's limit, from its CONNECT or CONNACK, and our own."""
         self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
 
     def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
-        """The rows with aliases for the first `alias_max` topics that are said (5: 3.3.2.3.4).
+        """Return the rows with aliases for the first `alias_max` topics that are published (5: 3.3.2.3.4).
 
-        An alias is introduced only by a PUBLISH that is surely not too large for the peer.
+        An alias is introduced only by a PUBLISH that is certain to fit the peer's maximum packet size.
         """
         known = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
@@ -672,7 +713,7 @@ class Connection:
         return given
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
-        """Say a run of acknowledgements of one type, all of them successes."""
+        """Queue a run of successful acknowledgements of one type."""
         if self.state is not OPEN:
             self._require(OPEN)
         count = len(ids)
@@ -683,8 +724,10 @@ class Connection:
         self.sent[kind] += count
 
     def puback(self, packet_id: int) -> bytes:
-        """`acknowledge` and `data_to_send` in one, while nothing else is to be said (`out` is None): a
-        thousand devices with one message each are slower than one with a thousand.
+        """Return a PUBACK at once, instead of `acknowledge` and `data_to_send`. Requires that `out` is None.
+
+        A shortcut for many devices that send one message each, which cost more than one device that sends
+        many.
         """
         if self.state is not OPEN:
             self._require(OPEN)
@@ -692,9 +735,9 @@ class Connection:
         return PUBACK_HEAD + _WORDS[swapped(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
-        """Say one acknowledgement, with a text for people where the peer wants it (MQTT 5).
+        """Queue one acknowledgement, with a reason string if the peer wants it (MQTT 5).
 
-        Before MQTT 5 an acknowledgement can only mean yes: a refusal is LocalProtocolError there.
+        Raises LocalProtocolError for a failure code before MQTT 5, whose acknowledgements can only accept.
         """
         self._require(State.OPEN)
         if not self._v5 and reason >= FAILURE:

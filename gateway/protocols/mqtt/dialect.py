@@ -1,4 +1,8 @@
-"""MQTT as the other rooms know it: topics, their filters, ports, and how its properties are read."""
+"""MQTT dialect for the other packages: topics, topic filters, ports, and readers of property lists.
+
+It holds no state and no codec: `MqttDialect` maps the general interface of `Dialect` to constants and to
+functions of this package. Section numbers are those of MQTT 5.0.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from gateway.model.properties import PropertySet
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.protocols.mqtt.translate import losses, message_id_in, publish_essentials, unread_list
 
-TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: a two-octet length
+TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: the length has two bytes
 
 
 class MqttDialect(Dialect):
-    """MQTT 5.0, 3.1.1 and 3.1."""
+    """Dialect of MQTT 5.0, 3.1.1 and 3.1."""
 
     name = "mqtt"
     title = "MQTT"
@@ -37,7 +41,7 @@ class MqttDialect(Dialect):
     forbidden = "/+#\0"
     guarded = ""
     wild = "/+#\0"
-    return_prefix = "$gateway/reply/"  # which no wildcard of a subscription or route matches (4.7.2)
+    return_prefix = "$gateway/reply/"  # no wildcard of a subscription or route matches it (4.7.2)
     listener = "gateway.ingress.mqtt.connection:MqttListenerSource"
     on_engine = True
     link = "gateway.egress.mqtt.session:MqttLinkSession"
@@ -61,7 +65,10 @@ class MqttDialect(Dialect):
     frame_count = FrameCount(1, None, (0, 1, 3))
 
     def address(self, scope: str, name: str) -> Address:
-        """A topic name: no wildcard, no NUL, at least one octet and at most 65535 (1.5.4, 4.7)."""
+        """Return the address of a topic name (1.5.4, 4.7).
+
+        Raises NameRefused if the name is empty, contains a wildcard or NUL, or is longer than 65 535 bytes.
+        """
         if not name or any(character in name for character in "+#\0"):
             raise NameRefused(f"{short(name)} is not a topic name: empty, or a wildcard or NUL in it")
         made = topic_address(name)
@@ -90,12 +97,15 @@ class MqttDialect(Dialect):
         return "no topic begins with $share; the group of a link is links.NAME.share"
 
     def levels(self, name: str) -> tuple[str, ...]:
-        """Also of "", which is one level."""
+        """Return the levels of a topic name. The empty name has one empty level."""
         return tuple(name.split("/"))
 
 
 def topic_address(topic: str, wire: bytes | None = None) -> Address:
-    """The address of a topic name that has been checked. `wire` is its UTF-8, without the length."""
+    """Return the address of a topic name that has been validated.
+
+    `wire` is the topic in UTF-8 without its length, or None to encode it here.
+    """
     return Address("mqtt", "", topic, topic.encode() if wire is None else wire)
 
 

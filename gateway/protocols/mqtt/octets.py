@@ -1,7 +1,8 @@
-"""The data representation of MQTT (5: 1.5): integers, strings and variable length integers as octets.
+"""Data representation of MQTT (5: 1.5): integers, strings and variable length integers as bytes.
 
-`Reader` serves every packet that is not on the fast path. Whatever would leave its bounds, or is not what
-the specification allows, is the peer's fault and raises RemoteProtocolError with an MQTT 5 reason code.
+`Reader` serves every packet that is not on the fast path. A value that exceeds its bounds, or that the
+specification forbids, is the peer's fault and raises RemoteProtocolError with an MQTT 5 reason code. The
+`encode_*` functions raise LocalProtocolError instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class Bounds(NamedTuple):
-    """How much of what may repeat one packet may hold; beyond it: 0x97."""
+    """Limits of what may repeat in one packet. A packet that exceeds one is refused with 0x97."""
 
     properties_max: int = VARINT_MAX
     properties_bytes_max: int = VARINT_MAX
@@ -26,10 +27,11 @@ UNBOUNDED: Final = Bounds()
 
 
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
-    """Whether keep-alive and packet ids are little-endian.
+    """Return True if keep-alive and packet ids are little-endian.
 
-    Only levels 2 and 3 ever differed; `auto` takes level 2 for little and level 3 for big, until a client of
-    level 3 shows otherwise (ServerConnection), of which only the keep-alive is worth to be read again.
+    Only levels 2 and 3 ever differed. `auto` means little-endian for level 2 and big-endian for level 3. A
+    ServerConnection corrects this when a client of level 3 shows otherwise; only the keep-alive is then read
+    again.
     """
     if version > Version.V31:
         return False
@@ -37,24 +39,24 @@ def is_little(version: Version, byte_order: ByteOrder) -> bool:
 
 
 def malformed(text: str) -> RemoteProtocolError:
-    """The error of a packet that cannot be parsed (reason 0x81)."""
+    """Return the error of a packet that cannot be parsed (reason 0x81)."""
     return RemoteProtocolError(text, reason=ReasonCode.MALFORMED_PACKET)
 
 
 def violation(text: str) -> RemoteProtocolError:
-    """The error of a packet that can be parsed but must not be (reason 0x82)."""
+    """Return the error of a packet that can be parsed but violates the protocol (reason 0x82)."""
     return RemoteProtocolError(text, reason=ReasonCode.PROTOCOL_ERROR)
 
 
 def too_much(text: str) -> RemoteProtocolError:
-    """The error of a packet that holds more than its receiver takes (reason 0x97)."""
+    """Return the error of a packet that exceeds its receiver's quota (reason 0x97)."""
     return RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED)
 
 
 def decode_length(octets: bytes, at: int) -> tuple[int, int] | None:
-    """The remaining length at `at` and the position behind it; None: need more (5: 2.1.4).
+    """Return the remaining length at `at` and the position behind it, or None if it is incomplete (5: 2.1.4).
 
-    More than four octets raise 0x81. A length in more octets than it needs is taken: small clients write a
+    More than four bytes raise 0x81. A length in more bytes than necessary is accepted: small clients write a
     fixed width, and nothing depends on it.
     """
     value = 0
@@ -68,7 +70,7 @@ def decode_length(octets: bytes, at: int) -> tuple[int, int] | None:
 
 
 def encode_varint(value: int) -> bytes:
-    """A variable length integer (5: 1.5.5)."""
+    """Encode a variable length integer (5: 1.5.5). Raises LocalProtocolError if it is out of range."""
     if not 0 <= value <= VARINT_MAX:
         raise LocalProtocolError(f"{value} does not fit a variable length integer")
     octets = bytearray()
@@ -80,7 +82,10 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_text(octets: bytes) -> str:
-    """A UTF-8 string without its length: no surrogates, no NUL (5: 1.5.4); anything else raises 0x81."""
+    """Decode a UTF-8 string without its length (5: 1.5.4).
+
+    Raises 0x81 for surrogates, NUL and invalid UTF-8.
+    """
     try:
         text = octets.decode()
     except UnicodeDecodeError as error:
@@ -91,7 +96,7 @@ def decode_text(octets: bytes) -> str:
 
 
 def is_utf8(octets: bytes) -> bool:
-    """Whether a body is what a payload format indicator of 1 says (5: 3.3.2.3.2)."""
+    """Return True if a body is UTF-8, as a payload format indicator of 1 requires (5: 3.3.2.3.2)."""
     try:
         octets.decode()
     except UnicodeDecodeError:
@@ -100,7 +105,7 @@ def is_utf8(octets: bytes) -> bool:
 
 
 def decode_topic(wire: bytes) -> str:
-    """The topic name that `wire` holds (5: 4.7); raises 0x81 when it is no text, 0x90 when it is no name."""
+    """Decode a topic name (5: 4.7). Raises 0x81 if it is not text, 0x90 if it is empty or has a wildcard."""
     text = decode_text(wire)
     if not text or "+" in text or "#" in text:
         raise RemoteProtocolError(
@@ -110,7 +115,7 @@ def decode_topic(wire: bytes) -> str:
 
 
 def is_filter(text: str) -> bool:
-    """Whether `text` is a topic filter: wildcards fill a level, `#` the last one (5: 4.7.1, 4.8.2)."""
+    """Return True if `text` is a topic filter: wildcards fill a level, `#` the last one (5: 4.7.1, 4.8.2)."""
     levels = text.split("/")
     if levels[0] == "$share":
         if len(levels) < 3 or not levels[1] or "+" in levels[1] or "#" in levels[1]:
@@ -128,7 +133,11 @@ def is_filter(text: str) -> bool:
 
 
 class Reader:
-    """Takes values from octets, in order. `little` turns packet ids and keep-alive around (level 2)."""
+    """Cursor that reads values from bytes, in order.
+
+    `little` reads packet ids and keep-alive as little-endian (level 2). Each method raises
+    RemoteProtocolError (0x81) if the packet ends inside the value.
+    """
 
     __slots__ = ("at", "bounds", "end", "little", "octets")
 
@@ -140,7 +149,7 @@ class Reader:
         self.little = little
 
     def take(self, count: int) -> bytes:
-        """The next `count` octets."""
+        """Return the next `count` bytes."""
         start = self.at
         self.at = stop = start + count
         if stop > self.end:
@@ -148,7 +157,7 @@ class Reader:
         return self.octets[start:stop]
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all remaining bytes."""
         return self.take(self.end - self.at)
 
     def octet(self) -> int:
@@ -161,18 +170,18 @@ class Reader:
         return int.from_bytes(self.take(4), "big")
 
     def dialect_word(self) -> int:
-        """A word in the connection's byte order."""
+        """Read a 16-bit integer in the connection's byte order."""
         return int.from_bytes(self.take(2), "little" if self.little else "big")
 
     def packet_id(self) -> int:
-        """A packet identifier, never 0 (5: 2.2.1)."""
+        """Read a packet identifier (5: 2.2.1). Raises 0x82 if it is 0."""
         value = self.dialect_word()
         if value == 0:
             raise violation("packet identifier 0")
         return value
 
     def varint(self) -> int:
-        """A variable length integer in its shortest form (5: 1.5.5)."""
+        """Read a variable length integer (5: 1.5.5). Raises 0x81 if it is not in its shortest form."""
         found = decode_length(self.octets, self.at)
         if found is None:
             raise malformed("a packet ends inside a variable length integer")
@@ -189,7 +198,7 @@ class Reader:
         return decode_text(self.binary())
 
     def pair(self) -> tuple[str, str]:
-        """Two texts. In one piece, for a packet may hold a thousand of them."""
+        """Read two texts. Both are read in one step because a packet may have a thousand pairs."""
         octets = self.octets
         name_at = self.at + 2
         name_end = name_at + int.from_bytes(octets[self.at : name_at], "big")
@@ -201,20 +210,20 @@ class Reader:
         return decode_text(octets[name_at:name_end]), decode_text(octets[value_at:value_end])
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Raise RemoteProtocolError (0x81) if bytes remain."""
         if self.at != self.end:
             raise malformed("a packet is longer than its fields")
 
 
 def encode_binary(octets: bytes) -> bytes:
-    """Two octets of length and the octets; LocalProtocolError beyond 65 535."""
+    """Return the bytes behind their two-byte length. Raises LocalProtocolError beyond 65 535 bytes."""
     if len(octets) > STRING_OCTETS_MAX:
         raise LocalProtocolError("a string or binary field has at most 65 535 octets")
     return len(octets).to_bytes(2, "big") + octets
 
 
 def encode_text(text: str) -> bytes:
-    """A UTF-8 string with its length; LocalProtocolError when MQTT cannot carry it."""
+    """Return a UTF-8 string behind its two-byte length. Raises LocalProtocolError if MQTT cannot carry it."""
     try:
         octets = text.encode()
     except UnicodeEncodeError as error:

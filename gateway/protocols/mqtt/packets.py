@@ -1,7 +1,8 @@
-"""The control packets as values: one frozen class each, for all versions of the protocol.
+"""MQTT control packets as values: one frozen class for each packet type, for all protocol versions.
 
-Fields are in the words of MQTT 5; what a version cannot say is left out when it is written. Reasons are
-reason codes of MQTT 5 throughout: CONNACK return codes and granted QoS of 3.x are translated by the codec.
+Fields are named as in MQTT 5. The encoder omits what an older version has no field for. Reasons are reason
+codes of MQTT 5 throughout: the codec translates CONNACK return codes and granted QoS of 3.x. `PublishRow`,
+`Publishes` and `Acks` are the compact forms of the fast path.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _none() -> PropertyMap:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the server publishes when the client is lost (5: 3.1.2.5)."""
+    """Will message, which the server publishes when the client is lost (5: 3.1.2.5)."""
 
     topic: str
     body: bytes = b""
@@ -31,7 +32,10 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """5: 3.1. `keep_alive` in seconds. `bridge`: level bit 0x80. `tncomp`: level 2 asks for compression."""
+    """CONNECT packet (5: 3.1).
+
+    `keep_alive` is in seconds. `bridge` is level bit 0x80. `tncomp` is the compression request of level 2.
+    """
 
     kind: ClassVar = PacketType.CONNECT
     client_id: str = ""
@@ -48,7 +52,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Connack:
-    """5: 3.2."""
+    """CONNACK packet (5: 3.2)."""
 
     kind: ClassVar = PacketType.CONNACK
     session_present: bool = False
@@ -58,7 +62,7 @@ class Connack:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """5: 3.3. `packet_id` is 0 at QoS 0."""
+    """PUBLISH packet (5: 3.3). `packet_id` is 0 at QoS 0."""
 
     kind: ClassVar = PacketType.PUBLISH
     topic: str
@@ -72,7 +76,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP, as `kind` says (5: 3.4 to 3.7)."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP packet, depending on `kind` (5: 3.4 to 3.7)."""
 
     kind: PacketType
     packet_id: int
@@ -82,7 +86,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One filter of a SUBSCRIBE with its options (5: 3.8.3.1)."""
+    """One topic filter of a SUBSCRIBE with its options (5: 3.8.3.1)."""
 
     filter: str
     qos: int = 0
@@ -93,7 +97,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """5: 3.8."""
+    """SUBSCRIBE packet (5: 3.8)."""
 
     kind: ClassVar = PacketType.SUBSCRIBE
     packet_id: int
@@ -103,7 +107,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Suback:
-    """5: 3.9. A reason per filter: granted QoS or a failure."""
+    """SUBACK packet (5: 3.9). `reasons` has the granted QoS or a failure code for each filter."""
 
     kind: ClassVar = PacketType.SUBACK
     packet_id: int
@@ -113,7 +117,7 @@ class Suback:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """5: 3.10."""
+    """UNSUBSCRIBE packet (5: 3.10)."""
 
     kind: ClassVar = PacketType.UNSUBSCRIBE
     packet_id: int
@@ -123,7 +127,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsuback:
-    """5: 3.11. `reasons` is empty before MQTT 5."""
+    """UNSUBACK packet (5: 3.11). `reasons` is empty before MQTT 5."""
 
     kind: ClassVar = PacketType.UNSUBACK
     packet_id: int
@@ -133,21 +137,21 @@ class Unsuback:
 
 @dataclass(frozen=True, slots=True)
 class Pingreq:
-    """5: 3.12."""
+    """PINGREQ packet (5: 3.12)."""
 
     kind: ClassVar = PacketType.PINGREQ
 
 
 @dataclass(frozen=True, slots=True)
 class Pingresp:
-    """5: 3.13."""
+    """PINGRESP packet (5: 3.13)."""
 
     kind: ClassVar = PacketType.PINGRESP
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """5: 3.14."""
+    """DISCONNECT packet (5: 3.14)."""
 
     kind: ClassVar = PacketType.DISCONNECT
     reason: int = 0
@@ -156,7 +160,7 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """5: 3.15; not before MQTT 5."""
+    """AUTH packet (5: 3.15), of MQTT 5 only."""
 
     kind: ClassVar = PacketType.AUTH
     reason: int = 0
@@ -179,17 +183,17 @@ Packet = (
 )
 
 PublishRow = tuple[int, bytes, int, bytes, Body]
-"""A PUBLISH: (flags, topic, packet id, properties, body).
+"""One PUBLISH of the fast path: (flags, topic, packet id, properties, body).
 
-Flags are the low nibble of the first octet (DUP 8, QoS 6, RETAIN 1); the packet id is 0 at QoS 0. The topic
-is UTF-8 as it came, not yet validated (`decode_topic`). The properties are the list of MQTT 5 without its
-length and without a topic alias, already validated; b"" for none.
+Flags are the low four bits of the first byte (DUP 8, QoS 6, RETAIN 1). The packet id is 0 at QoS 0. The topic
+is UTF-8 as received, not yet validated (`decode_topic`). The properties are the property list of MQTT 5
+without its length and without a topic alias, already validated; b"" if the packet has none.
 """
 
 
 @dataclass(slots=True)
 class Publishes:
-    """A run of PUBLISH packets with nothing else between them."""
+    """Run of PUBLISH packets with no other packet between them."""
 
     kind: ClassVar = PacketType.PUBLISH
 
@@ -198,7 +202,7 @@ class Publishes:
 
 @dataclass(slots=True)
 class Acks:
-    """A run of acknowledgements of one type: (packet id, reason code)."""
+    """Run of acknowledgements of one type, as rows of (packet id, reason code)."""
 
     kind: PacketType
     rows: list[tuple[int, int]]
@@ -206,7 +210,10 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """A PUBLISH over our limit in a version that cannot be told of it: `octets` of body were read past."""
+    """PUBLISH over our size limit, in a version that has no reason code for it.
+
+    The connection skipped `octets` bytes of its body.
+    """
 
     kind: ClassVar = PacketType.PUBLISH
 

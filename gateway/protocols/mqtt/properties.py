@@ -1,7 +1,8 @@
-"""The property lists of MQTT 5 (5: 2.2.2): identifiers and values, checked against the table in spec.py.
+"""Property lists of MQTT 5 (5: 2.2.2): identifiers and values, checked against the table in spec.py.
 
-A decoded list is a mapping: the numbers, texts and octets of properties that stand once, a tuple of them for
-SUBSCRIPTION_IDENTIFIER, a tuple of (name, value) pairs for USER_PROPERTY. Bits are 0 or 1.
+A decoded list is a mapping. A property that occurs once has a number, text or bytes; SUBSCRIPTION_IDENTIFIER
+has a tuple of numbers; USER_PROPERTY has a tuple of (name, value) pairs. Bits are 0 or 1. A fault of the peer
+raises RemoteProtocolError; a value that cannot be encoded raises LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ PropertyMap = Mapping[Property, Any]
 NO_PROPERTIES: Final[PropertyMap] = {}
 
 LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPERTY))
-"""Properties that a map holds as a tuple, for they may repeat."""
+"""Properties whose value in a map is a tuple, because they may repeat."""
 
 
 class Span(NamedTuple):
-    """One property of a list: its value and the octets from `start` to `stop` that wrote it."""
+    """One property of a list: its value, and the range of bytes from `start` to `stop` that it occupies."""
 
     id: Property
     value: Any
@@ -71,10 +72,10 @@ _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
 def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
-    """The properties of a list (without its length) as they come; `place` is a PacketType or WILL.
+    """Yield the properties of a list (without its length) in order; `place` is a PacketType or WILL.
 
-    Raises 0x81 for what cannot be parsed or must not stand here, 0x82 for what must not stand twice, or not
-    so, 0x97 for more than `most`.
+    Raises 0x81 for a property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs
+    twice or has a forbidden value, 0x97 for more than `most` properties.
     """
     reader = Reader(octets)
     seen = 0
@@ -83,9 +84,10 @@ def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
         if count == most:
             raise too_much(f"more than {most} properties")
         count += 1
-        number = reader.octet()  # all identifiers that exist fit one octet of the varint
+        number = reader.octet()  # every existing identifier fits one byte of the varint
         found = _RULES.get(number)
-        if found is _USER_PROPERTY and place in found[1].places:  # the one that may stand a thousand times
+        # The one property that may occur a thousand times.
+        if found is _USER_PROPERTY and place in found[1].places:
             yield Span(found[0], reader.pair(), start, reader.at)
             continue
         if found is None:
@@ -108,7 +110,7 @@ def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
 
 
 def decode_list(octets: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
-    """The properties of a list without its length; 0x97 for more than `most`."""
+    """Return the properties of a list without its length. Raises 0x97 for more than `most` properties."""
     if not octets:
         return NO_PROPERTIES
     found: dict[Property, Any] = {}
@@ -124,7 +126,10 @@ def decode_list(octets: bytes, place: int, most: int = VARINT_MAX) -> PropertyMa
 
 
 def read_list(reader: Reader, place: int) -> PropertyMap:
-    """The property length and the list behind it."""
+    """Read the property length and the list behind it.
+
+    Raises 0x97 if the list exceeds the reader's bounds.
+    """
     size = reader.varint()
     if size > reader.bounds.properties_bytes_max:
         raise too_much(f"{size} octets of properties")
@@ -138,7 +143,7 @@ def _number(value: int, low: int, high: int, octets: int) -> bytes:
 
 
 def encode_property(id: Property, value: Any) -> bytes:
-    """One property: identifier and value; LocalProtocolError when the value does not fit."""
+    """Encode one property: identifier and value. Raises LocalProtocolError if the value does not fit."""
     rule = PROPERTIES[id]
     head = bytes((id,))
     match rule.kind:
@@ -161,7 +166,7 @@ def encode_property(id: Property, value: Any) -> bytes:
 
 
 def encode_list(properties: PropertyMap, place: int) -> bytes:
-    """A list without its length; LocalProtocolError when a property must not stand in `place`."""
+    """Encode a list without its length. Raises LocalProtocolError if a property is not allowed in `place`."""
     pieces: list[bytes] = []
     for id, value in properties.items():
         rule = PROPERTIES[id]
@@ -175,7 +180,7 @@ def encode_list(properties: PropertyMap, place: int) -> bytes:
 
 
 def write_list(properties: PropertyMap, place: int) -> bytes:
-    """The property length and the list."""
+    """Encode the property length and the list."""
     if not properties:
         return b"\0"
     octets = encode_list(properties, place)
@@ -183,7 +188,7 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
 
 
 def alias_among(raw: bytes, most: int) -> int:
-    """The topic alias if it is one of the first `most` properties of a PUBLISH, otherwise 0."""
+    """Return the topic alias if it is one of the first `most` properties of a PUBLISH, otherwise 0."""
     for span in islice(spans(raw, PacketType.PUBLISH), most):
         if span.id is Property.TOPIC_ALIAS:
             return int(span.value)

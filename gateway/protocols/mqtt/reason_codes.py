@@ -1,8 +1,8 @@
-"""Reason codes of refusals: which one a PUBACK, PUBREC, SUBACK or CONNACK carries, and what a broker's mean.
+"""Reason codes of MQTT refusals: which one each packet carries, and what a remote broker's codes mean.
 
-Each packet may carry a few codes only, so there is a table for each, by the model's Reason. What the model
-has no Reason for, as a client identifier that is missing, has a constant. Before MQTT 5 the codec makes the
-codes of that version from these.
+Each packet type may carry only some codes, so PUBACK and PUBREC, SUBACK, CONNACK and DISCONNECT have a table
+each, keyed by the model's Reason. A refusal for which the model has no Reason, such as a missing client
+identifier, has a constant. For clients before MQTT 5 the codec translates these codes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PUBLISH_REFUSED: Final = {
 }
 """Codes of PUBACK and PUBREC (5: 3.4.2.1, 3.5.2.1).
 
-0x10, no matching subscribers, is a success; what a route's target has no queue for is refused. 0x95, packet
-too large, is for DISCONNECT only: a message over a limit of ours is over a quota. A target that is down or
-says no is 0x83: valid, but not accepted here; the reason string says why.
+0x10, no matching subscribers, is a success; a message that the target of a route has no queue for is refused.
+0x95, packet too large, is for DISCONNECT only: a message over one of our limits exceeds a quota. A target
+that is down or refuses the message is 0x83 (valid, but not accepted); the reason string says why.
 """
 
 SUBSCRIBE_REFUSED: Final = {
@@ -66,13 +66,13 @@ LOGIN_REFUSED: Final = {
     "refused": ReasonCode.CONNECTION_RATE_EXCEEDED,
     "busy": ReasonCode.SERVER_BUSY,
 }
-"""Codes of CONNACK for a login that is refused, by why (`Denial`)."""
+"""Codes of CONNACK for a refused login, by the name of the `Denial`."""
 PROOF_REFUSED: Final = LOGIN_REFUSED | {"wrong": ReasonCode.NOT_AUTHORIZED}
-"""The same for enhanced authentication, where there need be no password (5: 4.12)."""
+"""Codes of a refused enhanced authentication, where there need not be a password (5: 4.12)."""
 REAUTHENTICATION_REFUSED: Final = PROOF_REFUSED | {"unavailable": ReasonCode.SERVER_BUSY}
-"""Codes of the DISCONNECT for a client that proves again who it is (5: 4.12.1), which may not carry 0x88."""
+"""Codes of the DISCONNECT after a failed re-authentication (5: 4.12.1), which may not carry 0x88."""
 
-# What the codes of a remote broker mean.
+# Meaning of the codes of a remote broker.
 
 NOT_NOW: Final[dict[int, Reason]] = {
     ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
@@ -80,7 +80,7 @@ NOT_NOW: Final[dict[int, Reason]] = {
     ReasonCode.SERVER_BUSY: Reason.TARGET_DOWN,
     ReasonCode.MESSAGE_RATE_TOO_HIGH: Reason.QUOTA,
 }
-"""Codes with which a broker refuses a message for now."""
+"""Codes with which a broker refuses a message temporarily."""
 
 REFUSALS: Final[dict[int, Reason]] = {
     ReasonCode.NOT_AUTHORIZED: Reason.NOT_AUTHORIZED,
@@ -95,6 +95,6 @@ def refusal(code: int) -> Reason:
 
 
 def outcome_of(code: int) -> Outcome:
-    """Return what became of our PUBLISH, which a remote broker refused with `code` (0x80 or above)."""
+    """Return the outcome of our PUBLISH that a remote broker refused with `code` (0x80 or above)."""
     verdict = Verdict.RELEASED if code in NOT_NOW else Verdict.REJECTED
     return Outcome(verdict, refusal(code), f"the broker refused it with reason {code:#04x}")

@@ -1,11 +1,11 @@
-"""The property list of a PUBLISH in one pass, when it is of the common kind.
+"""Single-pass scan of the common kind of PUBLISH property list.
 
-A device that states a trace or a time in each message has a list that no cache knows, so everything that is
-asked of a list is found together: whether it is well-formed, its alias, expiry and reply address, and what of
-it is forwarded. Texts are not decoded: one of ASCII is well-formed when it holds no NUL, and the octets of a
-list that are NUL or no ASCII are counted at once, and compared with those of its lengths and numbers. What is
-not of this kind (other letters, correlation data, the names that the gateway uses itself, a fault) is for
-properties.py, which knows all rules, and says what is wrong. No octets mean one thing here and another there.
+A device that sends a trace or a time in each message has property lists that no cache can hold. `scan`
+therefore finds everything at once: validity, topic alias, expiry, reply address, and the properties to
+forward. Texts are not decoded: an ASCII text is valid if it has no NUL, so the scan counts the bytes of the
+list that are NUL or not ASCII and compares the counts with those in its length and number fields. Lists of
+any other kind (other letters, correlation data, the names that the gateway uses itself, invalid lists) are
+left to properties.py, which knows all rules and names the error. No list is valid here and invalid there.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ ALIAS: Final = int(Property.TOPIC_ALIAS)
 CONTENT_TYPE: Final = int(Property.CONTENT_TYPE)
 RESPONSE_TOPIC: Final = int(Property.RESPONSE_TOPIC)
 TEXTS: Final = frozenset((CONTENT_TYPE, RESPONSE_TOPIC))
-NUMBERS: Final = {PAYLOAD_FORMAT: 2, ALIAS: 3, EXPIRY: 5}  # and how many octets they have, the first included
+NUMBERS: Final = {PAYLOAD_FORMAT: 2, ALIAS: 3, EXPIRY: 5}  # size in bytes, including the identifier
 ASCII: Final = bytes(range(0x80))
-OWN: Final = (b"gateway-", b"amqp-")  # the names that mean something to the gateway begin so
+OWN: Final = (b"gateway-", b"amqp-")  # prefixes of the user properties that mean something to the gateway
 OWN_FIRST: Final = bytes([octet in {name[0] for name in OWN} for octet in range(256)])
-USER_HEAD: Final = b"\x26\0"  # of a user property, and the upper half of its name's length
+USER_HEAD: Final = b"\x26\0"  # start of a user property: identifier, high byte of the name's length
 
 Decode = Callable[[bytes], Properties]
-"""Makes of a list what it means."""
+"""Decoder of a property list."""
 
 
 class Listed(PropertySet):
-    """A property set that is the list of a PUBLISH, of `total` properties. `bare`: without the alias (0:
-    there is none). `identified`: it names subscriptions. `expiry`: in seconds from arrival. `hops`: the
-    routes that the message has crossed. `known` is the list without what belongs to one transmission.
+    """Property set of a PUBLISH, as its property list.
+
+    `total` is the number of properties. `bare` is the list without the topic alias, and `alias` is 0 if there
+    is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds from
+    arrival. `hops` is the number of routes that the message has crossed. `known` is the list without the
+    properties that belong to one transmission.
     """
 
     __slots__ = ("alias", "bare", "expiry", "hops", "identified", "total")
@@ -53,10 +56,13 @@ class Listed(PropertySet):
 
 
 def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
-    """A list of at most `most` properties; None: it is not of the common kind."""
+    """Scan a property list.
+
+    Return None if it is not of the common kind or has more than `most` properties.
+    """
     end = len(raw)
-    at = total = nuls = highs = seen = 0  # octets of lengths and numbers that are 0, and that are over 127
-    others: list[tuple[int, int, int]] = []  # kind, start and stop of what is no user property
+    at = total = nuls = highs = seen = 0  # bytes of lengths and numbers that are 0, and that are over 127
+    others: list[tuple[int, int, int]] = []  # kind, start and stop of each property that is no user property
     try:
         while at < end:
             kind = raw[at]
@@ -96,7 +102,7 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
-    """Where a property ends that is no user property; 0: it is not common, or not well-formed."""
+    """Return where a property other than a user property ends, or 0 if it is not common or invalid."""
     stop = 0
     if kind in TEXTS:
         stop = at + 3 + (raw[at + 1] << 8 | raw[at + 2])
@@ -112,7 +118,7 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """These stand in the list beside user properties."""
+    """Store in `found` what the properties other than user properties mean: (kind, start, stop) of each."""
     raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
         if kind == RESPONSE_TOPIC:
@@ -128,8 +134,9 @@ def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
 
 
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """What ReadTexts (model/properties.py) says, of a list that a scan has found to have nothing but user
-    properties.
+    """Return the texts as ReadTexts does (model/properties.py), from a list that has only user properties.
+
+    `raw` must have passed `scan`. Returns an empty list if a name is longer than 255 bytes.
     """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)
@@ -150,8 +157,9 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
 
 
 def write_texts(texts: list[bytes]) -> bytes:
-    """User properties of texts that were cut out with USER_HEAD before them; b"": they cannot be said as they
-    are.
+    """Return the user properties of texts that were cut out with USER_HEAD before each.
+
+    Returns b"" if they cannot be written unchanged: a reserved name, or a text with NUL.
     """
     for at in range(1, len(texts), 3):
         name, value = texts[at], texts[at + 1]

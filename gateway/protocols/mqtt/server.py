@@ -1,10 +1,10 @@
-"""The listener's side of an MQTT connection.
+"""Listener end of an MQTT connection.
 
-A CONNECT comes first and once. Until the ingress has judged it (`send_connack`), what the client pipelines
-waits undecoded: nothing of a client that has not been let in is looked at. Then the ingress calls
-`receive_data(b"", now)` while `pending`. With an authentication method (5: 4.12) AUTH packets pass before.
-PINGREQ is answered here, behind what the ingress says in the meantime; everything else is the ingress's to
-answer, through the methods below.
+A CONNECT comes first and only once. Until the listener accepts or refuses it (`send_connack`), the bytes that
+the client pipelines wait undecoded, so nothing from an unauthenticated client is decoded. Afterwards the
+listener calls `receive_data(b"", now)` while `pending`. With an authentication method (5: 4.12) AUTH packets
+are exchanged first. PINGREQ is answered here, behind the packets that the listener has queued; the listener
+responds to every other packet with the methods below.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ SERVER: Final[Table] = {
 }
 
 
-PROTOCOL_NAME_END_MAX: Final = 8  # octets of the longest protocol name, with its length
+PROTOCOL_NAME_END_MAX: Final = 8  # bytes of the longest protocol name, with its length
 
 
 class ServerConnection(Connection):
-    """One client of a listener.
+    """Connection of one client of a listener.
 
-    `connect` is the CONNECT once it has come. `wants_problems`: reason strings may be sent in answers
-    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5; of a packet's size
-    perhaps less than what is taken, as `announced_bytes_max`.
+    `connect` is the CONNECT once it has arrived. `wants_problems` allows reason strings in responses (5:
+    3.1.2.11.7). The constructor's limits are announced in the CONNACK of MQTT 5; the announced packet size is
+    `announced_bytes_max`, which may be smaller than the accepted size.
     """
 
     __slots__ = (
@@ -112,9 +112,9 @@ class ServerConnection(Connection):
         self._announced_bytes_max = announced_bytes_max or packet_bytes_max
         self.receive_max = receive_max
         self._connect_bytes_max = connect_bytes_max
-        self._answered = False  # a CONNACK has been said
-        self._parted = False  # and a DISCONNECT
-        self.pings = 0  # that are not answered yet
+        self._answered = False  # a CONNACK was sent
+        self._parted = False  # a DISCONNECT was sent
+        self.pings = 0  # PINGREQ without a response
 
     def _limit(self, kind: int) -> int:
         if self.state is State.OPEN:
@@ -123,7 +123,10 @@ class ServerConnection(Connection):
         return min(self._connect_bytes_max, self.packet_bytes_max)
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Of a CONNECT the version, in which it is answered."""
+        """Find out the protocol version of an oversized CONNECT, in which it is responded to.
+
+        Returns False if the protocol name is still incomplete.
+        """
         if self.state is not State.START:
             return True
         name_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
@@ -134,7 +137,8 @@ class ServerConnection(Connection):
 
     def _decode(self, first: int, body: bytes) -> Packet:
         if self.state is State.START:
-            self._speak(read_version(Reader(body))[0])  # before anything can fail: `fail` answers in it
+            # Set before anything can fail: `fail` responds in this version.
+            self._speak(read_version(Reader(body))[0])
         return super()._decode(first, body)
 
     def _take(self, packet: Packet) -> None:
@@ -162,13 +166,13 @@ class ServerConnection(Connection):
             self._watched = 0
 
     def _watch(self, events: list[Event]) -> None:
-        """Level 3 is big-endian, but there were clients before it was written down that are not, and nothing
-        in a CONNECT tells them apart: 60 s of one are 15 360 s of the other. Packet identifiers count from 1,
-        so those of a little-endian client are multiples of 256 when they are read as big-endian: the second
-        of two in a row proves it, and so does a first one at the beginning of a session.
+        """Detect a little-endian client of level 3 from its packet identifiers, and correct the keep-alive.
 
-        Then the keep-alive is what it was meant to be. Identifiers are only repeated, octet by octet; how
-        they are read does not matter.
+        Level 3 is big-endian, but some clients older than its specification are not, and nothing in a CONNECT
+        tells them apart: 60 s of one are 15 360 s of the other. Packet identifiers count from 1, so those of
+        a little-endian client are multiples of 256 when read as big-endian. The second of two in a row proves
+        it, and so does the first one of a new session. Identifiers themselves are only echoed byte by byte,
+        so their byte order does not matter.
         """
         assert self.connect is not None
         for event in events:
@@ -183,7 +187,10 @@ class ServerConnection(Connection):
                     return
 
     def _check_auth(self, packet: Auth) -> None:
-        """An AUTH repeats the method of the CONNECT; an open connection may begin anew (5: 4.12.1)."""
+        """Raise RemoteProtocolError if an AUTH is not allowed now.
+
+        It must repeat the method of the CONNECT, and may re-authenticate only an open connection (5: 4.12.1).
+        """
         assert self.connect is not None
         method = self.connect.properties.get(Property.AUTHENTICATION_METHOD)
         if method is None:
@@ -196,6 +203,7 @@ class ServerConnection(Connection):
             raise violation("re-authentication before the first one is over")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
+        """Raise RemoteProtocolError if a DISCONNECT refers to another server or prolongs the session."""
         assert self.connect is not None
         if Property.SERVER_REFERENCE in packet.properties:
             raise violation("only a server refers to another")
@@ -206,10 +214,11 @@ class ServerConnection(Connection):
     def send_connack(
         self, *, session_present: bool = False, reason: int = 0, properties: PropertyMap | None = None
     ) -> None:
-        """Let the client in, or refuse it with a reason of MQTT 5; older clients get the nearest return code.
+        """Queue CONNACK: accept the client, or refuse it with a reason code of MQTT 5.
 
-        A success carries the limits of this connection unless `properties` says otherwise. A client that does
-        not take a packet of that size is refused instead: it could not know what it was promised.
+        Older clients get the nearest return code. A success carries the limits of this connection unless
+        `properties` overrides them. If it exceeds the client's maximum packet size the client is refused
+        instead, because it could not learn the limits.
         """
         self._require(State.CONNECTING, State.AUTHENTICATING)
         given = dict(properties or {})
@@ -226,6 +235,7 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
     def _limits(self) -> dict[Property, Any]:
+        """Return the properties of CONNACK that announce this connection's limits."""
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self._announced_bytes_max}
         if self.receive_max != WORD_MAX:
             found[Property.RECEIVE_MAXIMUM] = self.receive_max
@@ -234,13 +244,16 @@ class ServerConnection(Connection):
         return found
 
     def send_suback(self, packet_id: int, reasons: Sequence[int], text: str = "") -> None:
-        """Answer a SUBSCRIBE: a granted QoS or a reason per filter; before MQTT 5 a failure is 0x80."""
+        """Queue SUBACK with a granted QoS or reason code for each filter; before MQTT 5 a failure is 0x80."""
         self._require(State.OPEN)
         if not self.send(Suback(packet_id, tuple(reasons), self._problem(text))):
             self.send(Suback(packet_id, tuple(reasons)))
 
     def send_unsuback(self, packet_id: int, reasons: Sequence[int] = (), text: str = "") -> None:
-        """Answer an UNSUBSCRIBE: MQTT 5 wants a reason per filter."""
+        """Queue UNSUBACK.
+
+        MQTT 5 requires a reason code for each filter; otherwise raises LocalProtocolError.
+        """
         self._require(State.OPEN)
         if self._v5 and not reasons:
             raise LocalProtocolError("an UNSUBACK of MQTT 5 has a reason per filter")
@@ -248,15 +261,17 @@ class ServerConnection(Connection):
             self.send(Unsuback(packet_id, tuple(reasons)))
 
     def data_to_send(self) -> bytes:
-        """All that was said since the last call, and then a PINGRESP for each PINGREQ (5: 3.13). No order is
-        asked for, but one behind the answers to what was sent before tells the client that it was taken.
+        """Return and clear the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
+
+        MQTT does not define this order, but a PINGRESP behind the acknowledgements tells the client that what
+        it sent before was accepted.
         """
         if self.pings:
             self._answer_pings()
         return super().data_to_send()
 
     def to_send(self) -> bytes | list[Piece]:
-        """The same, in pieces if some of it is large."""
+        """Return and clear the queued bytes, as a list of pieces if one of them is large."""
         if self.pings:
             self._answer_pings()
         return super().to_send()
@@ -267,14 +282,17 @@ class ServerConnection(Connection):
         self.pings = 0
 
     def send_auth(self, packet: Auth) -> None:
-        """Continue an enhanced authentication, or end a re-authentication (5: 3.15)."""
+        """Queue AUTH, which continues an enhanced authentication or ends a re-authentication (5: 3.15)."""
         self._require(State.AUTHENTICATING, State.OPEN)
         self.send(packet)
 
     def send_disconnect(
         self, reason: int = ReasonCode.SERVER_SHUTTING_DOWN, text: str = "", reference: str = ""
     ) -> None:
-        """End the connection; only MQTT 5 has a packet for it. In any state; a second call says nothing."""
+        """Close the connection, and queue DISCONNECT if it is open and of MQTT 5.
+
+        May be called in any state; a second call queues nothing. `reference` names another server (5: 4.13).
+        """
         opened = self.state is State.OPEN
         self._answer_pings()
         self.state = State.CLOSED
@@ -288,9 +306,9 @@ class ServerConnection(Connection):
             self.send(Disconnect(reason))
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """Say what `receive_data` raised, in the words that the client understands at this point, and close.
+        """Queue the packet that reports what `receive_data` raised, and close the connection.
 
-        Before the CONNACK that is a CONNACK (5: 4.13; 3: 3.1.4), later the DISCONNECT of MQTT 5.
+        Before the CONNACK the packet is a CONNACK (5: 4.13; 3: 3.1.4), afterwards the DISCONNECT of MQTT 5.
         """
         text = str(error)
         self._answer_pings()
@@ -309,7 +327,7 @@ class ServerConnection(Connection):
         self.state = State.CLOSED
 
     def _fail_connect(self, error: RemoteProtocolError) -> None:
-        """A client whose CONNECT was not understood gets the CONNACK of 3.x where that has a code for it."""
+        """Queue the CONNACK for an invalid CONNECT. A client of 3.x gets it only if a return code exists."""
         reason = error.reason
         if self._v5:
             known = reason in REASONS[PacketType.CONNACK]
@@ -322,7 +340,7 @@ class ServerConnection(Connection):
 
 
 def _ids_of(event: Event) -> list[int]:
-    """The packet identifiers that a client has chosen, in order."""
+    """Return the packet identifiers that the client has chosen, in order."""
     if isinstance(event, Publishes):
         return [row[2] for row in event.rows if row[2]]
     return [event.packet_id] if isinstance(event, Subscribe | Unsubscribe) else []

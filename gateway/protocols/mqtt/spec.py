@@ -1,6 +1,8 @@
-"""The numbers and names of MQTT, each tabulated once.
+"""Numbers and names of MQTT, each tabulated once.
 
-Clauses are those of the OASIS documents: "5: 2.1.2" is MQTT 5.0 section 2.1.2, "3: 2.2" is MQTT 3.1.1.
+Clauses are those of the OASIS documents: "5: 2.1.2" is section 2.1.2 of MQTT 5.0, "3: 2.2" is section 2.2 of
+MQTT 3.1.1. Packet types, reason codes and properties have the names of MQTT 5. The tables also say which
+reason codes and properties each packet may carry. Nothing here parses or writes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class Version(IntEnum):
-    """A protocol level (5: 3.1.2.2; 3: 3.1.2.2)."""
+    """MQTT version, as the protocol level (5: 3.1.2.2; 3: 3.1.2.2)."""
 
     MQIPDP = 2
     V31 = 3
@@ -33,14 +35,14 @@ PROTOCOLS: Final[dict[tuple[bytes, int], Version]] = {
 }
 PROTOCOL_NAMES: Final = {version: name for (name, _), version in PROTOCOLS.items()}
 BRIDGE: Final = 0x80
-"""The level bit by which brokers of the RSMB and Mosquitto family say that the client is a broker."""
+"""Level bit with which brokers of the RSMB and Mosquitto family mark a client that is a broker."""
 
 LENGTH_OCTETS_MAX: Final = 4  # of a variable length integer (5: 1.5.5)
 VARINT_MAX: Final = 268_435_455
 STRING_OCTETS_MAX: Final = 65_535
-CONNECT_BYTES_MAX: Final = 196_608  # nobody has authenticated yet, so little memory is theirs
-CONTROL_BYTES_MAX: Final = 1_048_576  # all but PUBLISH: the longest of them has a thousand topic filters
-PIPELINED_BYTES_MAX: Final = 262_144  # what may wait behind a CONNECT that is still being judged
+CONNECT_BYTES_MAX: Final = 196_608  # the client is not yet authenticated, so it gets little memory
+CONTROL_BYTES_MAX: Final = 1_048_576  # all packets but PUBLISH: the longest has a thousand topic filters
+PIPELINED_BYTES_MAX: Final = 262_144  # what may wait behind a CONNECT that is still being authenticated
 WORD_MAX: Final = 65_535
 LONG_MAX: Final = 0xFFFF_FFFF
 
@@ -66,7 +68,7 @@ class PacketType(IntEnum):
 
 
 FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
-"""The low nibble of the first octet where it is neither 0 nor PUBLISH's own (5: 2.1.3)."""
+"""Low four bits of the first byte, where they are neither 0 nor the flags of PUBLISH (5: 2.1.3)."""
 
 FIRST_OCTET: Final = {kind: kind << 4 | FLAGS.get(kind, 0) for kind in PacketType}
 
@@ -124,12 +126,12 @@ class ReasonCode(IntEnum):
 
 
 def reason_name(reason: int) -> str:
-    """A reason code as a metric's label."""
+    """Return the label of a reason code in metrics, "other" for an unknown code."""
     return ReasonCode(reason).name.lower() if reason in ReasonCode.__members__.values() else "other"
 
 
 FAILURE: Final = 0x80
-"""A reason code from here on says no (5: 2.4)."""
+"""Lowest reason code that means failure (5: 2.4)."""
 
 _PUBLISH_ANSWERS: Final = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 _RELEASE_ANSWERS: Final = frozenset((0x00, 0x92))
@@ -148,7 +150,7 @@ REASONS: Final[dict[PacketType, frozenset[int]]] = {
     ),
     PacketType.AUTH: frozenset((0x00, 0x18, 0x19)),
 }
-"""Which reason codes each packet may carry (5: the tables of 3.2.2.2 to 3.15.2.1)."""
+"""Reason codes that each packet may carry (5: the tables of 3.2.2.2 to 3.15.2.1)."""
 
 RETURN_CODES: Final[dict[int, ReasonCode]] = {
     0: ReasonCode.SUCCESS,
@@ -158,13 +160,13 @@ RETURN_CODES: Final[dict[int, ReasonCode]] = {
     4: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     5: ReasonCode.NOT_AUTHORIZED,
 }
-"""CONNACK return codes of MQTT 3 (3: 3.2.2.3) in the words of MQTT 5. Level 2 knows 0 to 3 only."""
+"""Reason code for each CONNACK return code of MQTT 3 (3: 3.2.2.3). Level 2 knows 0 to 3 only."""
 
 SERVER_UNAVAILABLE_CODE: Final = 3
 
 
 def return_code(reason: int, version: Version) -> int:
-    """The CONNACK return code by which a version before 5 says `reason`; 3, unavailable, when it cannot."""
+    """Return the CONNACK return code of a version before 5 for `reason`; 3 (unavailable) if it has none."""
     for code, known in RETURN_CODES.items():
         if known == reason and (code <= SERVER_UNAVAILABLE_CODE or version >= Version.V31):
             return code
@@ -174,7 +176,7 @@ def return_code(reason: int, version: Version) -> int:
 
 
 class Kind(Enum):
-    """How a property's value is written (5: 1.5). BIT is an octet of 0 or 1."""
+    """Encoding of a property's value (5: 1.5). BIT is a byte of 0 or 1."""
 
     BIT = "bit"
     WORD = "word"
@@ -218,12 +220,15 @@ class Property(IntEnum):
 
 
 WILL: Final = 0
-"""The place of the will's properties, beside the packet types as places of theirs."""
+"""Key of the will's properties among the packet types that may carry properties."""
 
 
 class PropertyRule(NamedTuple):
-    """Where a property may stand and what it may hold. `low`: the least value of a number; `fault`: the
-    reason code of a smaller one. `repeats`: the places where it may stand more than once."""
+    """Packets that may carry a property, and the values that it may have.
+
+    `low` is the least value of a number and `fault` the reason code for a smaller one. `repeats` names the
+    packets in which the property may occur more than once.
+    """
 
     kind: Kind
     places: frozenset[int]
@@ -277,4 +282,4 @@ def _rules() -> dict[Property, PropertyRule]:
 
 
 PROPERTIES: Final = _rules()
-"""Table 2-4 of 5: 2.2.2.2."""
+"""Rule of each property, from table 2-4 (5: 2.2.2.2)."""

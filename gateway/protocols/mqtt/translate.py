@@ -1,13 +1,13 @@
-"""Properties of a PUBLISH <-> properties of the model.
+"""Translation between the properties of a PUBLISH and those of the model.
 
-Into the model: a property list is looked at once (`publish_essentials`), and its meaning decoded only when
-something asks. Out of the model: `encode_properties` writes a set once and remembers it
-in the set; only what differs from message to message (expiry, hops, subscription ids) is added
-each time. A set that came from MQTT goes out as it came, in its order, less what is not to be forwarded.
+Into the model, a property list is scanned once (`publish_essentials`), and decoded only when its meaning is
+needed. Out of the model, `encode_properties` encodes a set once and stores the result in the set; only
+expiry, hops and subscription ids, which differ between messages, are added each time. A set that came from
+MQTT is forwarded unchanged and in order, without the properties that belong to one transmission.
 
-MQTT 5 has no place for some of what AMQP says. That travels in user properties with the names of FIELDS, and
-the types of headers in `gateway-types` (values.py), so that AMQP -> MQTT 5 -> AMQP restores fields and types.
-A header that has one of these names itself is written with `gateway-header-` before it.
+MQTT 5 has no property for some fields of AMQP. They travel in user properties named in FIELDS, and the types
+of headers in `gateway-types` (values.py), so that AMQP to MQTT 5 to AMQP restores fields and types. A header
+that has one of these names itself is written with the prefix `gateway-header-`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOPS: Final = "gateway-hops"
 TYPES: Final = "gateway-types"
 ESCAPED: Final = "gateway-header-"
 REPLY_TO: Final = "amqp-reply-to"
-HOPS_MAX: Final = 1_000_000  # far beyond any limit of a route; keeps a hostile number small
+HOPS_MAX: Final = 1_000_000  # far above any limit of a route; bounds a hostile number
 
 FIELDS: Final = {
     "content_encoding": "amqp-content-encoding",
@@ -48,18 +48,18 @@ FIELDS: Final = {
     "app_id": "amqp-app-id",
     "user_id": "amqp-user-id",
 }
-"""Fields of the model without a place in MQTT 5, and the user property that carries each."""
+"""Fields of the model without a property in MQTT 5, and the user property that carries each."""
 
 MESSAGE_ID_HEAD: Final = USER_HEAD + bytes((len(FIELDS["message_id"]),)) + FIELDS["message_id"].encode()
 _NUMERIC: Final = {"priority": 255, "timestamp": 2**64 - 1}
-# Whoever publishes may write any user id, so it is written and never read: it stays a header of that name.
+# A publisher may write any user id, so it is written and never read: it remains a header of that name.
 _FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items() if field != "user_id"} | {
     REPLY_TO: "reply_to"
 }
 _RESERVED: Final = frozenset((HOPS, TYPES, REPLY_TO, *FIELDS.values()))
 
 FORM: Final = "mqtt5"
-"""The key of what `encode_properties` remembers in a PropertySet that came from elsewhere."""
+"""Key of the encoding that `encode_properties` stores in a PropertySet of another protocol."""
 
 LOSSES: Final = (
     Loss("header_name", "headers", "a name over 65 535 octets, no UTF-8, or with U+0000", "drop"),
@@ -69,17 +69,18 @@ LOSSES: Final = (
     Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
     Loss("reply_to", "reply-to", f"no topic name: user property {REPLY_TO}", "encode"),
 )
-"""What MQTT 5 cannot say. Earlier versions have no properties at all."""
+"""Content that MQTT 5 cannot carry. Earlier versions have no properties at all."""
 LOSING: Final = losing(LOSSES)
 
-_LISTS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
-_LIST_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
+_LISTS_MAX: Final = 4_096  # cached property lists; devices repeat a few
+_LIST_OCTETS_MAX: Final = 1_024  # bytes; longer lists are rarely repeated
 _lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
 def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
-    """The property list `raw` of a PUBLISH; one object for all messages that carry the same octets. Raises
-    RemoteProtocolError when it is malformed, or has more than `most` properties (0x97).
+    """Return the property list `raw` of a PUBLISH; messages with the same bytes share one object.
+
+    Raises RemoteProtocolError if it is malformed or has more than `most` properties (0x97).
     """
     if not raw:
         return NOTHING_SAID
@@ -88,24 +89,29 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
         known = scan(raw, most, decode_properties) or _look_closely(raw, most)
         if len(raw) <= _LIST_OCTETS_MAX:
             _lists.put(raw, known)
-    elif known.total > most:  # remembered from a connection that takes more
+    elif known.total > most:  # cached for a connection with a higher limit
         raise too_much(f"more than {most} properties")
     return known
 
 
 def unread_list(raw: bytes) -> PropertySet:
-    """The same for a reader of records: it is not remembered, and walked through once, when it is decoded."""
+    """Return the property set of `raw` for a reader of stored records, without caching it.
+
+    A list that the scan does not know is parsed when it is decoded.
+    """
     return scan(raw, VARINT_MAX, decode_properties) or PropertySet("mqtt", raw, decode_properties)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """The message id in a property list; None: it has none. Raises RemoteProtocolError when what stands
-    before it is malformed."""
+    """Return the message id in a property list, or None if it has none.
+
+    Raises RemoteProtocolError if the list is malformed where it must be decoded.
+    """
     found = raw.find(MESSAGE_ID_HEAD)
     if found < 0:
         return None
     at, end = 0, len(raw)
-    while at < found:  # its octets may stand within another property
+    while at < found:  # the same bytes may be inside another property
         if raw[at] == Property.USER_PROPERTY and at + 3 <= end:
             at += 3 + int.from_bytes(raw[at + 1 : at + 3], "big")
             at += 2 + int.from_bytes(raw[at : at + 2], "big")
@@ -128,6 +134,7 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def _look_closely(raw: bytes, most: int) -> Listed:
+    """Parse a property list that the scan does not know. Raises RemoteProtocolError if it is malformed."""
     found = Listed(raw, 0, decode_properties)
     for span in spans(raw, PacketType.PUBLISH, most):
         found.total += 1
@@ -149,7 +156,7 @@ def _look_closely(raw: bytes, most: int) -> Listed:
 
 
 def _number(text: str, most: int) -> int | None:
-    """The number that a user property holds, None when it is none between 0 and `most`."""
+    """Return the number in a user property, or None if it is not between 0 and `most`."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         return None
     value = int(text)
@@ -164,7 +171,7 @@ _PLACES: Final = {
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """The meaning of a PUBLISH's property list (without its length)."""
+    """Decode the property list of a PUBLISH (without its length) into properties of the model."""
     fields: dict[str, Any] = {}
     named: list[tuple[str, str]] = []
     types: Any = {}
@@ -195,12 +202,12 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return {}  # somebody else's property of this name: the texts remain, as strings
+        return {}  # another sender's property of this name: the texts remain, as strings
     return found if isinstance(found, dict) else {}
 
 
 def _headers(named: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
-    """The headers with their types; a list of types is taken in the order in which the name repeats."""
+    """Return the headers with their types; a list of types applies in the order in which the name repeats."""
     left = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
     found = []
     for name, text in named:
@@ -210,9 +217,9 @@ def _headers(named: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers
 
 
 def encode_properties(message: Message, utc: float, *, subscription_ids: Sequence[int] = ()) -> bytes:
-    """The property list (without its length) of a PUBLISH that carries `message`, at `utc` seconds.
+    """Return the property list (without its length) of a PUBLISH with `message`; `utc` is in POSIX seconds.
 
-    A message that has expired is not to be sent; here it gets the least interval, 1 s.
+    An expired message should not be sent; its expiry interval would be the minimum, 1 s.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -231,8 +238,10 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES that `message` suffers in MQTT 5, without those that are encoded. What is made
-    here is what `encode_properties` will need."""
+    """Return the names of the LOSSES that `message` suffers in MQTT 5, except those that are encoded.
+
+    The encoding is stored, so that `encode_properties` need not repeat it.
+    """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
         return ()
@@ -247,7 +256,7 @@ _HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cros
 
 
 class Form(NamedTuple):
-    """A property list, without what differs from message to message, and the LOSING ones of its losses."""
+    """Encoded property list without what differs between messages, and the names of its lossy LOSSES."""
 
     key: str
     octets: bytes
@@ -255,6 +264,7 @@ class Form(NamedTuple):
 
 
 def _form(property_set: PropertySet) -> Form:
+    """Return the encoding of a set of another protocol, from its stored forms if possible."""
     last = property_set.form
     if last is not None and last[0] == FORM:
         form: Form = last
@@ -281,11 +291,11 @@ def _make_form(property_set: PropertySet) -> Form:
 _OF_THE_WAY: Final = frozenset(
     (Property.MESSAGE_EXPIRY_INTERVAL, Property.TOPIC_ALIAS, Property.SUBSCRIPTION_IDENTIFIER)
 )
-"""Properties that belong to one transmission and are not forwarded as they are."""
+"""Properties that belong to one transmission and are not forwarded."""
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
-    """Find the list that goes on from what an MQTT client sent, and remember it as `known`."""
+    """Store in `known`, and return, the part of an MQTT client's list that is forwarded."""
     raw = property_set.raw
     octets = property_set.known = b"".join(
         raw[span.start : span.stop]
@@ -296,7 +306,7 @@ def _forwarded(property_set: PropertySet) -> bytes:
 
 
 def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
-    """The list of a set that came from elsewhere, without what differs from message to message."""
+    """Encode a set of another protocol, without what differs between messages; add losses to `lost`."""
     properties = property_set.properties
     found: list[bytes] = []
     pairs: list[tuple[str, str]] = []
@@ -325,6 +335,7 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
 
 
 def _is_said(text: str, lost: set[str]) -> bool:
+    """Return True if MQTT can carry the text; otherwise record the loss."""
     said = is_text(text)
     if not said:
         lost.add("text")
@@ -332,7 +343,7 @@ def _is_said(text: str, lost: set[str]) -> bool:
 
 
 def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
-    """Headers as user properties, in order, and behind them their types unless all are plain strings."""
+    """Return headers as user properties, in order, followed by their types unless all are plain strings."""
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}
     for name, value in headers:

@@ -1,8 +1,8 @@
-"""Typed header values as the text of an MQTT user property, and back.
+"""Typed header values as text in MQTT user properties, and back.
 
-A plain string stands as it is. Any other value is written as text that a person can read, and its type is
-noted in one user property (`gateway-types`), a JSON object from header name to type, or to a list of types
-when the name repeats:
+A plain string is written unchanged. Any other value is written as text that people can read. Its type is
+stored in one user property (`gateway-types`), a JSON object from header name to type, or to a list of types
+if the name repeats:
 
 | type | text |
 |---|---|
@@ -12,9 +12,9 @@ when the name repeats:
 | bytes; a string that is not UTF-8 or holds U+0000 (type `string64`) | base64 |
 | array, table | JSON, the inner values in the forms above: numbers as numbers, decimals as strings |
 
-The type of an array is `{"array": [types]}`, of a table `{"table": {name: type}}`.
-Whoever else writes a `gateway-types` that does not fit its texts loses the types, never the texts: such a
-header is a plain string, and so is one whose text would become no Unicode (JSON can escape half a character).
+The type of an array is `{"array": [types]}`, of a table `{"table": {name: type}}`. If another sender writes a
+`gateway-types` that does not fit the texts, the types are lost, never the texts: such a header is a plain
+string. The same holds for a header whose text would not be Unicode (JSON can escape half a character).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any, Final
 from gateway.model.properties import NESTING_MAX, RANGES, Value, ValueType, fits, string
 
 STRING64: Final = "string64"
-_DECIMAL_OCTETS_MAX: Final = 512  # a sign, 255 places and room for an exponent
+_DECIMAL_OCTETS_MAX: Final = 512  # a sign, 255 digits and space for an exponent
 _DECIMAL_SCALE_MAX: Final = 255
 
 Type = Any
-"""What `gateway-types` has for one value: a name, or the object of an array or table; None: a string."""
+"""Type of one value in `gateway-types`: a name, the object of an array or table, or None for a string."""
 
 
 def is_text(octets: str) -> bool:
-    """Whether MQTT can carry `octets` as a UTF-8 string of at most 65 535 octets."""
+    """Return True if MQTT can carry the string: UTF-8, no NUL, at most 65 535 bytes."""
     try:
         size = len(octets.encode())
     except UnicodeEncodeError:
@@ -44,7 +44,7 @@ def is_text(octets: str) -> bool:
 
 
 def _plain(value: Value) -> tuple[Any, Type]:
-    """The value as JSON has it, and its type."""
+    """Return the value in its JSON form, and its type."""
     kind, content = value
     if kind is ValueType.STRING:
         if isinstance(content, str) and is_text(content):
@@ -68,7 +68,7 @@ def _plain(value: Value) -> tuple[Any, Type]:
 
 
 def to_text(value: Value) -> tuple[str, Type]:
-    """The text of a value and its type; the type of a plain string is None."""
+    """Return the text of a value and its type; the type of a plain string is None."""
     plain, type = _plain(value)
     if isinstance(plain, str):
         return plain, type
@@ -78,7 +78,7 @@ def to_text(value: Value) -> tuple[str, Type]:
 
 
 def from_text(text: str, type: Type) -> Value:
-    """The value that `to_text` wrote; the text as a string when it does not fit `type`."""
+    """Return the value that `to_text` wrote, or the text as a string if it does not fit `type`."""
     if type is None:
         return string(text)
     try:
@@ -89,6 +89,7 @@ def from_text(text: str, type: Type) -> Value:
 
 
 def _loaded(text: str, type: Type) -> Any:
+    """Return the JSON value of a text. Raises ValueError if the text is not JSON."""
     if isinstance(type, str) and type in _TEXTS:
         return text
     if type == ValueType.VOID.value and not text:
@@ -101,8 +102,12 @@ _REALS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def _typed(plain: Any, type: Type, depth: int) -> Value:
-    """Raises ValueError, TypeError, KeyError, AttributeError or ArithmeticError when `plain` cannot be what
-    `type` says; what it returns may still not fit it."""
+    """Return the value of type `type` that has the JSON form `plain`.
+
+    The value may still be out of the type's range.
+
+    Raises ValueError, TypeError, KeyError, AttributeError or ArithmeticError if `plain` does not fit `type`.
+    """
     if depth > NESTING_MAX:
         raise ValueError("nested too deep")
     if isinstance(type, dict):
@@ -126,7 +131,10 @@ def _typed(plain: Any, type: Type, depth: int) -> Value:
 
 
 def _decimal(text: str) -> Decimal:
-    """A decimal that every AMQP can carry: 32 bits and up to 255 places. Others raise ValueError."""
+    """Parse a decimal of at most 32 bits and 255 places, which every AMQP can carry.
+
+    Raises ValueError for any other text.
+    """
     if len(text) > _DECIMAL_OCTETS_MAX:
         raise ValueError("too long for a decimal")
     found = Decimal(text)
@@ -139,6 +147,10 @@ def _decimal(text: str) -> Decimal:
 
 
 def _from_string(text: str, type: str | None) -> Value:
+    """Return the value of a string, decimal, bytes or base64 string.
+
+    Raises ValueError if it does not parse.
+    """
     if type is None:
         return string(text)
     if type == ValueType.DECIMAL.value:

@@ -1,4 +1,8 @@
-"""Control packets -> octets, of every version: the other half of codec.py."""
+"""Encoder of MQTT control packets of every version: the other half of codec.py.
+
+`encode` is the entry point; a table maps each packet class to its writer. The encoders raise
+LocalProtocolError for what the version or the specification forbids: the caller's mistake, never the peer's.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +49,15 @@ from gateway.protocols.mqtt.spec import (
 
 
 def frame(first: int, body: bytes) -> bytes:
-    """A packet of its first octet and its body."""
+    """Return a packet with this first byte and this body, with the remaining length between them."""
     return bytes((first,)) + encode_varint(len(body)) + body
 
 
 def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
-    """5: 3.1."""
+    """Encode a CONNECT in its own version (5: 3.1).
+
+    Raises LocalProtocolError for credentials that the version cannot carry.
+    """
     version, will = packet.version, packet.will
     flags = packet.clean_start << 1
     if will is not None:
@@ -84,7 +91,7 @@ def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
 
 
 class _Writer:
-    """What the encoders of one version share."""
+    """Encoding functions that the writers of one version share."""
 
     __slots__ = ("_order", "v5", "version")
 
@@ -102,13 +109,17 @@ class _Writer:
         return write_list(properties, place) if self.v5 else b""
 
     def reason(self, reason: int, properties: PropertyMap, kind: PacketType) -> bytes:
-        """Reason and properties in their shortest form (5: 3.4.2.1, 3.14.2.1)."""
+        """Encode reason and properties in their shortest form (5: 3.4.2.1, 3.14.2.1)."""
         if not self.v5 or (not reason and not properties):
             return b""
         octets = self.checked(reason, kind)
         return octets + write_list(properties, kind) if properties else octets
 
     def checked(self, reason: int, kind: PacketType) -> bytes:
+        """Return the reason code as one byte.
+
+        Raises LocalProtocolError if the packet type must not carry it.
+        """
         if reason not in REASONS[kind]:
             raise LocalProtocolError(f"{kind.name} must not carry reason {reason:#04x}")
         return bytes((reason,))
@@ -145,7 +156,7 @@ def _suback(packet: Suback, w: _Writer) -> bytes:
     head = w.packet_id(packet.packet_id) + w.properties(packet.properties, packet.kind)
     if w.v5:
         return head + b"".join(w.checked(reason, packet.kind) for reason in packet.reasons)
-    # Before 3.1.1 no failure existed; the octet's low bits, which those clients read, then say QoS 0.
+    # Before 3.1.1 SUBACK had no failure code. Those clients read the low bits of the byte, which mean QoS 0.
     return head + bytes(min(reason, FAILURE) for reason in packet.reasons)
 
 
@@ -181,9 +192,10 @@ _WRITERS: Final[dict[type[Any], Callable[[Any, _Writer], bytes]]] = {
 
 
 def encode(packet: Packet, version: Version, byte_order: ByteOrder = "auto") -> bytes:
-    """The octets of `packet`; a CONNECT is written in its own version.
+    """Encode `packet`; a CONNECT is encoded in its own version.
 
-    LocalProtocolError when the version cannot say it and must not keep silent about it.
+    Raises LocalProtocolError if the version cannot express the packet and must not omit what it cannot
+    express.
     """
     if isinstance(packet, Connect):
         return encode_connect(packet, byte_order)
