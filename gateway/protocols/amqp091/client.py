@@ -1,9 +1,10 @@
-"""The link's side of a connection.
+"""Client end of a connection, which links use.
 
     START -> AUTHENTICATING [-> AUTHENTICATING ...] -> OPENING -> OPEN
 
-The protocol header is queued at once. Tune is answered without asking (the smaller limit of the two wins, 0
-says none), and the virtual host is asked for in the same breath.
+The protocol header is queued at once. Tune is answered without the caller (the smaller limit wins, and 0 is
+no limit), and connection.open follows immediately. Runs of deliveries and confirms are decoded in fast loops;
+each event carries a whole run. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -51,21 +52,22 @@ from gateway.protocols.amqp091.spec import (
 from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
 
 TAG: Final = Struct(">QB").unpack_from  # delivery tag, redelivered
-DELIVER_METHOD_MIN: Final = 1 + 8 + 1 + 1 + 1  # lengths, tag and redelivered, without the strings
+# Strings are empty, and their lengths, the tag and redelivered remain.
+DELIVER_METHOD_MIN: Final = 1 + 8 + 1 + 1 + 1
 READ_SETTLE: Final = SETTLE.unpack_from
 Delivery = tuple[int, bytes, int, bool, bytes, bytes, bytes]
 Lead = tuple[bytes, int, bytes, int, int, int, bytes, bytes, bytes]
-# Octets before the delivery tag and their number, octets between redelivered and body and their number, body
-# size, channel, consumer tag, address, properties. One octet is never equal to none.
+# Bytes before the delivery tag and their number, bytes between redelivered and body and their number, body
+# size, channel, consumer tag, address, properties. NO_LEAD has size 1, which never equals b"".
 NO_LEAD: Final[Lead] = (b"", 1, b"", 0, 0, 0, b"", b"", b"")
 
 
 class ClientConnection(Connection):
-    """Our connection to a server: octets in, events out.
+    """Connection to a server: bytes in, events out.
 
-    `frame_max`, `channel_max` and `heartbeat` (seconds) are what we ask for at most; 0 leaves it to the
-    server. `response` is what `encode_response` makes for `mechanism`. `bounded`: each call does a limited
-    number of steps, and what is behind is `unread`.
+    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the maxima that we request; 0 leaves them
+    to the server. `response` comes from `encode_response` for `mechanism`. With `bounded`, each call does a
+    limited number of steps and sets `unread` if bytes remain.
     """
 
     _contents: ClassVar[dict[int, int]] = {
@@ -89,7 +91,10 @@ class ClientConnection(Connection):
         bounded: bool = False,
         sink: Callable[[int], BodySink] | None = None,
     ) -> None:
-        """Bodies over `message_bytes_max` go to the `sink`; without one they are a fault of the server."""
+        """Create a connection.
+
+        Bodies over `message_bytes_max` go to the `sink`; without one they are an error.
+        """
         super().__init__(
             State.START,
             message_bytes_max=message_bytes_max if sink is None else BODY_BYTES_MAX,
@@ -109,18 +114,18 @@ class ClientConnection(Connection):
         }
         self.out.append(PROTOCOL_HEADER)
 
-    # --- what the application says
+    # --- calls of the application
 
     def secure_ok(self, response: bytes) -> None:
-        """The answer to Challenged."""
+        """Queue the response to Challenged. Raises LocalProtocolError if no login is in progress."""
         if self._state is not State.AUTHENTICATING:
             raise LocalProtocolError("no challenge to answer")
         self._send(0, m.ConnectionSecureOk(response))
 
     def open_channel(self) -> int:
-        """Ask for a channel; ChannelOpened says when it can be used.
+        """Queue channel.open and return the channel number; ChannelOpened reports when it can be used.
 
-        Raises LocalProtocolError when the connection is not open or has no number left.
+        Raises LocalProtocolError if the connection is not open or all channel numbers are in use.
         """
         if self._state is not State.OPEN:
             raise LocalProtocolError("a channel needs an open connection")
@@ -135,7 +140,8 @@ class ClientConnection(Connection):
 
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
         if self._state is State.START and data[:1] == PROTOCOL_HEADER[:1]:
-            # 4.2.2: a server that does not speak our version says which it speaks, and closes.
+            # 4.2.2: a server that does not support our version sends the version that it supports, and
+            # closes.
             spoken = ".".join(str(octet) for octet in data[5:8])
             raise RemoteProtocolError(f"the server speaks {spoken}", reason=ReplyCode.FRAME_ERROR)
         return 0
@@ -221,7 +227,7 @@ class ClientConnection(Connection):
             events.append(Got(number, found, properties, body))
 
     def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
+        """Decode the complete messages from `at` on that have at most one body frame. Return their end."""
         contents: list[Delivery] = []
         add = contents.append
         lead, lead_size, middle, middle_size, size, number, consumer_tag, address, properties = self._lead
@@ -255,7 +261,7 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` begins with, around its tag; None when that is not plainly right."""
+        """Return the bytes around the tag of the message at `at`, or None if it is not plain and complete."""
         plain = self._plain_at(data, at, end, BASIC_DELIVER)
         if plain is None:
             return None
@@ -276,7 +282,7 @@ class ClientConnection(Connection):
             events.append(Deliveries(contents))
 
     def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the basic.ack and basic.nack from `at` on; returns where they end."""
+        """Decode the basic.ack and basic.nack from `at` on. Return the end of the last."""
         confirms: list[tuple[int, int, bool, bool]] = []
         ready = self._ready
         last_whole = end - SETTLE.size

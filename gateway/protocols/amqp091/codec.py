@@ -1,8 +1,9 @@
-"""Octets <-> frames, methods and content headers (4.2).
+"""Codec of frames, methods and content headers (4.2).
 
-A decoder answers with a value, with None (more octets are needed), or raises RemoteProtocolError with the
-reply code and the ids of the method at fault. The loops that messages go through in number are not here but
-in `server.py` and `client.py`: they fall back on these functions for whatever is not the common case.
+A decoder returns a value, or None if more bytes are needed, or raises RemoteProtocolError with the reply code
+and the ids of the method at fault. The fast loops for runs of messages are in `server.py` and `client.py`;
+they fall back on these functions for every uncommon case. Encoders raise LocalProtocolError for values that
+do not fit.
 """
 
 from __future__ import annotations
@@ -56,11 +57,10 @@ CONTENT_HEADER_MIN: Final = CONTENT.size + 2  # with one word of flags
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes, int] | None:
-    """The frame at `at`: (type, channel, payload, position behind it); None when it is not complete.
+    """Decode the frame at `at` as (type, channel, payload, position behind it); None if it is incomplete.
 
-    Raises RemoteProtocolError 501 as soon as its first seven octets say that it cannot be a frame or that it
-    is larger than `frame_max` octets, and when it does not end as a frame ends; 505 for a heartbeat that is
-    none.
+    Raises RemoteProtocolError: 501 if the first seven bytes are not those of a frame, exceed `frame_max`
+    bytes, or if the end byte is wrong; 505 for an invalid heartbeat.
     """
     begin = at + FRAME_PREFIX
     if begin > len(data):
@@ -82,25 +82,25 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 
 
 def frame_octets(data: bytes, at: int) -> int:
-    """How many octets of the incomplete frame at `at` are needed before it says more than it does now."""
+    """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """One frame, whatever its size."""
+    """Encode one frame of any size."""
     return FRAME.pack(kind, channel, len(payload)) + payload + END
 
 
 def encode_method_frame(channel: int, method: Method) -> bytes:
-    """The frame of a method."""
+    """Encode a method as a frame."""
     return encode_frame(FRAME_METHOD, channel, encode_method(method))
 
 
 def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max: int) -> list[Piece]:
-    """Content header and body frames; `properties` from the flags on. An empty body has none.
+    """Encode content header and body frames; `properties` begin with the flags. An empty body has no frame.
 
-    Raises OSError when the body is on disk and not there.
+    Raises OSError if the body cannot be read from disk.
     """
     header = CONTENT.pack(BASIC, 0, len(body)) + properties
     frames: list[Piece] = [encode_frame(FRAME_HEADER, channel, header)]
@@ -112,8 +112,9 @@ def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max
 
 
 def body_frames(channel: int, body: Body, frame_max: int) -> list[Piece]:
-    """Frames of a body in pieces: nothing of it is copied, and what is on disk stays there. Raises OSError
-    when it is not there.
+    """Return the frames of a body in pieces, without copying it or reading it from disk.
+
+    Raises OSError if the body is on disk and missing.
     """
     if isinstance(body, Spooled):
         body.check()
@@ -126,7 +127,7 @@ def body_frames(channel: int, body: Body, frame_max: int) -> list[Piece]:
 
 
 def frame_error(text: str) -> RemoteProtocolError:
-    """Frames that are none: 501."""
+    """Return the error of an invalid frame (501)."""
     return RemoteProtocolError(text, reason=ReplyCode.FRAME_ERROR)
 
 
@@ -189,7 +190,7 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 
 def encode_short_string(text: str | bytes) -> bytes:
-    """Length octet and UTF-8. Raises LocalProtocolError beyond 255 octets."""
+    """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes."""
     octets = text.encode() if isinstance(text, str) else text
     if len(octets) > SHORT_STRING_MAX:
         raise LocalProtocolError("a short string has at most 255 octets")
@@ -197,7 +198,7 @@ def encode_short_string(text: str | bytes) -> bytes:
 
 
 def reply_text(text: str) -> str:
-    """As much of a text as a short string takes."""
+    """Return the text, truncated to the 255 bytes of a short string."""
     return text.encode(errors="replace")[:SHORT_STRING_MAX].decode(errors="ignore")
 
 
@@ -226,10 +227,10 @@ ZERO: Final[dict[str, Any]] = {"o": 0, "s": 0, "l": 0, "ll": 0, "ss": "", "ls": 
 
 
 def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
-    """The method in a frame's payload.
+    """Decode the method in a frame's payload.
 
-    Raises RemoteProtocolError 501 for a method that is not known, and for arguments that do not fit it, or
-    are tables of more than `fields_max` fields.
+    Raises RemoteProtocolError 501 for an unknown method, and for arguments that are invalid or contain tables
+    of more than `fields_max` fields.
     """
     if len(payload) < U32.size:
         raise frame_error("a method frame holds no method")
@@ -254,7 +255,7 @@ def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
 def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Method:
     values = {}
     at = U32.size
-    bit = 0  # the mask of the next bit in the octet before `at`; 0: a new octet begins
+    bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
     for domain, name in kind.layout:
         value: Any
         if domain == "b":  # 4.2.5.2: the first bit is the lowest
@@ -277,7 +278,7 @@ def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Me
 
 
 def encode_method(method: Method) -> bytes:
-    """The payload of a method's frame. Raises LocalProtocolError when an argument does not fit."""
+    """Encode a method as a frame's payload. Raises LocalProtocolError if an argument does not fit."""
     parts = [U32.pack(method.index)]
     octet, mask = 0, 1
     for domain, name in method.layout:
@@ -305,14 +306,14 @@ PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
 
 
 def decode_publish(method: bytes) -> BasicPublish:
-    """What the octets of a basic.publish after its ids say. Raises RemoteProtocolError 501."""
+    """Decode a basic.publish from the bytes after its ids. Raises RemoteProtocolError 501."""
     found = decode_method(PUBLISH_IDS + method)
     assert isinstance(found, BasicPublish)
     return found
 
 
 def decode_address(wire: bytes) -> tuple[str, str]:
-    """Exchange and routing key of an Address.wire. Raises RemoteProtocolError 502."""
+    """Return exchange and routing key of an Address.wire. Raises RemoteProtocolError 502."""
     try:
         exchange, at = _read_short_string(wire, 0)
         routing_key, at = _read_short_string(wire, at)
@@ -328,7 +329,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
 
 @dataclass
 class BasicProperties:
-    """The properties of class basic, as they are on the wire. None: not present."""
+    """Properties of class basic, as they are on the wire. None for one that is absent."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -346,15 +347,15 @@ class BasicProperties:
     cluster_id: str | None = None
 
 
-BEFORE_HEADERS: Final = (1 << 15, 1 << 14)  # flags of the two short strings in front of the table
+BEFORE_HEADERS: Final = (1 << 15, 1 << 14)  # flags of the two short strings before the table
 PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 
 
 def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
-    """(body size, octets from the property flags on) of a content header frame.
+    """Decode a content header frame as (body size, bytes from the property flags on).
 
-    `index` is that of the method before it. Raises RemoteProtocolError 501 when it is none, 505 when it is of
-    another class.
+    `index` is that of the method before it. Raises RemoteProtocolError 501 if the header is malformed, 505 if
+    it is of another class.
     """
     if len(payload) < CONTENT_HEADER_MIN:
         raise frame_error("a content header is cut short")
@@ -372,7 +373,7 @@ def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
 
 
 def decode_properties(raw: bytes) -> BasicProperties:
-    """Property flags and property list (4.2.6.1). Raises RemoteProtocolError 502."""
+    """Decode property flags and property list (4.2.6.1). Raises RemoteProtocolError 502."""
     try:
         return _decode_properties(raw)
     except (StructError, IndexError):
@@ -400,9 +401,10 @@ def _decode_properties(raw: bytes) -> BasicProperties:
 
 
 def check_fields(raw: bytes, fields_max: int) -> None:
-    """Raise RemoteProtocolError 502 when the header table of properties has too many fields.
+    """Raise RemoteProtocolError 502 if the header table of properties has too many fields.
 
-    Nearly always their octets are too few for that. Octets that are no properties pass: they are found later.
+    Most properties are too short for that and are not decoded. Malformed properties pass; they are detected
+    later.
     """
     if len(raw) <= fields_max * FIELD_OCTETS_MIN:
         return
@@ -422,7 +424,7 @@ def check_fields(raw: bytes, fields_max: int) -> None:
 
 
 def encode_basic_properties(properties: BasicProperties) -> bytes:
-    """Property flags and property list. Raises LocalProtocolError when a value does not fit."""
+    """Encode property flags and property list. Raises LocalProtocolError if a value does not fit."""
     flags = 0
     parts = [b""]
     for name, domain, flag in PROPERTIES:
@@ -445,7 +447,10 @@ EXTERNAL: Final = "EXTERNAL"
 
 
 def encode_response(mechanism: str, user: str, password: str) -> bytes:
-    """The response of connection.start-ok. EXTERNAL says nothing: the certificate has spoken."""
+    """Return the response of connection.start-ok.
+
+    The response is empty for EXTERNAL, where the certificate identifies the user.
+    """
     if mechanism == PLAIN:
         return b"\0" + user.encode() + b"\0" + password.encode()
     if mechanism == AMQPLAIN:
@@ -454,10 +459,10 @@ def encode_response(mechanism: str, user: str, password: str) -> bytes:
 
 
 def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
-    """(user, password) of a PLAIN (RFC 4616) or AMQPLAIN response; empty for EXTERNAL.
+    """Return (user, password) of a PLAIN (RFC 4616) or AMQPLAIN response; two empty strings for EXTERNAL.
 
-    Raises RemoteProtocolError 502 when the response does not have the mechanism's form, 530 for a mechanism
-    that is not known.
+    Raises RemoteProtocolError 502 if the response does not have the mechanism's form, 530 for an unknown
+    mechanism.
     """
     if mechanism == EXTERNAL:
         return "", ""

@@ -1,18 +1,18 @@
-"""What both sides of a connection have in common: frames, channels, contents in parts, closing, heartbeats.
+"""Common part of both ends of a connection: frames, channels, contents in parts, closing, heartbeats.
 
-Octets go in with the time, events come out, and what has to be written gathers in `out`. The connection has a
-state, each channel has a state, and which method is legal in which is a table: a missing key is the error.
-A fault of the peer never leaves `receive_data` as an exception; it becomes the close that the specification
-asks for, of the channel (soft codes) or of the connection, and an event.
+Bytes go in with the time, events come out, and output gathers in `out`. The connection has a state, each
+channel has a state, and tables say which method is legal in which; a missing key is the error. A fault of the
+peer never leaves `receive_data` as an exception: it becomes the close that the specification requires, of the
+channel (soft errors) or of the connection, and an event.
 
-Frames that come in number are taken by the loops of the two sides, which see whole runs at once; `_runs` says
-which. They take only what is complete and plainly right, and leave the rest to `_take`, one frame at a time,
-which is the authority on what is an error.
+Frames that arrive in large numbers are decoded by the loops of the two ends, which handle whole runs; `_runs`
+names them. They accept only complete, plain frames, and leave the rest to `_take`, one frame at a time, which
+alone decides what is an error.
 
-A server does only so much at each call, for 64 KiB may be 8 192 heartbeats: it counts steps, each of which
-costs about what a small frame does, stops at STEPS_MAX, and is `unread` until it is called again. It stops,
-too, before what ends a channel or the connection, be it a method or a fault: order on a channel is order, so
-what was said before has to be done, and answered, first.
+A server limits the work of each call, since 64 KiB may be 8 192 heartbeats. It counts steps (each costs about
+as much as a small frame), stops at STEPS_MAX, and is `unread` until the next call. It also stops before a
+method or a fault that ends a channel or the connection, because everything before it on the channel must be
+processed and responded to first.
 """
 
 from __future__ import annotations
@@ -65,31 +65,33 @@ from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelS
 from gateway.protocols.amqp091.table import FIELDS_UNBOUNDED
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-BODY_BYTES_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # that a content header can say
-STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
-STEP_OCTETS: Final = 32  # of a method or of properties, beside the step for the frame itself
-PARTS_OCTETS_MIN: Final = 32_768  # a body frame from this size on is taken as it comes, and copied once
-RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
+BODY_BYTES_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # the maximum in a content header
+STEPS_MAX: Final = 128  # per call of a server: a few milliseconds, so that no flood delays the others
+STEP_OCTETS: Final = 32  # bytes of a method or of properties per step, in addition to the step of the frame
+PARTS_OCTETS_MIN: Final = 32_768  # bytes; a larger body frame is accepted in parts, and copied once
+RUN_STEP_OCTETS: Final = 1_024  # bytes per step that a run has consumed
 ENDINGS: Final = frozenset(kind.index.to_bytes(4, "big") for kind in (m.ChannelClose, m.ConnectionClose))
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
-SETTLE: Final = Struct(">BHIIQBB")  # their whole frame: type, channel, size, ids, tag, bits, end
+SETTLE: Final = Struct(">BHIIQBB")  # the whole frame: type, channel, size, ids, tag, bits, end
 METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
 CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
 CONTENT_HEAD_SIZE: Final = 19
 BODY_HEAD: Final = Struct(">BHI").unpack_from
-Plain = tuple[int, int, bytes, int, int]  # channel, where the header frame is, properties, body size, body
+# Channel, position of the header frame, properties, body size, position of the body.
+Plain = tuple[int, int, bytes, int, int]
 SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
 class Connection:
-    """One side of a connection; see ServerConnection and ClientConnection."""
+    """One end of a connection; see ServerConnection and ClientConnection."""
 
     _contents: ClassVar[
         dict[int, int]
-    ]  # ids of the methods that bring content -> largest size of their arguments
+    ]  # ids of the methods that carry content -> largest size of their arguments
     _legal: ClassVar[dict[ChannelState, frozenset[type[m.Method]]]]
-    _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
-    _silent: ClassVar[frozenset[State]] = frozenset()  # states in which a fault is not worth an answer
+    _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to respond first
+    # States in which a fault closes the connection without a response.
+    _silent: ClassVar[frozenset[State]] = frozenset()
     _bounded: bool = False  # each call does a limited number of steps
 
     def __init__(
@@ -102,62 +104,66 @@ class Connection:
         held_bytes_max: int | None = None,
         sink: Callable[[int], BodySink] | None = None,
     ) -> None:
-        """`properties_max` fields may be in one table, and `properties_bytes_max` octets in the properties of
-        a content. Bodies over `held_bytes_max` octets go to a `sink`, which is given their size; what it
-        raises, a RemoteProtocolError, refuses them.
+        """Create a connection in `state`.
+
+        One table may have `properties_max` fields, and the properties of one content `properties_bytes_max`
+        bytes. Bodies over `held_bytes_max` bytes go to a `sink`, which is called with their size; a
+        RemoteProtocolError that it raises refuses them.
         """
-        self.out: list[Any] = []  # Pieces; of those that it is `large` for some are no octets, or large
+        self.out: list[Any] = []  # Pieces; if `large` is set, some of them are large or not bytes
         self.frame_max = HANDSHAKE_FRAME_MAX
         self.channel_max = 0
         self.heartbeat = 0
         self.message_bytes_max = message_bytes_max
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
-        self.closed_by_peer = False  # the last words are our connection.close-ok
-        self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
-        self.due = 0  # octets of the body that has begun to come last; 0: it is here
-        self.large = False  # `data_to_send` would copy much, or read from disk: ask for `pieces_to_send`
+        self.closed_by_peer = False  # our last frame is connection.close-ok
+        self.unread = False  # `receive_data(b"", now)` would return more, but only in another turn
+        self.due = 0  # remaining bytes of the body whose header came last; 0 if it is complete
+        self.large = False  # `data_to_send` would copy much or read from disk: use `pieces_to_send`
         self._state = state
         self._held_bytes_max = message_bytes_max if held_bytes_max is None else held_bytes_max
         self._sink = sink
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
-        self._rest: Gathered | None = None  # behind what has been read
-        self._needed = 0  # octets that `_rest` needs before it says more
-        self._lacking = 0  # of a body frame that is taken as it comes, its end included; 0: there is none
-        self._taken_on = 0  # the channel of that
-        self._guilt: tuple[RemoteProtocolError, int] | None = None  # of this channel, to be refused next
+        self._rest: Gathered | None = None  # bytes behind what has been decoded
+        self._needed = 0  # bytes that `_rest` needs before it can be decoded further
+        # Missing bytes of a body frame that is accepted in parts, with its end byte; 0 if there is none.
+        self._lacking = 0
+        self._taken_on = 0  # the channel of that frame
+        # Fault on this channel, to be refused by the next call.
+        self._guilt: tuple[RemoteProtocolError, int] | None = None
         self._channels: dict[int, Channel] = {}
-        self._ready: set[int] = set()  # open channels that have begun no content
+        self._ready: set[int] = set()  # open channels without an incomplete content
         self._runs: dict[bytes, Callable[[bytes, int, int, list[Event]], int]] = {}
-        self._whole_max = 0  # the largest message that a run may take, with all its frames
-        self._plain_max = sys.maxsize  # the largest header, likewise
-        self._partial = 0  # octets of contents that have begun, over all channels
+        self._whole_max = 0  # the largest message that a run may decode, with all its frames
+        self._plain_max = sys.maxsize  # the largest header that a run may decode
+        self._partial = 0  # bytes of incomplete contents over all channels
         self._now = 0.0
         self._heard = 0.0
         self._beats = Beats()
         self._closing_since = 0.0
 
-    # --- octets
+    # --- bytes
 
     @property
     def closed(self) -> bool:
-        """Nothing more will be said or heard: write what is queued, then close the socket."""
+        """True if nothing more will be sent or received: write what is queued, then close the socket."""
         return self._state is State.CLOSED
 
     @property
     def ending(self) -> bool:
-        """One side has said goodbye: nothing can be asked for any more."""
+        """True if one end has sent close: no more requests are possible."""
         return self._state in (State.CLOSING, State.CLOSED)
 
     @property
     def channels(self) -> list[int]:
-        """The channels that can be used."""
+        """Numbers of the open channels."""
         return [number for number, channel in self._channels.items() if channel.state is ChannelState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """All that has to be written, once. Raises OSError when some of it is on disk and cannot be read."""
+        """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self.large:
             return joined(self.pieces_to_send())
         out = self.out
@@ -170,22 +176,22 @@ class Connection:
         return octets
 
     def to_send(self) -> bytes | list[Piece]:
-        """The same, in pieces if some of it is large."""
+        """Return and clear the queued bytes, as a list of pieces if some of it is large."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """The same, with what is on disk left there, and nothing copied."""
+        """Return and clear the queued pieces, without copying them or reading bodies from disk."""
         pieces: list[Piece] = self.out.copy()
-        self.out.clear()  # others append to this list
+        self.out.clear()  # other objects append to this list
         self.large = False
         self._beats.spoke = True
         return pieces
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """What the octets say, in order. `now` is monotonic seconds.
+        """Return the events of these bytes, in order; `now` is in monotonic seconds.
 
-        While the application owes an answer (Authenticate, Open), octets wait; after giving it, call this
-        with b"" to have them read.
+        While the application owes a response (to Authenticate or Open), bytes wait. After responding, call
+        this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -204,7 +210,8 @@ class Connection:
         try:
             at = self._read(data, events)
         except RemoteProtocolError as fault:
-            # The frames themselves are broken, so nothing behind the fault can be read, not even a close-ok.
+            # The frames themselves are corrupt, so nothing behind the fault can be decoded, not even a
+            # close-ok.
             self.refuse(fault, 0, events)
             self._state = State.CLOSED
             return events
@@ -215,7 +222,7 @@ class Connection:
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Read all complete frames; returns where the incomplete one begins."""
+        """Decode all complete frames. Return where the incomplete one begins."""
         self._needed = 0
         if self._guilt is not None:
             (fault, number), self._guilt = self._guilt, None
@@ -260,7 +267,7 @@ class Connection:
         return at
 
     def _another_time(self, events: list[Event]) -> bool:
-        """Whether what comes next has to wait until these events are done with."""
+        """Return True, and set `unread`, if what comes next must wait until `events` are processed."""
         if not (events and self._bounded):
             return False
         self.unread = True
@@ -268,7 +275,7 @@ class Connection:
 
     @abstractmethod
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
-        """Read the protocol header, if this is its place; returns where frames begin."""
+        """Read the protocol header, if it is expected now. Return where frames begin."""
 
     # --- frames, one by one
 
@@ -309,9 +316,10 @@ class Connection:
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
 
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
-        """The channel of a content frame; None when the frame has to be discarded.
+        """Return the channel of a content frame, or None if the frame must be discarded.
 
-        `begun` says whether the frame continues a content: if that is not what the channel has come to, 505.
+        `begun` is True if the frame continues a content. Raises RemoteProtocolError: 505 if the channel
+        expects something else, 504 if it is not open.
         """
         if self._state is State.CLOSING:
             return None
@@ -332,6 +340,7 @@ class Connection:
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
+        """Store the method of a content. Raises RemoteProtocolError 502 if its arguments are too long."""
         if len(payload) - 4 > self._contents[index]:
             raise self._fault("arguments too long", ReplyCode.SYNTAX_ERROR, index)
         self._unready(channel.number)
@@ -357,7 +366,7 @@ class Connection:
             self._complete(channel, b"", events)
 
     def _check_properties(self, properties: bytes, index: int) -> None:
-        """Raise 406 when there are more than we take."""
+        """Raise RemoteProtocolError 406 if the properties have too many bytes or too many fields."""
         size, most = len(properties), self._properties_bytes_max
         if size > most:
             text = f"PRECONDITION_FAILED - properties of {size} octets exceed configured max size {most}"
@@ -387,7 +396,10 @@ class Connection:
         self._end_frame(channel, events)
 
     def _takes_in_parts(self, data: bytes, at: int) -> bool:
-        """Take what is there of a body frame that has not come whole; False: it has to come whole first."""
+        """Accept the received part of an incomplete body frame.
+
+        Return False if the frame must be complete first.
+        """
         kind, number, size = BODY_HEAD(data, at)
         channel = self._channels.get(number)
         if (
@@ -400,14 +412,14 @@ class Connection:
             or channel.sink is not None
             or self._is_too_much(len(data) - at)
         ):
-            return False  # that is a fault, or will be one, or somebody else's business
+            return False  # a fault now or later, or the sink's business
         self.received["body"] += 1
         self._taken_on = number
         self._lacking = size + 1 - self._add(channel, data, at + FRAME_PREFIX, len(data))
         return True
 
     def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """The next of a body frame that is taken in parts; returns where it ends."""
+        """Add the next part of a body frame that is accepted in parts. Return the end of that part."""
         count = self._lacking
         end = min(count, len(data))
         if end == count and data[end - 1] != FRAME_END:
@@ -424,8 +436,10 @@ class Connection:
         return end
 
     def _add(self, channel: Channel, data: bytes, begin: int, end: int) -> int:
-        """Octets of `data` belong to the body; returns how many. If they are the most of it they are copied
-        when the body is whole: until then `data` stays here for them.
+        """Add a range of `data` to the body and return its size in bytes.
+
+        If the range is most of `data`, it is not copied until the body is complete; until then `data` stays
+        in memory.
         """
         count = end - begin
         part: bytes | memoryview = data
@@ -442,7 +456,7 @@ class Connection:
     def _end_frame(self, channel: Channel, events: list[Event]) -> None:
         body = channel.body
         if not channel.left and body is not None:
-            self._partial -= body.octets  # which leave it here, so that the channel holds them no more
+            self._partial -= body.octets  # `joined` moves them out, so that the channel no longer holds them
             self._complete(channel, body.joined(), events)
 
     def _complete(self, channel: Channel, body: bytes, events: list[Event]) -> None:
@@ -456,18 +470,19 @@ class Connection:
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Report a content that is complete; `method` is its method without the ids."""
+        """Report a complete content; `method` is its method without the ids."""
 
     @property
     def begun(self) -> int:
-        """Octets of contents, and of a frame, that have not come whole."""
+        """Size in bytes of the incomplete contents and the incomplete frame."""
         return self._partial + (0 if self._rest is None else self._rest.octets)
 
     def _is_too_much(self, octets: int) -> bool:
-        """Of contents that have begun, with so many more."""
+        """Return True if incomplete contents with `octets` bytes more exceed the connection's limit."""
         return self._partial + octets > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
 
     def _hold(self, octets: int) -> None:
+        """Count bytes of incomplete contents. Raises RemoteProtocolError 506 if there are too many."""
         self._partial += octets
         if self._is_too_much(0):
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
@@ -483,14 +498,14 @@ class Connection:
 
     @abstractmethod
     def _forget_lead(self, number: int) -> None:
-        """Forget what the last message of a run began with: channel `number` may no longer take one."""
+        """Forget how the last message of a run began: channel `number` may no longer accept one."""
 
     def _plain_at(self, data: bytes, at: int, end: int, wanted: int) -> Plain | None:
-        """How a message lies at `at` that the method `wanted` brings in the plainest form: method, header and
-        at most one body frame. None: it is something else, is not plainly right, or its head is not here.
+        """Locate the parts of a message of method `wanted` at `at`, which has at most one body frame.
 
-        The body of an empty message is taken to begin at the last octet of its header frame, which then
-        stands where the end of a body frame would.
+        Returns None for anything else, for a message that is not plain, and if its head is incomplete. The
+        body of an empty message is located at the last byte of its header frame, where the end byte of a body
+        frame would be.
         """
         if at + 11 > end:
             return None
@@ -529,13 +544,13 @@ class Connection:
 
     @abstractmethod
     def _connection_method(self, method: m.Method, events: list[Event]) -> None:
-        """Take a method on channel 0 by the table of this side."""
+        """Process a method on channel 0 by the table of this end."""
 
     @abstractmethod
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Take channel.open or channel.open-ok if `method` is that and legal; returns whether it was."""
+        """Process channel.open or channel.open-ok. Return True if `method` is that and legal."""
 
     def _channel_method(self, number: int, method: m.Method, events: list[Event]) -> None:
         if method.index >> 16 == CONNECTION_CLASS:
@@ -594,7 +609,7 @@ class Connection:
     def _invalid(self, method: m.Method) -> RemoteProtocolError:
         return self._fault("COMMAND_INVALID - unimplemented method", ReplyCode.COMMAND_INVALID, method.index)
 
-    # --- what the application says
+    # --- calls of the application
 
     def _send(self, number: int, method: m.Method) -> None:
         self.out.append(encode_method_frame(number, method))
@@ -605,8 +620,11 @@ class Connection:
         return channel is not None and channel.state is ChannelState.OPEN
 
     def send_method(self, channel: int, method: m.Method) -> None:
-        """Send a method without content. On a channel that has been closed meanwhile it is dropped, as the
-        peer would discard it."""
+        """Queue a method without content.
+
+        It is dropped on a channel that was closed meanwhile, as the peer would discard it. Raises
+        LocalProtocolError for a method with content, and on channel 0 before the connection is open.
+        """
         if method.content:
             raise LocalProtocolError(f"{method.name} needs a content")
         if channel == 0 and self._state is not State.OPEN:
@@ -615,10 +633,10 @@ class Connection:
             self._send(channel, method)
 
     def send_content(self, channel: int, method: m.Method, properties: bytes, body: bytes) -> None:
-        """Send one method with its content: get-ok, return, or a message outside the fast path.
+        """Queue one method with its content: get-ok, return, or a message outside the fast path.
 
-        `properties` are octets from the property flags on. Dropped on a channel that has been closed. Raises
-        OSError when the body is on disk and cannot be read.
+        `properties` are the bytes from the property flags on. The content is dropped on a closed channel.
+        Raises OSError if the body cannot be read from disk.
         """
         if not method.content:
             raise LocalProtocolError(f"{method.name} has no content")
@@ -631,7 +649,7 @@ class Connection:
             self.sent["body"] += -(-len(body) // self.payload_max)
 
     def ack(self, channel: int, delivery_tag: int, multiple: bool = False) -> None:
-        """basic.ack: a server confirms a publish, a client acknowledges a delivery."""
+        """Queue basic.ack: a server confirms a publish, a client acknowledges a delivery."""
         if channel in self._ready or self._usable(channel):
             self.out.append(
                 SETTLE.pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, multiple, FRAME_END)
@@ -639,7 +657,7 @@ class Connection:
             self.sent["basic.ack"] += 1
 
     def nack(self, channel: int, delivery_tag: int, multiple: bool = False, requeue: bool = False) -> None:
-        """basic.nack: a server refuses a publish (`requeue` means nothing then), a client a delivery."""
+        """Queue basic.nack: a server refuses a publish (`requeue` has no meaning), a client a delivery."""
         if channel in self._ready or self._usable(channel):
             bits = multiple | requeue << 1
             self.out.append(
@@ -655,7 +673,7 @@ class Connection:
         class_id: int = 0,
         method_id: int = 0,
     ) -> None:
-        """Close a channel; what still arrives on it is discarded until the peer agrees."""
+        """Queue channel.close; frames that arrive on the channel are discarded until the peer confirms."""
         found = self._channels.get(channel)
         if found is not None and found.state in (ChannelState.OPEN, ChannelState.OPENING):
             found.state = ChannelState.CLOSING
@@ -666,7 +684,7 @@ class Connection:
     def close(
         self, code: int = ReplyCode.SUCCESS, text: str = "", class_id: int = 0, method_id: int = 0
     ) -> None:
-        """Close the connection; what still arrives is discarded until the peer agrees (`closed`)."""
+        """Queue connection.close; frames that arrive are discarded until the peer confirms (`closed`)."""
         if self.ending:
             return
         self._forget_all()
@@ -678,9 +696,10 @@ class Connection:
         self._closing_since = self._now
 
     def refuse(self, fault: RemoteProtocolError, channel: int, events: list[Event]) -> None:
-        """Answer a fault of the peer with the close that its code asks for, and append the event.
+        """Queue the close that a fault of the peer requires, and append its event.
 
-        For faults that only the application finds, such as octets that `decode_publish` cannot read.
+        Also called for faults that only the application finds, such as a method that `decode_publish` cannot
+        decode.
         """
         code, text, ids = fault.reason, str(fault), (fault.class_id, fault.method_id)
         if code in SOFT_CODES and self._usable(channel):
@@ -693,14 +712,14 @@ class Connection:
             events.append(Closed(code, text, *ids, by_peer=False))
 
     def abandon(self) -> None:
-        """The socket is gone: forget what has begun."""
+        """Close the connection without a response, because the socket is closed."""
         self._forget_all()
         self._state = State.CLOSED
 
     # --- time
 
     def _agree(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
-        """The limits that hold from now on."""
+        """Apply the negotiated limits: frame size in bytes, heartbeat in seconds."""
         self.channel_max = channel_max
         self.frame_max = frame_max
         self.heartbeat = heartbeat
@@ -708,7 +727,7 @@ class Connection:
         self._beats.agree(heartbeat, self._now)
 
     def deadline(self) -> float | None:
-        """When `tick` and `timed_out` have to be asked next."""
+        """Return when `tick` and `timed_out` are due next, in monotonic seconds; None if never."""
         if self._state is State.CLOSING:
             return self._closing_since + CLOSE_WAIT_SECS
         if not self.heartbeat or self._state is State.CLOSED:
@@ -716,23 +735,23 @@ class Connection:
         return min(self._beats.at, self._heard + SILENT_INTERVALS * self.heartbeat)
 
     def tick(self, now: float) -> None:
-        """Queue a heartbeat when nothing else was written for half an interval; any octet is one (4.2.7)."""
+        """Queue a heartbeat if nothing was written for half an interval; any byte counts as one (4.2.7)."""
         self._now = now
         if self.heartbeat and self._state is not State.CLOSED and self._beats.due(now) and not self.out:
             self.out.append(HEARTBEAT_FRAME)
             self.sent["heartbeat"] += 1
 
     def excuse(self, now: float) -> None:
-        """The peer was not read up to `now`: its silence does not count."""
+        """Ignore the peer's silence up to `now`, because it was not read."""
         self._heard = now
 
     def timed_out(self, now: float) -> bool:
-        """The peer has been silent for two heartbeats, or does not answer our close."""
+        """Return True if the peer was silent for two heartbeat intervals, or has not answered our close."""
         if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:
             return True
         return bool(self.heartbeat) and now >= self._heard + SILENT_INTERVALS * self.heartbeat
 
     @property
     def payload_max(self) -> int:
-        """The largest payload of a frame."""
+        """Largest payload of a frame, in bytes."""
         return self.frame_max - FRAME_OVERHEAD

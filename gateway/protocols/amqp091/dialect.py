@@ -1,4 +1,8 @@
-"""AMQP 0-9-1 as the other rooms know it: exchanges, keys, queues, ports, and how properties are read."""
+"""AMQP 0-9-1 dialect for the other packages: exchanges, keys, queues, ports, and readers of properties.
+
+It holds no state and no codec: `AmqpDialect` maps the general interface of `Dialect` to constants and to
+functions of this package.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ EXCHANGES_KNOWN: Final = 1_024
 
 
 class AmqpDialect(Dialect):
-    """AMQP 0-9-1. A queue is the default exchange, "", with its name as the key."""
+    """Dialect of AMQP 0-9-1. A queue is the default exchange, "", with the queue's name as the key."""
 
     name = "amqp091"
     title = "AMQP 0-9-1"
@@ -44,10 +48,11 @@ class AmqpDialect(Dialect):
     separator = "."
     one = "*"
     forbidden = "."
-    # `#` is not here: topics and destinations cannot hold it, so that it only comes from plain text: `wild`.
+    # `#` is not here but in `wild`: topics and destinations cannot contain it, so it only comes from plain
+    # text.
     guarded = "*"
     wild = ".*#"
-    return_prefix = "amq.reply-to."  # nobody may declare a queue whose name begins with `amq.`
+    return_prefix = "amq.reply-to."  # clients may not declare a queue whose name begins with `amq.`
     correlation_is_text = True
     listener = "gateway.ingress.amqp091.connection:AmqpListenerSource"
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
@@ -62,7 +67,7 @@ class AmqpDialect(Dialect):
     frame_count = FrameCount(2, 0, (0, 1, 1))
 
     def address(self, scope: str, name: str) -> Address:
-        """Exchange and routing key, of at most 255 octets each."""
+        """Return the address of an exchange and a routing key. Raises NameRefused beyond 255 bytes each."""
         try:
             return amqp_address(scope, name)
         except ValueError:
@@ -78,8 +83,8 @@ class AmqpDialect(Dialect):
 
     def property_set(self, octets: bytes) -> PropertySet:
         found = content_properties(octets)
-        with suppress(RemoteProtocolError):  # whoever asks for them hears of it
-            essentials(found)  # which finds out what can be read straight from the octets
+        with suppress(RemoteProtocolError):  # the error is raised again when the properties are read
+            essentials(found)  # also finds out what can be read without decoding
         return found
 
     def message_id(self, octets: bytes) -> str | None:
@@ -89,7 +94,10 @@ class AmqpDialect(Dialect):
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
-        """Of the default exchange: its keys are what reply-to names."""
+        """Return the part of a return address after `return_prefix`, or None if it is no return address.
+
+        A return address is a key of the default exchange, because reply-to names such keys.
+        """
         return None if address.scope else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
@@ -99,8 +107,10 @@ class AmqpDialect(Dialect):
 
 
 def amqp_address(exchange: str, routing_key: str) -> Address:
-    """The address of an exchange and a routing key. `wire` is the two short strings (length octet and UTF-8
-    each) as `basic.deliver` carries them. Raises ValueError when either exceeds 255 octets."""
+    """Return the address of an exchange and a routing key. Raises ValueError if either exceeds 255 bytes.
+
+    `wire` is the two short strings (length byte and UTF-8 each) as in `basic.deliver`.
+    """
     second = routing_key.encode()
     octets = len(second)
     if octets > SHORT_STRING_MAX:
@@ -110,7 +120,7 @@ def amqp_address(exchange: str, routing_key: str) -> Address:
 
 @lru_cache(EXCHANGES_KNOWN)
 def _begun(exchange: str) -> bytes:
-    """What the addresses of an exchange begin with."""
+    """Return the encoded exchange name that begins its addresses. Raises ValueError beyond 255 bytes."""
     octets = exchange.encode()
     if len(octets) > SHORT_STRING_MAX:
         raise ValueError("an exchange name has at most 255 octets")

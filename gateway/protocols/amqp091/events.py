@@ -1,7 +1,7 @@
-"""What a connection reports from the octets it was given, in their order.
+"""Events that a connection reports from the bytes it received, in order.
 
-The hot events hold runs: one event for as many messages (or acknowledgements) as came one after the other,
-each a plain tuple. Everything else is one event per method.
+The frequent events hold runs: one event for all messages (or acknowledgements) that came in a row, each a
+plain tuple. Every other event stands for one method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.protocols.amqp091.methods import BasicGetOk, BasicReturn, Method
 
 @dataclass
 class Authenticate:
-    """A client wants in; the server answers with `authenticated`, `secure` or `close`."""
+    """Login of a client; the server responds with `authenticated`, `secure` or `close`."""
 
     mechanism: str
     response: bytes
@@ -24,44 +24,44 @@ class Authenticate:
 
 @dataclass
 class SecureResponse:
-    """The client's answer to a challenge; answer it as Authenticate."""
+    """Client's response to a challenge; the server responds as to Authenticate."""
 
     response: bytes
 
 
 @dataclass
 class Open:
-    """A client asks for a virtual host; the server answers with `opened` or `close`."""
+    """Client's request for a virtual host; the server responds with `opened` or `close`."""
 
     virtual_host: str
 
 
 @dataclass
 class Challenged:
-    """A server challenges our login; the client answers with `secure_ok`."""
+    """Server's challenge to our login; the client responds with `secure_ok`."""
 
     challenge: bytes
 
 
 @dataclass
 class Opened:
-    """The client's connection is open, with these limits agreed."""
+    """Completed opening of our connection, with the agreed limits."""
 
     server_properties: Headers
 
 
 @dataclass
 class ChannelOpened:
-    """A channel can be used. The server's open-ok is already queued."""
+    """Opening of a channel, which can now be used. The server's open-ok is already queued."""
 
     channel: int
 
 
 @dataclass
 class ChannelClosed:
-    """A channel is gone, by the peer's close or by a fault of the peer that we closed it for.
+    """End of a channel, closed by the peer or by us because of a fault of the peer.
 
-    Whatever has to be answered is queued. Not reported when the application itself closed the channel.
+    The response is already queued. Not reported if the application itself closed the channel.
     """
 
     channel: int
@@ -74,7 +74,7 @@ class ChannelClosed:
 
 @dataclass
 class Closed:
-    """The connection is over, by the peer's close or by a fault of the peer. No event follows."""
+    """End of the connection, closed by the peer or because of a fault of the peer. No event follows."""
 
     reply_code: int
     text: str
@@ -93,10 +93,10 @@ class MethodReceived:
 
 @dataclass
 class Publishes:
-    """Consecutive messages from a client: (channel, method, properties, body).
+    """Consecutive messages from a client, as rows of (channel, method, properties, body).
 
-    `method` is what follows the ids of basic.publish, for `decode_publish` and as a key to what was found out
-    about it; `properties` are the octets of the content header from the flags on.
+    `method` is the bytes behind the ids of basic.publish; it is for `decode_publish`, and a key for caches.
+    `properties` are the bytes of the content header from the flags on.
     """
 
     contents: list[tuple[int, bytes, bytes, Body]]
@@ -104,14 +104,14 @@ class Publishes:
 
 @dataclass
 class LargePublish:
-    """A message from a client whose body went to a sink: a row as those of Publishes."""
+    """Message from a client whose body went to a sink: a row as those of Publishes."""
 
     content: tuple[int, bytes, bytes, bytes]
 
 
 @dataclass
 class Acks:
-    """Consecutive basic.ack of a client: (channel, delivery tag, multiple)."""
+    """Consecutive basic.ack of a client, as rows of (channel, delivery tag, multiple)."""
 
     acks: list[tuple[int, int, bool]]
 
@@ -120,8 +120,8 @@ class Acks:
 class Deliveries:
     """Consecutive messages from a server.
 
-    Rows of (channel, consumer tag, delivery tag, redelivered, address, properties, body). Consumer tag and
-    address are short strings with their length octets; `decode_address` reads the latter.
+    Rows are (channel, consumer tag, delivery tag, redelivered, address, properties, body). Consumer tag and
+    address are short strings with their length bytes; `decode_address` decodes the address.
     """
 
     contents: list[tuple[int, bytes, int, bool, bytes, bytes, Body]]
@@ -129,14 +129,14 @@ class Deliveries:
 
 @dataclass
 class Confirms:
-    """Consecutive basic.ack and basic.nack of a server: (channel, tag, multiple, whether it is an ack)."""
+    """Consecutive basic.ack and basic.nack of a server, as rows of (channel, tag, multiple, is an ack)."""
 
     confirms: list[tuple[int, int, bool, bool]]
 
 
 @dataclass
 class Returned:
-    """A mandatory message that no queue took. Its confirm comes after it."""
+    """Mandatory message that reached no queue. Its confirm comes after it."""
 
     channel: int
     method: BasicReturn
@@ -146,7 +146,7 @@ class Returned:
 
 @dataclass
 class Got:
-    """The answer to basic.get when there is a message."""
+    """Response to basic.get with a message."""
 
     channel: int
     method: BasicGetOk

@@ -1,8 +1,8 @@
-"""Every method of AMQP 0-9-1 and RabbitMQ's extensions: the one table of ids, directions and arguments.
+"""Table of every method of AMQP 0-9-1 and RabbitMQ's extensions: ids, directions and arguments.
 
-The annotation of an argument is its domain on the wire, so a class is at once the type that programs use and
-the layout that the codec reads. Reserved arguments are named in the decorator (`before` and `after` the
-others), written as zeros and ignored when read.
+The annotation of an argument is its domain on the wire, so a class is both the type that programs use and the
+layout that the codec reads. Reserved arguments are named in the decorator (`before` and `after` the others);
+they are written as zeros and ignored when read. The codec is in `codec.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Method:
-    """A method. `index` is class-id << 16 | method-id; `layout`: (domain, argument or "" if reserved)."""
+    """Base of the methods.
+
+    `index` is class-id << 16 | method-id. `layout` has (domain, argument name) of each argument, with "" for
+    a reserved one.
+    """
 
     __slots__ = ()
     name: ClassVar[str]
@@ -52,7 +56,10 @@ def method(
     after: str = "",
     content: bool = False,
 ) -> Callable[[type[M]], type[M]]:
-    """Make a class a method and enter it in METHODS. `before`, `after`: domains separated by spaces."""
+    """Return a decorator that turns a class into a method and adds it to METHODS.
+
+    `before` and `after` are domains of reserved arguments, separated by spaces.
+    """
 
     def enter(declared: type[M]) -> type[M]:
         made = dataclass(slots=True)(declared)
@@ -192,7 +199,7 @@ class ChannelCloseOk(Method):
 
 @method("access.request", 30, 10, TO_SERVER)
 class AccessRequest(Method):
-    """A remnant of 0-8 that old clients still send; it is answered with ticket 1."""
+    """Method of AMQP 0-8 that old clients still send; the response is ticket 1."""
 
     realm: ShortStr = ""
     exclusive: Bit = False

@@ -1,9 +1,9 @@
-"""Messages on their way out: what does not change from one message to the next is encoded once.
+"""Fast encoding of outgoing messages: what does not change between messages is encoded once.
 
-A Deliverer belongs to one consumer, a Publisher to one channel. Both append to their connection's `out` the
-pieces of each message. The octets in front of the address depend on its length alone, and those behind it on
-the properties and the size of the body: so they are made before, and messages of a thousand devices, each
-with an address of its own, share them. Properties are recognised by identity, for they are shared objects.
+A Deliverer belongs to one consumer, a Publisher to one channel. Both append the pieces of each message to
+their connection's `out`. The bytes before the address depend on its length alone, and those behind it on the
+properties and the body size. Both are therefore cached, so that messages of a thousand devices with a
+thousand addresses share them. Properties are compared by identity, because they are shared objects.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ PublishRow = tuple[bytes, bytes, Body]
 
 
 class ContentWriter:
-    """What delivering and publishing have in common: the octets around the part that changes."""
+    """Cache of the bytes around the address that delivering and publishing share."""
 
     def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:
-        """`arguments` of the method begin it, the address follows, and `end` stands behind that."""
+        """Prepare for an open channel. The method is `arguments`, then the address, then `end`.
+
+        Raises LocalProtocolError if the channel is not open.
+        """
         found = connection._channels.get(channel)
         if found is None or found.state is not ChannelState.OPEN:
             raise LocalProtocolError(f"channel {channel} is not open")
@@ -59,24 +62,27 @@ class ContentWriter:
         self._properties = b""
         self._size = -1
         self._middle = b""
-        self._behind = b""  # the properties, for bodies of that size
+        self._behind = b""  # end of the header frame, and the head of a body frame for bodies of that size
         self._whole = False
 
     @property
     def usable(self) -> bool:
-        """The channel is still open; otherwise what is sent is dropped, as the peer would discard it."""
+        """True if the channel is still open.
+
+        Otherwise messages are dropped, as the peer would discard them.
+        """
         return self._channel.state is ChannelState.OPEN
 
     def fits(self, properties: bytes) -> bool:
-        """Return True if the properties fit a frame that the peer takes."""
+        """Return True if the properties fit a frame of the negotiated size."""
         return len(properties) + HEADER_SIZE <= self._payload_max
 
     @abstractmethod
     def _head(self, size: int) -> bytes:
-        """What stands in front of an address of `size` octets, or of what changes in front of it."""
+        """Return and cache the bytes before the changing part, whose address has `size` bytes."""
 
     def _prepare(self, properties: bytes, size: int) -> bool:
-        """Encode what goes between address and body; False when the properties do not fit a frame."""
+        """Encode the bytes between address and body. Return False if the properties do not fit a frame."""
         if not self.fits(properties):
             return False
         length = len(properties) + HEADER_SIZE
@@ -90,7 +96,10 @@ class ContentWriter:
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
-        """Of a body that needs none, or several. Raises OSError when it is on disk and not there."""
+        """Return the frames of a body that needs none or several.
+
+        Raises OSError if it cannot be read from disk.
+        """
         frames = body_frames(self._channel.number, body, self._connection.frame_max)
         self._sent["body"] += -(-len(body) // self._payload_max)
         self._connection.large |= is_large(body)
@@ -98,7 +107,10 @@ class ContentWriter:
 
 
 class Deliverer(ContentWriter):
-    """Delivers to one consumer of a client. Raises LocalProtocolError when its channel is not open."""
+    """Delivery to one consumer of a client.
+
+    The constructor raises LocalProtocolError if the channel is not open.
+    """
 
     def __init__(self, connection: Connection, channel: int, consumer_tag: str) -> None:
         arguments = U32.pack(BASIC_DELIVER) + encode_short_string(consumer_tag)
@@ -110,15 +122,15 @@ class Deliverer(ContentWriter):
         return head
 
     def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: Body) -> bool:
-        """Queue one message; see `deliver_many`. Returns whether it could be encoded."""
+        """Queue one message; see `deliver_many`. Return True if it could be encoded."""
         return not self.deliver_many(tag, ((redelivered, address, properties, body),))
 
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags from `first_tag` on.
 
-        A row is (redelivered, Address.wire, octets from the property flags on, body). Returns the tags of
-        those that were not sent, because their properties do not fit a frame that the client takes, or their
-        bodies should be on disk and are not.
+        A row is (redelivered, Address.wire, bytes from the property flags on, body). Returns the tags of the
+        messages that were not queued because their properties do not fit a frame of the client, or because
+        their bodies cannot be read from disk.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -127,7 +139,7 @@ class Deliverer(ContentWriter):
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
         if size >= APART_OCTETS_MIN:
-            self._connection.large = True  # `_prepare` says so of other sizes
+            self._connection.large = True  # `_prepare` sets it for other sizes
         tag = first_tag
         bodies = 0
         for redelivered, address, row_properties, body in rows:
@@ -160,14 +172,17 @@ class Deliverer(ContentWriter):
 
 
 class Publisher(ContentWriter):
-    """Publishes on one channel of a server. Raises LocalProtocolError when the channel is not open."""
+    """Publishing on one channel of a server.
+
+    The constructor raises LocalProtocolError if the channel is not open.
+    """
 
     def __init__(self, connection: Connection, channel: int, *, mandatory: bool = False) -> None:
         super().__init__(connection, channel, U32.pack(BASIC_PUBLISH) + b"\0\0", bytes((mandatory,)) + END)
 
     @property
     def published(self) -> int:
-        """How many messages were sent on this channel: with confirms, the tag of the last one."""
+        """Number of messages sent on this channel: with confirms, the tag of the last one."""
         return self._channel.published
 
     def _head(self, size: int) -> bytes:
@@ -176,10 +191,11 @@ class Publisher(ContentWriter):
         return head
 
     def publish_many(self, rows: Iterable[PublishRow]) -> list[int]:
-        """Queue messages: (Address.wire, octets from the property flags on, body).
+        """Queue messages as rows of (Address.wire, bytes from the property flags on, body).
 
-        The confirms are numbered on from `published`. Returns the positions of the rows that were not sent,
-        because their properties do not fit a frame that the server takes.
+        Their confirms are numbered from `published` on. Returns the positions of the rows that were not
+        queued because their properties do not fit a frame of the server. Raises OSError if a body cannot be
+        read from disk.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -188,7 +204,7 @@ class Publisher(ContentWriter):
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
         if size >= APART_OCTETS_MIN:
-            self._connection.large = True  # `_prepare` says so of other sizes
+            self._connection.large = True  # `_prepare` sets it for other sizes
         count = bodies = 0
         for address, row_properties, body in rows:
             if row_properties is not properties or len(body) != size:

@@ -1,10 +1,11 @@
-"""The listener's side of a connection.
+"""Server end of a connection, which listeners use.
 
     HEADER -> START -> AUTHENTICATING [-> SECURE -> AUTHENTICATING ...] -> TUNE -> TUNED -> OPENING -> OPEN
 
-In AUTHENTICATING and OPENING the application decides; everywhere else the client speaks next. Messages are
-read by `_read_publishes`, which hands them on undecoded: what a client repeats from message to message
-(address, properties, size) is recognised by comparing octets with those of its last message.
+In AUTHENTICATING and OPENING the application decides; in every other state the client sends next. Messages
+are decoded by `_read_publishes`, which passes on method and properties undecoded. What a client repeats from
+message to message (address, properties, size) is recognised by comparing bytes with those of its last
+message.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal
 from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN, FIELDS_UNBOUNDED
 
 READ_SETTLE: Final = SETTLE.unpack_from
-LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
-PROPERTIES_STEP_OCTETS: Final = 64  # of properties that were not those of the message before
+LEAD_OCTETS_MAX: Final = 1024  # bytes; longer leads are not cached, because clients choose their properties
+# Bytes per step of properties that differ from those of the message before.
+PROPERTIES_STEP_OCTETS: Final = 64
 TAIL: Final = Struct(">BBHI").pack  # end of the header frame; type, channel and size of the body frame
 SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
     4
@@ -63,7 +65,10 @@ SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
 
 
 class Lead:
-    """What the last message of a channel began with: `octets`, so many as `size`, before its body."""
+    """Bytes before the body of the last message of a channel, and what they mean.
+
+    `octets` are these bytes and `size` is their number.
+    """
 
     __slots__ = ("body_size", "channel", "head", "method", "number", "octets", "properties", "size", "tail")
 
@@ -71,18 +76,18 @@ class Lead:
         self.channel = channel
         self.number = 0
         self.octets = b""
-        self.size = 1  # one octet is never equal to none
+        self.size = 1  # never equal to the length of b""
         self.body_size = 0
         self.method = b""  # its arguments
         self.properties = b""
-        self.head = b""  # the method's frame, and type and channel of the header's
-        self.tail = b""  # what stands between properties and body
+        self.head = b""  # the method's frame, and type and channel of the header frame
+        self.tail = b""  # bytes between properties and body
 
 
 class ServerConnection(Connection):
-    """A client's connection as a listener sees it: octets in, events out.
+    """Connection of one client of a listener: bytes in, events out.
 
-    `frame_max`, `channel_max` and `heartbeat` (seconds) are offered; the client may ask for less.
+    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are offered; the client may request less.
     """
 
     _contents: ClassVar[dict[int, int]] = {BASIC_PUBLISH: PUBLISH_METHOD_MAX}
@@ -113,34 +118,34 @@ class ServerConnection(Connection):
             held_bytes_max=held_bytes_max,
             sink=sink,
         )
-        # In a run of messages only what is surely within both.
+        # A run of messages only has headers that are certain to be within both limits.
         self._plain_max = CONTENT_HEADER_MIN + min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
         self._offer = m.ConnectionTune(channel_max, frame_max, heartbeat)
         self._server_properties = server_properties
         self._mechanisms = mechanisms
         self._lead = Lead(b"")
-        self._leads: dict[bytes, Lead] = {}  # by the octets of their channels' numbers
+        self._leads: dict[bytes, Lead] = {}  # by the bytes of the channel number
         self._runs = {
             BASIC_PUBLISH.to_bytes(4, "big"): self._read_publishes,
             BASIC_ACK.to_bytes(4, "big"): self._read_acks,
         }
 
-    # --- what the application answers
+    # --- responses of the application
 
     def authenticated(self) -> None:
-        """The answer to Authenticate or SecureResponse: welcome. Offers the limits (1.4.2.5)."""
+        """Accept the login after Authenticate or SecureResponse, and offer the limits (1.4.2.5)."""
         self._expect(State.AUTHENTICATING)
         self._send(0, self._offer)
         self._state = State.TUNE
 
     def secure(self, challenge: bytes) -> None:
-        """The answer to Authenticate or SecureResponse: say more."""
+        """Challenge the client after Authenticate or SecureResponse."""
         self._expect(State.AUTHENTICATING)
         self._send(0, m.ConnectionSecure(challenge))
         self._state = State.SECURE
 
     def opened(self) -> None:
-        """The answer to Open: the virtual host is yours."""
+        """Open the virtual host after Open."""
         self._expect(State.OPENING)
         self._send(0, m.ConnectionOpenOk())
         self._state = State.OPEN
@@ -156,7 +161,7 @@ class ServerConnection(Connection):
             return 0
         given = data[: len(PROTOCOL_HEADER)]
         if not any(header.startswith(given) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
-            self.out.append(PROTOCOL_HEADER)  # 4.2.2: what we would have understood
+            self.out.append(PROTOCOL_HEADER)  # 4.2.2: the version that we would accept
             self._state = State.CLOSED
             return 0
         if len(given) < len(PROTOCOL_HEADER):
@@ -244,7 +249,7 @@ class ServerConnection(Connection):
             events.append(Publishes([(number, method, properties, body)]))
 
     def ack_each(self, rows: Sequence[tuple[int, int]]) -> None:
-        """basic.ack of one delivery tag on each of these channels."""
+        """Queue basic.ack for one delivery tag on each of these channels: (channel, delivery tag)."""
         ready, add, pack = self._ready, self.out.append, SETTLE.pack
         for channel, delivery_tag in rows:
             if channel in ready or self._usable(channel):
@@ -252,7 +257,7 @@ class ServerConnection(Connection):
                 self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
+        """Decode the complete messages from `at` on that have at most one body frame. Return their end."""
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
         lead = self._lead
@@ -288,8 +293,9 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` begins with, which is not what the last one did; None when it is not
-        plainly right, or not here yet, or this call has done enough.
+        """Return the lead of the message at `at`, which differs from the last message's.
+
+        Returns None if the message is not plain, is incomplete, or if this call has used up its steps.
         """
         before = self._lead
         channel = data[at + 1 : at + 3]
@@ -309,7 +315,7 @@ class ServerConnection(Connection):
         if not same and not self._read_first(lead, data, at, end):
             return None
         self._steps += len(lead.properties) // PROPERTIES_STEP_OCTETS
-        # What is equal on several channels is one object, so that it need not be looked up for each.
+        # Equal values on several channels become one object, so that they are not looked up for each channel.
         if lead is not before:
             if lead.method == before.method:
                 lead.method = before.method
@@ -323,7 +329,10 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Read what the message at `at` begins with, whose method is that of the last one on its channel."""
+        """Decode into `lead` a message at `at` whose method is that of the last message on its channel.
+
+        Returns False if it is not a plain complete message.
+        """
         header_at = at + len(lead.head) - 3
         if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
             return False
@@ -361,7 +370,10 @@ class ServerConnection(Connection):
         return True
 
     def _read_first(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """The same, whatever its method is."""
+        """Decode into `lead` a message at `at` with any method.
+
+        Return False if it is not plain and complete.
+        """
         plain = self._plain_at(data, at, end, BASIC_PUBLISH)
         if plain is None:
             return False
@@ -378,7 +390,7 @@ class ServerConnection(Connection):
         return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the basic.ack from `at` on; returns where they end."""
+        """Decode the basic.ack from `at` on. Return the end of the last."""
         acks: list[tuple[int, int, bool]] = []
         add = acks.append
         ready = self._ready

@@ -1,7 +1,7 @@
-"""Numbers and names of AMQP 0-9-1, tabulated once; the methods have a table of their own in `methods.py`.
+"""Numbers and names of AMQP 0-9-1, each tabulated once; the methods have their own table in `methods.py`.
 
-Where the paper and RabbitMQ differ (field types, extensions), RabbitMQ's reading stands, as every client in
-use was tested against it. Clause numbers are those of the 0-9-1 specification.
+Where the specification and RabbitMQ differ (field types, extensions), the tables follow RabbitMQ, because
+every client in use was tested against it. Clause numbers are those of the 0-9-1 specification.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OLD_HEADERS: Final = (
     b"AMQP\x01\x01\x00\x09",
 )  # of clients that mean 0-9-1 all the same
 
-# Frames, 4.2.3: type octet, channel u16, size u32, payload, end octet.
+# Frames, 4.2.3: type u8, channel u16, size u32, payload, end byte.
 FRAME_METHOD: Final = 1
 FRAME_HEADER: Final = 2
 FRAME_BODY: Final = 3
@@ -25,23 +25,24 @@ FRAME_HEARTBEAT: Final = 8
 FRAME_END: Final = 0xCE
 FRAME_KINDS: Final = frozenset((FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT))
 FRAME_PREFIX: Final = 7
-FRAME_OVERHEAD: Final = 8  # what frame-max counts beside the payload
+FRAME_OVERHEAD: Final = 8  # bytes before the payload
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 # Limits.
 FRAME_MIN: Final = 4096  # 4.2.3: no peer may negotiate less
-HANDSHAKE_FRAME_MAX: Final = 65_536  # before tune-ok: room for a token as password, and no more
-PAUSED_BYTES_MAX: Final = 131_072  # what may wait while the application decides about a login
+HANDSHAKE_FRAME_MAX: Final = 65_536  # before tune-ok: enough for a token as password, and no more
+PAUSED_BYTES_MAX: Final = 131_072  # what may wait while the application authenticates a login
 NESTING_MAX: Final = 32  # tables within tables; x-death needs 3
 SHORT_STRING_MAX: Final = 255
 PUBLISH_METHOD_MAX: Final = 2 + 256 + 256 + 1  # reserved-1, exchange, routing key, bits
 DELIVER_METHOD_MAX: Final = (
     256 + 8 + 1 + 256 + 256 + 4 + 256
 )  # the largest content method to a client, rounded up
-CONTENTS_IN_PARTS: Final = 4  # largest messages that one connection may have half sent, over all channels
-CLOSE_WAIT_SECS: Final = 10.0  # how long a peer may take to say close-ok
+# Number of largest messages that one connection may have incomplete, over all channels.
+CONTENTS_IN_PARTS: Final = 4
+CLOSE_WAIT_SECS: Final = 10.0  # how long a peer may take to send close-ok
 
-# Class and method ids of the hot methods, as the first four octets of their payload.
+# Class and method ids of the frequent methods, as the first four bytes of their payload.
 BASIC: Final = 60
 BASIC_PUBLISH: Final = 60 << 16 | 40
 BASIC_RETURN: Final = 60 << 16 | 50
@@ -49,11 +50,11 @@ BASIC_DELIVER: Final = 60 << 16 | 60
 BASIC_GET_OK: Final = 60 << 16 | 71
 BASIC_ACK: Final = 60 << 16 | 80
 BASIC_NACK: Final = 60 << 16 | 120
-BASIC_WEIGHT: Final = 60 << 16  # class-id and weight 0, as a content header begins
+BASIC_WEIGHT: Final = 60 << 16  # class-id, and weight 0, with which a content header begins
 
 
 class ReplyCode(IntEnum):
-    """1.1, with 312 of the paper and RabbitMQ."""
+    """Reply codes (1.1), with 312 of the specification's text and of RabbitMQ."""
 
     SUCCESS = 200
     CONTENT_TOO_LARGE = 311
@@ -87,7 +88,7 @@ SOFT_CODES: Final = frozenset(
         ReplyCode.PRECONDITION_FAILED,
     }
 )
-"""The errors that cost the peer its channel; every other error costs it the connection."""
+"""Errors that close the channel; every other error closes the connection."""
 
 PROPERTIES: Final = (
     ("content_type", "ss", 1 << 15),
@@ -105,8 +106,11 @@ PROPERTIES: Final = (
     ("app_id", "ss", 1 << 3),
     ("cluster_id", "ss", 1 << 2),
 )
-"""Name, domain and flag of class basic's properties in wire order (4.2.6.1). Bit 1 is unused, bit 0 says that
-another word of flags follows. `sb` is a short string kept as octets: applications put raw UUIDs there."""
+"""Name, domain and flag of class basic's properties in wire order (4.2.6.1).
+
+Bit 1 is unused; bit 0 says that another word of flags follows. `sb` is a short string that is not decoded,
+because applications put raw UUIDs there.
+"""
 FLAG_CONTINUED: Final = 1
 FLAG_HEADERS: Final = 1 << 13
 FLAG_DELIVERY_MODE: Final = 1 << 12
@@ -127,12 +131,12 @@ FIXED_FIELDS: Final = (
     ("d", ValueType.DOUBLE, ">d"),
     ("T", ValueType.TIMESTAMP, ">Q"),
 )
-"""Field tags of fixed size: how they are written."""
+"""Field tags of fixed size, with their struct format."""
 FIXED_FIELDS_READ_ONLY: Final = (
     ("L", ValueType.INT64, ">q"),
     ("U", ValueType.INT16, ">h"),
 )
-"""Tags that are understood and never written: `L` is another int64; `U` is the paper's int16."""
+"""Tags that are read and never written: `L` is another int64; `U` is the specification's int16."""
 FIELD_VOID: Final = ord("V")
 FIELD_DECIMAL: Final = ord("D")
 FIELD_STRING: Final = ord("S")

@@ -1,6 +1,7 @@
-"""The states of a connection and of a channel, and which methods may arrive on a channel in which.
+"""States of a connection and of a channel, and the methods that may arrive in each channel state.
 
-What each side expects of a connection is in the side's own table, in `server.py` and `client.py`.
+The methods that each end expects on channel 0 are in its own table, in `server.py` and `client.py`. `Channel`
+also holds the content that is being received on it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CONNECTION_CLASS: Final = 10
 
 
 class State(Enum):
-    """Of a connection."""
+    """State of a connection."""
 
     HEADER = auto()
     START = auto()
@@ -28,47 +29,47 @@ class State(Enum):
     TUNED = auto()
     OPENING = auto()
     OPEN = auto()
-    CLOSING = auto()  # we said close, and discard everything until close-ok
+    CLOSING = auto()  # we sent close, and discard everything until close-ok
     CLOSED = auto()
 
 
 class ChannelState(Enum):
-    """Of a channel; a channel that is not in the connection's dictionary is not open."""
+    """State of a channel. A channel that is not in the connection's dictionary is not open."""
 
-    OPENING = auto()  # the client asked for it
+    OPENING = auto()  # the client sent channel.open
     OPEN = auto()
-    CLOSING = auto()  # we said close, and discard everything until close-ok
+    CLOSING = auto()  # we sent close, and discard everything until close-ok
     CLOSED = auto()
 
 
 class Channel:
-    """A channel and the content that it has begun: method, then header, then body until `left` is 0."""
+    """Channel with its incomplete content: method, then header, then body until `left` is 0 bytes."""
 
     __slots__ = ("body", "index", "left", "method", "number", "properties", "published", "sink", "state")
 
     def __init__(self, number: int, state: ChannelState) -> None:
         self.number = number
         self.state = state
-        self.published = 0  # messages of ours, which is how a client's confirms are numbered
+        self.published = 0  # number of our messages, by which a client's confirms are numbered
         self.reset()
 
     def reset(self) -> None:
-        """No content has begun."""
+        """Discard the content and expect a method."""
         self.index = 0
         self.method = b""
         self.properties: bytes | None = None
         self.left = 0
-        self.body: Gathered | None = None  # of which some has come; None: nothing
-        self.sink: BodySink | None = None  # of a large body, instead
+        self.body: Gathered | None = None  # received parts of the body; None if there are none
+        self.sink: BodySink | None = None  # receives a large body instead of `body`
 
     @property
     def held(self) -> int:
-        """Octets of the content that has begun."""
+        """Size in bytes of the incomplete content."""
         body = 0 if self.body is None else self.body.octets
         return len(self.method) + len(self.properties or b"") + body
 
     def interrupted(self) -> RemoteProtocolError:
-        """The fault of a peer who has begun a content here, and says something else."""
+        """Return the error of a peer that sends another frame in the middle of a content (505)."""
         what = "header" if self.properties is None else "body"
         text = (
             f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
@@ -80,7 +81,7 @@ class Channel:
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:
-    """The methods that may arrive on a channel, by its state, at the side that `direction` names."""
+    """Return the methods that may arrive on a channel, by its state, at the end that `direction` names."""
     arriving = {kind for kind in m.METHODS.values() if kind.direction & direction and not kind.content}
     arriving = {kind for kind in arriving if kind.index >> 16 != CONNECTION_CLASS}
     return {

@@ -1,7 +1,8 @@
-"""Field tables and arrays (4.2.5.5) <-> model headers, every type of RabbitMQ's column.
+"""Codec between field tables and arrays (4.2.5.5) and headers of the model, for every type of RabbitMQ.
 
-Types are kept: what a table said is what the model says, and what is written again. A repeated name is kept
-too; whether a target may see one is the translator's business.
+Types are preserved: the model has the type that the table had, and writes it again. A repeated name is
+preserved too; the translator decides whether a target may see one. `survey` checks a table without decoding
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 VOID: Final = Value(ValueType.VOID, None)
 FIELDS_UNBOUNDED: Final = 1 << 32
-FIELD_OCTETS_MIN: Final = 1  # of an array; so no fewer octets can hold more fields than there may be
+FIELD_OCTETS_MIN: Final = 1  # of an array, so that fewer bytes cannot contain more fields than allowed
 DECIMAL_SCALE_MAX: Final = 255
 DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
 
@@ -43,14 +44,14 @@ READ_FIXED: Final = {
 WRITE_FIXED: Final = {kind: (tag.encode(), Struct(form)) for tag, kind, form in FIXED_FIELDS}
 UNKNOWN: Final = 0
 ANYTHING: Final = 1
-TEXTS: Final = 2  # nothing but strings of ASCII
-HAS_LENGTH: Final = 252  # a string: four octets of length, and as many as these say
-HAS_OCTETS: Final = 253  # the same of what is no text
-NESTS: Final = 254  # or is not known
+TEXTS: Final = 2  # only ASCII strings
+HAS_LENGTH: Final = 252  # a string: four bytes of length, and that many bytes
+HAS_OCTETS: Final = 253  # a byte string, encoded likewise
+NESTS: Final = 254  # a nested or an unknown type
 
 
 def _sizes() -> bytes:
-    """By the tag of a field, how many octets follow, or one of the above."""
+    """Return, by the tag of a field, how many bytes follow, or one of the constants above."""
     sizes = bytearray([NESTS] * 256)
     for tag, (_, _, size) in READ_FIXED.items():
         sizes[tag] = size
@@ -61,19 +62,19 @@ def _sizes() -> bytes:
 
 SIZES: Final = _sizes()
 MEANS: Final = bytes([chr(octet) in "xBC" for octet in range(256)])
-"""Whether names that mean something here begin so: with `x-`, BCC or CC."""
+"""Flags of the first bytes with which reserved names begin: `x-`, BCC or CC."""
 
 
 def syntax_error(text: str) -> RemoteProtocolError:
-    """Arguments that cannot be read: 502."""
+    """Return the error of arguments that cannot be decoded (502)."""
     return RemoteProtocolError(text, reason=ReplyCode.SYNTAX_ERROR)
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -> tuple[Headers, int]:
-    """The table at `at`, which begins with its length, and the position behind it.
+    """Decode the table at `at`, which begins with its length. Return it and the position behind it.
 
-    Raises RemoteProtocolError (502) for anything that is not a table within `data`, and for more than
-    `fields_max` fields, those of tables and arrays within it included.
+    Raises RemoteProtocolError (502) if it is not a table within `data`, or has more than `fields_max` fields,
+    including those of nested tables and arrays.
     """
     try:
         return _read_table(data, at, 0, [fields_max])
@@ -82,8 +83,10 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
 
 
 def survey(data: bytes, at: int) -> int:
-    """What the table at `at` holds: UNKNOWN, ANYTHING or TEXTS. What is known need not be decoded to be
-    passed on: it is well-formed, not nested, and its names are of ASCII, and none that mean something here.
+    """Classify the table at `at` without decoding it, as UNKNOWN, ANYTHING or TEXTS.
+
+    A table that is not UNKNOWN can be forwarded undecoded: it is well-formed and not nested, and its names
+    are ASCII and none of them is reserved.
     """
     at += 4
     if at > len(data):
@@ -122,7 +125,10 @@ def survey(data: bytes, at: int) -> int:
 
 
 def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """What ReadTexts (model/properties.py) says, of a table that is TEXTS."""
+    """Return the texts as ReadTexts does (model/properties.py), from a table that is TEXTS.
+
+    Returns an empty list if a value is longer than 65 535 bytes.
+    """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)
     at += 4
@@ -143,23 +149,23 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = F
 
 
 def encode_table(headers: Headers) -> bytes:
-    """A table with its length. Raises LocalProtocolError for a value that its type cannot hold."""
+    """Encode a table with its length. Raises LocalProtocolError if a type cannot hold its value."""
     octets = b"".join(_write_pairs(headers, 0))
     return U32.pack(len(octets)) + octets
 
 
 def decode_fields(data: bytes) -> Headers:
-    """The pairs of a table without its length, as AMQPLAIN sends them."""
+    """Decode the pairs of a table without its length, as AMQPLAIN sends them."""
     return decode_table(U32.pack(len(data)) + data)[0]
 
 
 def encode_value(value: Value) -> bytes:
-    """One value with its tag. Raises LocalProtocolError for a value that its type cannot hold."""
+    """Encode one value with its tag. Raises LocalProtocolError if its type cannot hold it."""
     return _write_value(value, 0)
 
 
 def plain(headers: Headers) -> dict[str, Any]:
-    """The table as Python values without their types; a repeated name holds a list."""
+    """Return the table as Python values without their types; a repeated name has a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:
@@ -183,7 +189,7 @@ def _plain_value(value: Value) -> Any:
 
 
 def _extent(data: bytes, at: int) -> tuple[int, int]:
-    """Begin and end of what a u32 length at `at` announces."""
+    """Return begin and end of the field whose u32 length is at `at`. Raises 502 if it exceeds `data`."""
     begin = at + 4
     end = begin + U32.unpack_from(data, at)[0]
     if end > len(data):
@@ -192,7 +198,7 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _count(left: list[int]) -> None:
-    """One field more; `left` is how many there may still be."""
+    """Count one more field; `left` holds how many are still allowed. Raises 502 if none is."""
     left[0] -= 1
     if left[0] < 0:
         raise syntax_error("a table has too many fields")

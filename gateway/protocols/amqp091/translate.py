@@ -1,13 +1,13 @@
-"""Class basic's properties <-> what a message says of itself.
+"""Translation between the properties of class basic and those of the model.
 
-A property set that AMQP wrote goes out as it came in, octet for octet, as long as nothing changed on the way.
-When something did (a hop, durability), it is changed among the native properties, so nothing else is lost.
-Sets of other protocols are translated from the model. Both are remembered in the set's `forms`, so a device
-that repeats itself costs one look-up per message; only a relative expiration is put in for each message.
+A property set that AMQP wrote is sent byte for byte as it was received, unless something changed on the way.
+A change (a hop, durability) is made to the native properties, so nothing else is lost. Sets of other
+protocols are translated from the model. The results are stored in the set's `forms`, so a device that repeats
+itself costs one look-up for each message; only a relative expiration is inserted for each message.
 
-What AMQP has no property for travels in headers of the gateway's own (`x-mqtt-...`, `x-gateway-...`; `x-...`
-for texts longer than a short string), which are taken out again on the way back. LOSSES
-lists what is left.
+Content for which AMQP has no property travels in headers of the gateway (`x-mqtt-...`, `x-gateway-...`;
+`x-...` for texts longer than a short string), which are removed again on the way back. LOSSES lists what is
+left.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ from gateway.protocols.amqp091.table import (
 )
 
 PROTOCOL: Final = "amqp091"
-SETS_MAX: Final = 4096  # property sets that are remembered, and
-SET_OCTETS_MAX: Final = 1024  # the largest that is worth it
+SETS_MAX: Final = 4096  # cached property sets
+SET_OCTETS_MAX: Final = 1024  # bytes of the largest cached property set
 HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
-FORMS_MAX: Final = 64  # encodings of one set: a peer chooses the hop count that a message begins with
+FORMS_MAX: Final = 64  # encodings of one set: a peer chooses the initial hop count of a message
 
 RETAIN_HEADER: Final = "x-mqtt-retain"
 UTF8_HEADER: Final = "x-mqtt-utf8"
 HOPS_HEADER: Final = "x-gateway-hops"
-ENGINE_HEADER: Final = "x-gateway-engine"  # what replicas tell each other of a message
-CORRELATION_HEADER: Final = "x-correlation-id"  # octets that do not fit a short string
+ENGINE_HEADER: Final = "x-gateway-engine"  # data that replicas exchange about a message
+CORRELATION_HEADER: Final = "x-correlation-id"  # bytes that do not fit a short string
 ENCODING_HEADER: Final = "x-correlation-encoding"  # base64: correlation-id is not the text it looks like
 BASE64: Final = "base64"
 LONG_TEXTS: Final = {
@@ -86,7 +86,7 @@ LONG_TEXTS: Final = {
     "app_id": "x-app-id",
 }
 LONG_ID: Final = LONG_TEXTS["message_id"].encode()
-USER_HEADER: Final = "x-user-id"  # of a user id that nobody has checked
+USER_HEADER: Final = "x-user-id"  # an unverified user id
 
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
@@ -101,7 +101,7 @@ LOSSES: Final = (
     Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
     Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
 )
-"""The named losses of this translation. `losses` tells which of them a message suffers."""
+"""Named losses of this translation. `losses` returns those of one message."""
 LOSING: Final = losing(LOSSES)
 OWN_HEADERS: Final = frozenset(
     {
@@ -115,29 +115,32 @@ FLAG_CONTENT_ENCODING: Final = 0x4000
 FLAG_MESSAGE_ID: Final = 0x0080
 ONE_OCTET: Final = (0x1000, 0x0800)  # delivery mode and priority
 SHORT_BEFORE_ID: Final = (0x8000, 0x4000, FLAG_HEADERS, *ONE_OCTET, 0x0400, 0x0200, 0x0100)
-"""Flags of what stands before a message id, in its order: short strings, but for the table and two octets."""
+"""Flags of the properties before a message id, in order: short strings, except the table and two bytes."""
 BEFORE_HEADERS: Final = FLAG_CONTENT_TYPE | FLAG_CONTENT_ENCODING  # the two short strings before the table
 FLAGS_BEHIND_MODE: Final = 0x0FFC
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
-FLAGS_BESIDE_TEXTS: Final = FLAG_HEADERS | FLAG_DELIVERY_MODE | FLAG_EXPIRATION  # which say no property
+# Flags of fields that are no properties of the model.
+FLAGS_BESIDE_TEXTS: Final = FLAG_HEADERS | FLAG_DELIVERY_MODE | FLAG_EXPIRATION
 HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
-HOPS_PAIRS: Final = tuple([HOPS_PAIR + U32.pack(hops) for hops in range(16)])  # few cross more routes
+# Few messages cross more routes.
+HOPS_PAIRS: Final = tuple([HOPS_PAIR + U32.pack(hops) for hops in range(16)])
 RETAIN_PAIR: Final = encode_short_string(RETAIN_HEADER) + b"t\1"
 OWN_NAMES: Final = frozenset(encode_short_string(name) for name in OWN_HEADERS)
-EXPIRATION_MS_MAX: Final = 315_360_000_000  # ten years; RabbitMQ closes the channel for more
+EXPIRATION_MS_MAX: Final = 315_360_000_000  # milliseconds, ten years; RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 OCTETS: Final = tuple([bytes((octet,)) for octet in range(SHORT_STRING_MAX + 1)])
-OWN_FIRST: Final = ord("x")  # how all of them begin
-PAIRS_MAX: Final = 16  # each is compared with all others
+OWN_FIRST: Final = ord("x")  # first letter of all of them
+PAIRS_MAX: Final = 16  # each pair is compared with all others
 STRING_HEAD: Final = b"S\0\0"  # tag and the upper half of the length
 TABLE_HEAD: Final = Struct(">HI").pack  # flags, size of the table
 
 
 class Essentials(NamedTuple):
-    """What routing needs to know of an AMQP property set; `expiration_ms` is None when it has none.
+    """Properties of an AMQP property set that routing needs; `expiration_ms` is None if it has none.
 
-    `special`: it names a user, copies (`CC`, `BCC`) or the direct reply-to, which want a closer look.
+    `special` is True if it names a user, copies (`CC`, `BCC`) or the direct reply-to, which need further
+    checks.
     """
 
     durable: bool
@@ -148,14 +151,14 @@ class Essentials(NamedTuple):
 
 
 Form = tuple[int, bytes, bytes, tuple[str, ...]]
-"""A key, encoded properties in two parts, between which an expiration may stand, and their losses."""
+"""Encoding of a set: key, properties in two parts with space for an expiration between, and losses."""
 
 
-# The forms of one set: without expiration, with room for a relative one between head and tail, with its own.
+# The forms of one set: without expiration, with space for a relative one between head and tail, with its own.
 NONE: Final = 0
 RELATIVE: Final = 1
 KEPT: Final = 2
-CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
+CROSSED: Final = "amqp091 crossed"  # unchanged but for the hop count
 NO_ESSENTIALS: Final = Essentials(False, None, False, 0, False)
 USUAL: Final = tuple([Essentials(durable, None, False, 0) for durable in (False, True)])
 PRIORITY: Final = "amqp091 priority"
@@ -173,8 +176,10 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """The message id in a content header's octets, from the flags on; None: there is none. Raises
-    RemoteProtocolError when what stands before it is malformed."""
+    """Return the message id in a content header's bytes, from the flags on, or None if there is none.
+
+    Raises RemoteProtocolError if what precedes it is malformed.
+    """
     flags, at, end = int.from_bytes(raw[:2], "big"), 2, len(raw)
     usual = not flags & FLAG_CONTINUED
     for flag in SHORT_BEFORE_ID if usual else ():
@@ -196,9 +201,9 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def content_properties(raw: bytes) -> PropertySet:
-    """The property set of a content header's octets, from the flags on; the same object for the same octets.
+    """Return the property set of a content header's bytes, from the flags on; equal bytes share one object.
 
-    Decoded when something asks, which raises RemoteProtocolError 502 for octets that are no properties.
+    The set is decoded on first use, which raises RemoteProtocolError 502 for malformed properties.
     """
     found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
@@ -210,21 +215,21 @@ def content_properties(raw: bytes) -> PropertySet:
 
 @lru_cache(maxsize=1024)
 def _present(flags: int) -> tuple[tuple[int, str], ...]:
-    """Flag and domain of the properties that `flags` announces."""
+    """Return flag and domain of the properties that `flags` announces."""
     return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
 
 
 def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
-    """Where headers, delivery-mode, expiration, reply-to and user-id stand; 0 where there is none.
+    """Return the positions of headers, delivery-mode, expiration, reply-to and user-id; 0 for an absent one.
 
-    Finds the bounds of every property and decodes none. Raises RemoteProtocolError 502 when they do not end
-    where the octets do, so that what passes through undecoded cannot upset the peer that it is sent to.
+    Finds the bounds of every property and decodes none. Raises RemoteProtocolError 502 if they do not end
+    where the bytes end, so that properties that are forwarded undecoded cannot harm the receiver.
     """
     headers = mode = expiration = reply = user = 0
     try:
         flags = raw[0] << 8 | raw[1]
         if flags & FLAGS_UNUSED:
-            decode_properties(raw)  # which knows what such flags mean
+            decode_properties(raw)  # raises the error for such flags
         at = 2 if not flags & FLAG_CONTINUED else _behind_flags(raw)
         if flags & FLAG_CONTENT_TYPE:
             at += raw[at] + 1
@@ -246,7 +251,10 @@ def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
 
 
 def _behind_mode(raw: bytes, flags: int, at: int) -> tuple[int, int, int, int]:
-    """The same of what stands behind the delivery-mode, at `at`, and the position behind all."""
+    """Return the positions of expiration, reply-to and user-id, and the end of all properties.
+
+    `at` is the position behind the delivery-mode.
+    """
     expiration = reply = user = 0
     for flag, domain in _present(flags & FLAGS_BEHIND_MODE):
         if flag == FLAG_EXPIRATION:
@@ -265,6 +273,7 @@ def _behind_mode(raw: bytes, flags: int, at: int) -> tuple[int, int, int, int]:
 
 
 def _behind_flags(raw: bytes) -> int:
+    """Return the position behind the property flags."""
     at = 0
     while U16.unpack_from(raw, at)[0] & FLAG_CONTINUED:
         at += 2
@@ -272,26 +281,27 @@ def _behind_flags(raw: bytes) -> int:
 
 
 def delivery_mode(raw: bytes) -> int:
-    """The delivery-mode, 0 when there is none, without decoding the rest. Raises RemoteProtocolError 502."""
+    """Return the delivery-mode without decoding the rest, or 0 if absent. Raises RemoteProtocolError 502."""
     at = _positions(raw)[1]
     return raw[at] if at else 0
 
 
 def expiration_ms(raw: bytes) -> int | None:
-    """The expiration in milliseconds, None when there is none, without decoding the rest.
+    """Return the expiration in milliseconds without decoding the rest, or None if it is absent.
 
-    Raises RemoteProtocolError: 502 for octets that are no properties, 406 when it is not a number.
+    Raises RemoteProtocolError: 502 for malformed properties, 406 if the expiration is not a valid number.
     """
     at = _positions(raw)[2]
     return _read_expiration(raw, at) if at else None
 
 
 def _read_expiration(raw: bytes, at: int) -> int:
+    """Parse the expiration at `at`, in milliseconds. Raises 406, with RabbitMQ's text, if it is not valid."""
     text = raw[at + 1 : at + 1 + raw[at]]
     if text.isdigit() and int(text) <= EXPIRATION_MS_MAX:
         return int(text)
     if text[:1] in (b"+", b"-") and text[1:].isdigit() and 0 <= int(text) <= EXPIRATION_MS_MAX:
-        return int(text)  # Erlang reads a sign
+        return int(text)  # Erlang accepts a sign
     digits = len(text) - len(text.lstrip(b"0123456789"))
     given = text.decode(errors="replace")
     if digits == len(text) and digits:
@@ -307,9 +317,9 @@ def _read_expiration(raw: bytes, at: int) -> int:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """What routing needs to know, remembered with the set; nothing for a set of another protocol.
+    """Return what routing needs to know, cached in the set; NO_ESSENTIALS for a set of another protocol.
 
-    Raises RemoteProtocolError (502, 406) for octets that cannot be read.
+    Raises RemoteProtocolError (502, 406) for malformed properties.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -349,7 +359,7 @@ def _read_texts(raw: bytes, before: bytes, between: bytes, bare: bool) -> list[b
 
 
 def priority_of(message: Message) -> int:
-    """The priority, remembered with the properties; 0 when there is none, or they are malformed."""
+    """Return the priority, cached in the property set; 0 if it is absent or malformed."""
     property_set = message.property_set
     found: int | None = property_set.forms.get(PRIORITY)
     if found is None:
@@ -362,17 +372,17 @@ def priority_of(message: Message) -> int:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Whether the message was retained where it came from."""
+    """Return True if the message was retained where it came from."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """How many routes the message has crossed before it came here."""
+    """Return how many routes the message had crossed when it was received."""
     return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
-    """The meaning of a content header's octets. Raises RemoteProtocolError 502."""
+    """Decode the bytes of a content header into properties of the model. Raises RemoteProtocolError 502."""
     native = decode_properties(raw)
     headers: list[tuple[str, Value]] = []
     own: dict[str, Any] = {}
@@ -389,7 +399,7 @@ def decode_model(raw: bytes) -> Properties:
     for attribute, name in LONG_TEXTS.items():
         given = getattr(native, attribute)
         texts[attribute] = own[name] if given is None and isinstance(own.get(name), str) else given
-    texts["user_id"] = native.user_id  # which a header cannot say
+    texts["user_id"] = native.user_id  # never read from a header
     utf8 = own.get(UTF8_HEADER)
     return Properties(
         utf8=utf8 if isinstance(utf8, bool) else None,
@@ -402,11 +412,12 @@ def decode_model(raw: bytes) -> Properties:
 
 
 def _are_strings(values: tuple[Value, ...]) -> bool:
-    """Whether an array is how a repeated name was written."""
+    """Return True if the array is the encoding of a repeated name."""
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
 def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
+    """Return the correlation data from correlation-id or from the gateway's own headers."""
     if given is None:
         octets = own.get(CORRELATION_HEADER)
         return octets if isinstance(octets, bytes) else None
@@ -420,11 +431,11 @@ def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
 
 
 def encode_properties(message: Message, utc: float, *, ms_max: int | None = None) -> bytes:
-    """The octets of a content header from the flags on, for a message of any protocol.
+    """Encode the properties of a message of any protocol as a content header's bytes, from the flags on.
 
-    `utc` is the time in seconds, by which an expiry becomes a relative expiration (rounded up). Of a message
-    that AMQP wrote, an expiration that it still has is kept as it was. Others are written as at most
-    `ms_max`. Raises RemoteProtocolError for property octets that its sender malformed.
+    `utc` is in POSIX seconds; an expiry becomes an expiration relative to it, rounded up, of at most `ms_max`
+    milliseconds. A message that AMQP wrote, and that still has its expiration, keeps it unchanged. Raises
+    RemoteProtocolError if the sender's properties are malformed.
     """
     property_set = message.property_set
     expires = message.expires
@@ -448,12 +459,12 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
 
 
 def outlasts(message: Message, utc: float) -> bool:
-    """Return True if the message lives longer than a broker takes that goes by RabbitMQ's limit."""
+    """Return True if the message expires later than the maximum expiration of RabbitMQ."""
     return (message.expires - utc) * 1000 > EXPIRATION_MS_MAX
 
 
 def _shown(property_set: PropertySet) -> PropertySet:
-    """The set as consumers may see it: without blind copies, which a message keeps for its dead letters."""
+    """Return the set for consumers, without the blind copies (BCC), which dead letters still need."""
     found: PropertySet | None = property_set.forms.get(SHOWN)
     if found is None:
         found = property_set
@@ -466,7 +477,7 @@ def _shown(property_set: PropertySet) -> PropertySet:
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
-    """The octets with a hop count put into their table: the one change that every crossing makes."""
+    """Return the properties with a hop count in their table: the one change of every crossing."""
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
         return found[1]
@@ -476,7 +487,7 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def with_pair(raw: bytes, pair: bytes) -> bytes:
-    """The octets of a content header with one more header, whose name, type and value `pair` is."""
+    """Return a content header's bytes with one more header; `pair` is its encoded name, type and value."""
     flags = U16.unpack_from(raw)[0]
     if flags & FLAG_HEADERS:
         at = _positions(raw)[0]
@@ -490,9 +501,10 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
 
 
 def without_orders(raw: bytes) -> bytes:
-    """The octets of a content header for another broker, without what that would obey: the keys to which it
-    sends copies. A user id, which it would compare with our own, becomes a header. The same object when there
-    is none of these.
+    """Return a content header's bytes for another broker, without the CC and BCC that it would obey.
+
+    A user id, which the broker would compare with our own, becomes a header. Returns the same object if there
+    is nothing to change.
     """
     visible, blind = _OBEYED
     if not (visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
@@ -504,8 +516,7 @@ def without_orders(raw: bytes) -> bytes:
 
 
 def without_user_id(raw: bytes) -> bytes:
-    """The octets of a content header in which a user id has become a header; the same object when it names
-    none."""
+    """Return a content header's bytes with the user id moved to a header; the same object if it has none."""
     return _without_user(decode_properties(raw)) if U16.unpack_from(raw)[0] & FLAG_USER_ID else raw
 
 
@@ -518,8 +529,10 @@ def _without_user(native: BasicProperties) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES that `message` suffers, without those that are encoded. What is
-    made here is what `encode_properties` will need."""
+    """Return the names of the LOSSES that `message` suffers, except those that are encoded.
+
+    The encoding is stored, so that `encode_properties` need not repeat it.
+    """
     if message.property_set.protocol == PROTOCOL:
         return ()
     lost = _form(message, NONE if message.expires == NEVER else RELATIVE)[3]
@@ -527,7 +540,7 @@ def losses(message: Message) -> tuple[str, ...]:
 
 
 def _form(message: Message, expiry: int) -> Form:
-    """The encoding of a message's properties; `expiry` is NONE, RELATIVE or KEPT."""
+    """Return the encoding of a message's properties, cached if known; `expiry` is NONE, RELATIVE or KEPT."""
     property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
     last = property_set.form  # of any protocol: the keys differ
@@ -581,8 +594,9 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
 
 
 def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
-    """The form of a set that says nothing but these headers, which are written as they are. None: one of them
-    cannot be.
+    """Return the form of a set that has only these headers, or None if one cannot be written unchanged.
+
+    `texts` has three entries for each header: its name, STRING_HEAD and its value.
     """
     end = len(texts)
     if not end or end > 3 * PAIRS_MAX:
@@ -613,7 +627,10 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
 
 
 def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
-    """Native properties without their table, and the pairs of the table, from what a message says."""
+    """Translate the model's properties.
+
+    Return native properties without their table, and the table's pairs.
+    """
     native = BasicProperties()
     pairs = _unique(given.headers, lost)
     for attribute, header in LONG_TEXTS.items():
@@ -648,6 +665,7 @@ def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, lis
 
 
 def _write_correlation(native: BasicProperties, octets: bytes, lost: set[str]) -> list[tuple[str, Value]]:
+    """Set the correlation-id. Return the headers that are needed if it is too long or not UTF-8."""
     try:
         octets.decode()
         written, marked = octets, False
@@ -662,7 +680,7 @@ def _write_correlation(native: BasicProperties, octets: bytes, lost: set[str]) -
 
 
 def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
-    """The pairs of a table, whose names are unique: a repeated name becomes an array where it first stood."""
+    """Return the pairs of a table with unique names: a repeated name becomes an array at its first place."""
     found: dict[str, list[Value]] = {}
     last = None
     for name, value in headers:
@@ -688,9 +706,9 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
 
 
 def _writable(value: Value, lost: set[str]) -> Value:
-    """The value, or its text when its type cannot hold it on the wire."""
+    """Return the value, or its text if its type cannot hold it on the wire."""
     if fits(value):
-        # One level deeper than a table's values, for a repeated name puts them into an array.
+        # One level deeper than a table's values, because a repeated name puts them into an array.
         with suppress(LocalProtocolError):
             encode_value(Value(ValueType.ARRAY, (value,)))
             return value
