@@ -1,4 +1,4 @@
-"""AMQP/Fast 0.7c0 (AMQ RFC 006): codec, the state machines of both sides, and translation.
+"""AMQP/Fast 0.7c0 (AMQ RFC 006): codec, the state machines of both ends, and translation.
 
-Pure functions of octets: nothing here does I/O, reads a clock or knows another protocol.
+The package consists of pure functions of bytes. It does no I/O, reads no clock and knows no other protocol.
 """

@@ -1,10 +1,10 @@
-"""The link's side of a connection.
+"""Client end of a connection, which links use.
 
     AUTHENTICATION -> AUTHENTICATING [-> AUTHENTICATION -> AUTHENTICATING ...] -> OPENING -> ACTIVE
 
-The initiation is queued at once. The first challenge and TUNE are answered without asking (the smaller limit
-of the two wins), and the virtual host is asked for in the same breath. A reply has to be one that is awaited,
-NOTIFY and INDEX have to have been asked for; anything else costs the server its connection.
+The initiation is queued at once. The first challenge and TUNE are answered without the caller (the smaller
+limit wins), and OPEN follows immediately. A reply must be one that is awaited, and NOTIFY and INDEX must have
+been requested; anything else closes the connection. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from gateway.protocols.amqpfast.states import (
 
 NOTIFY: Final = Struct(">HBHIIBB").unpack_from  # size, type, handle, number, fragment-size, bits, name length
 NOTIFY_FIELDS: Final = 14  # the size of NOTIFY with an empty name
-SIZE_OCTETS: Final = 2  # of the size itself, which it does not count
+SIZE_OCTETS: Final = 2  # of the size field itself, which it does not count
 NUMBER: Final = BODY_SIZE.unpack_from
 REPLY: Final = Struct(">HBHHHBB")  # size, type, handle, tag, code, length of text, end
 REPLY_SIZE: Final = 9
@@ -68,19 +68,20 @@ SUCCESS: Final = int(ReplyCode.SUCCESS)
 OPEN_TAG: Final = 1
 WHOLE_BITS: Final = DELIVERED | REDELIVERED
 Lead = tuple[bytes, bytes, int, int, int, int, bytes, bytes]
-# Octets before the message number; those behind it up to the body, and their number; body size, handle, bits,
+# Bytes before the message number; those behind it up to the body, and their number; body size, handle, bits,
 # head, name.
 NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, 0, b"", b"")
 
 
 class ClientConnection(Connection):
-    """Our connection to a server: octets in, events out.
+    """Connection to a server: bytes in, events out.
 
-    `frame_max`, `channel_max` and `handle_max` (0: no limit) are what we ask for at most. `heartbeat` is how
-    often, in seconds, we want to hear from the server. Without `pings` no PING is sent to a server that has
-    sent none, and it may be silent for ever: that of 2005 reads nothing more behind a PING. `responses` is
-    what `encode_credentials` makes for mechanism PLAIN; a server that offers NONE and not that is told
-    nothing. `bounded`: each call does a limited number of steps, and what is behind is `unread`.
+    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the maxima that we request.
+    `heartbeat` is the interval in seconds at which the server should send. Without `pings` no PING is sent to
+    a server that has sent none, and it may be silent forever, because the server of 2005 reads nothing behind
+    a PING. `responses` come from `encode_credentials` for mechanism PLAIN; a server that offers only NONE
+    gets no credentials. With `bounded`, each call does a limited number of steps and sets `unread` if bytes
+    remain.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -118,10 +119,10 @@ class ClientConnection(Connection):
         }
         self.out.append(INITIATION)
 
-    # --- what the application says
+    # --- calls of the application
 
     def respond(self, responses: Headers) -> None:
-        """The answer to Challenged."""
+        """Queue the response to Challenged. Raises LocalProtocolError if there is no challenge."""
         if self._state is not State.AUTHENTICATION or not self._responded:
             raise LocalProtocolError("no challenge to answer")
         self._send(m.ConnectionResponse(self._response.mechanism, responses))
@@ -136,9 +137,10 @@ class ClientConnection(Connection):
         options: Headers = (),
         confirm: bool = True,
     ) -> int:
-        """Open a channel, which can be used at once; with `confirm` a reply (Replies) says that it is there.
+        """Open a channel and return its number; it can be used at once.
 
-        Raises LocalProtocolError when the connection is not open or has no number left.
+        With `confirm` the event Replies reports the server's reply. Raises LocalProtocolError if the
+        connection is not open or all channel numbers are in use.
         """
         if self._state is not State.ACTIVE:
             raise LocalProtocolError("a channel needs an open connection")
@@ -154,10 +156,10 @@ class ClientConnection(Connection):
         return number
 
     def open_handle(self, command: m.HandleOpen, *, confirm: bool = True) -> int:
-        """Open a handle as `command` says, which needs no `handle_id` and `tag`; returns its number.
+        """Open a handle with the options in `command` and return its number; it can be used at once.
 
-        It can be used at once; with `confirm` a reply says that it is there. Raises LocalProtocolError when
-        the channel is not open or no number is left.
+        `handle_id` and `tag` of `command` are set here. With `confirm` a reply is requested. Raises
+        LocalProtocolError if the channel is not open or all handle numbers are in use.
         """
         channel = self._channels.get(command.channel_id)
         if channel is None or channel.state is not ChannelState.OPEN:
@@ -174,7 +176,10 @@ class ClientConnection(Connection):
         return number
 
     def new_tag(self, channel: int) -> int:
-        """A confirm-tag for a command of `channel` or of one of its handles, that no other command has."""
+        """Return a confirm-tag for a command of `channel` or of one of its handles.
+
+        Raises LocalProtocolError if the channel is not open or all tags are in use.
+        """
         found = self._channels.get(channel)
         if found is None:
             raise LocalProtocolError(f"channel {channel} is not open")
@@ -192,10 +197,10 @@ class ClientConnection(Connection):
         return tag
 
     def send(self, command: m.Command) -> bool:
-        """Any other command of a channel or handle; its tag is 0 or from `new_tag`.
+        """Queue any other command of a channel or handle; its tag is 0 or from `new_tag`.
 
-        Dropped when channel or handle have been closed meanwhile; returns whether it was sent. Raises
-        LocalProtocolError when a selector makes the command larger than the server's frame-max (3.2.5).
+        Returns False, and queues nothing, if channel or handle were closed meanwhile. Raises
+        LocalProtocolError if a selector makes the command larger than the server's frame-max (3.2.5).
         """
         if isinstance(command, m.ChannelAck | m.ChannelCommit | m.ChannelRollback):
             channel = self._channels.get(command.channel_id)
@@ -224,8 +229,9 @@ class ClientConnection(Connection):
         return True
 
     def _check_selector(self, command: m.HandleConsume | m.HandleQuery) -> None:
+        """Raise LocalProtocolError if the selector makes the command exceed frame-max."""
         if not command.selector:
-            return  # nothing else in a command is long
+            return  # no other field of a command is long
         size = len(encode_command(command)) - SIZE_OCTETS
         if size > self.frame_max:
             raise LocalProtocolError(
@@ -234,7 +240,7 @@ class ClientConnection(Connection):
             )
 
     def ack(self, channel: int, message_number: int) -> None:
-        """CHANNEL ACK of everything delivered up to `message_number`, unconfirmed."""
+        """Queue CHANNEL ACK of all messages up to `message_number`, without a confirm-tag."""
         self.send(m.ChannelAck(channel, 0, message_number))
 
     # --- the negotiation
@@ -296,7 +302,7 @@ class ClientConnection(Connection):
         handle = self._handles[command.handle_id]
         if isinstance(command, m.HandleReply):
             tag, code = command.tag, command.reply_code
-            if tag or code < ReplyCode.MESSAGE_NOT_FOUND:  # a failed BROWSE is replied without a tag, too
+            if tag or code < ReplyCode.MESSAGE_NOT_FOUND:  # a failed BROWSE has a reply without a tag, too
                 self._settle(handle.channel, handle.number << 16 | tag, command)
             row = (handle.channel.number, handle.number, tag, code, command.reply_text)
             self._took_replies([row], events)
@@ -314,7 +320,10 @@ class ClientConnection(Connection):
             events.append(CommandReceived(command))
 
     def _settle(self, channel: Channel, key: int, command: m.ChannelReply | m.HandleReply) -> None:
-        """Strike a reply off those that are awaited. An ACK may be answered in either scope (3.3.9)."""
+        """Remove a reply from those that are awaited. An ACK may be replied to in either scope (3.3.9).
+
+        Raises RemoteProtocolError 503 if it is not awaited.
+        """
         awaited = channel.awaited
         for wanted in (key, CHANNEL_KEY | command.tag):
             if wanted in awaited:
@@ -331,7 +340,7 @@ class ClientConnection(Connection):
             events.append(Replies(rows))
 
     def _read_replies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the HANDLE REPLY 200 without a text from `at` on, in the order awaited; returns their end."""
+        """Decode the HANDLE REPLY 200 without text from `at` on, in the order awaited. Return their end."""
         rows: list[ReplyRow] = []
         handles = self._handles
         last_whole = end - REPLY.size
@@ -391,7 +400,7 @@ class ClientConnection(Connection):
             events.append(Notifies(rows))
 
     def _read_notifies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the messages from `at` on that are whole and in one fragment; returns their end."""
+        """Decode the complete messages of one fragment from `at` on. Return their end."""
         rows: list[NotifyRow] = []
         add = rows.append
         lead, middle, middle_size, size, handle, bits, head, name = self._lead
@@ -414,7 +423,7 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` has around its number; None: not plainly right, or incomplete."""
+        """Return the bytes around the number of the message at `at`; None if it is not plain and complete."""
         if at + NOTIFY_FIELDS + 2 > end:
             return None
         size, kind, number, _, fragment_size, bits, name_size = NOTIFY(data, at)
@@ -447,7 +456,7 @@ SENT_BY_HANDLES: Final = (
 
 
 def _free(last: int, used: dict[int, Channel] | dict[int, Handle]) -> int:
-    """The next number after `last` that is not in use."""
+    """Return the next number after `last` that is not in use. Raises LocalProtocolError if there is none."""
     for number in chain(range(last + 1, ID_MAX + 1), range(1, last + 1)):
         if number not in used:
             return number
@@ -455,7 +464,7 @@ def _free(last: int, used: dict[int, Channel] | dict[int, Handle]) -> int:
 
 
 def _smaller(ours: int, theirs: int) -> int:
-    """The smaller limit, where 0 is none."""
+    """Return the smaller limit, where 0 is no limit."""
     return min(ours, theirs) if ours and theirs else ours or theirs
 
 

@@ -1,9 +1,9 @@
-"""Octets <-> command frames, commands and message heads (2.2.4, 3.1.1, 3.4).
+"""Codec of command frames, commands and message heads (2.2.4, 3.1.1, 3.4).
 
-A decoder answers with a value, with None (more octets are needed), or raises RemoteProtocolError with the
-reply code. The loops that messages go through in number are not here but in `server.py` and `client.py`: they
-fall back on these functions for whatever is not the common case. Fragments stand outside of frames; where
-they begin and end is the business of the connection.
+A decoder returns a value, or None if more bytes are needed, or raises RemoteProtocolError with the reply
+code. The fast loops for runs of messages are in `server.py` and `client.py`; they fall back on these
+functions for every uncommon case. Fragments are outside of frames; the connection determines where they begin
+and end. Encoders raise LocalProtocolError for values that do not fit.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 END: Final = bytes((FRAME_END,))
 CLOSE: Final = bytes((ConnectionClose.type,))
-BROWSE_WITHOUT_TAG: Final = 6  # octets of the fields of HANDLE BROWSE as the grammar has them
+BROWSE_WITHOUT_TAG: Final = 6  # size in bytes of the fields of HANDLE BROWSE in the grammar
 
 
 def framing_error(text: str) -> RemoteProtocolError:
-    """Frames that are none: 501."""
+    """Return the error of an invalid frame (501)."""
     return RemoteProtocolError(text, reason=ReplyCode.FRAMING_ERROR)
 
 
@@ -53,11 +53,11 @@ def framing_error(text: str) -> RemoteProtocolError:
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] | None:
-    """The frame at `at`: where its type octet, its end octet and what follows it are; None: not complete.
+    """Locate the frame at `at`: positions of its type byte, of its end byte, and behind it.
 
-    Raises RemoteProtocolError 501 as soon as the size says that it cannot be a frame or that it exceeds
-    `frame_max` (4096 for the commands of the handshake, whatever was agreed), and when it does not end as a
-    frame ends.
+    Returns None if it is incomplete. Raises RemoteProtocolError 501 if the size is not valid or exceeds
+    `frame_max` bytes (4096 for commands of the handshake, whatever was negotiated), or if the end byte is
+    wrong.
     """
     have = len(data) - at
     if have < 2:
@@ -84,7 +84,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
 
 
 def frame_octets(data: bytes, at: int) -> int:
-    """How many octets of the incomplete frame at `at` are needed before it says more than it does now."""
+    """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
     have = len(data) - at
     if have < 3:
         return 3  # the size, and the type on which its limit depends
@@ -95,7 +95,7 @@ def frame_octets(data: bytes, at: int) -> int:
 
 
 def encode_frame(content: bytes) -> bytes:
-    """The frame of a type octet with its fields; in the short form if that holds it."""
+    """Return the frame of a type byte and its fields, in the short form if possible."""
     size = len(content) + 1
     if size <= SHORT_SIZE_MAX:
         return U16.pack(size) + content + END
@@ -159,7 +159,7 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 
 def encode_short_string(text: str | bytes) -> bytes:
-    """Length octet and UTF-8. Raises LocalProtocolError beyond 255 octets, or for a zero octet in a text."""
+    """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes, or for NUL in a text."""
     octets = text.encode() if isinstance(text, str) else text
     if len(octets) > SHORT_STRING_MAX:
         raise LocalProtocolError(f"a short string has at most {SHORT_STRING_MAX} octets")
@@ -191,10 +191,10 @@ WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 def decode_command(content: bytes) -> Command:
-    """The command of a frame's content: its type octet and its fields, without the end octet.
+    """Decode the command in a frame's content: type byte and fields, without the end byte.
 
-    HANDLE BROWSE is taken with and without its confirm-tag. Raises RemoteProtocolError: 501 for a type that
-    is not known and for fields that do not fill the frame exactly, 502 for a table that is none.
+    HANDLE BROWSE is accepted with and without its confirm-tag. Raises RemoteProtocolError: 501 for an unknown
+    type and for fields that do not fill the frame exactly, 502 for an invalid table.
     """
     kind = COMMANDS.get(content[0])
     if kind is None:
@@ -212,7 +212,7 @@ def decode_command(content: bytes) -> Command:
 def _decode_fields(kind: type[Command], content: bytes) -> Command:
     values = []
     at = 1
-    bit = 0  # the mask of the next bit in the octet before `at`; 0: a new octet begins
+    bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
     for domain, _ in kind.layout:
         value: Any
         if domain == "b":  # the first bit is the lowest
@@ -231,7 +231,7 @@ def _decode_fields(kind: type[Command], content: bytes) -> Command:
 
 
 def encode_command(command: Command) -> bytes:
-    """The frame of a command. Raises LocalProtocolError when a field does not fit."""
+    """Encode a command as a frame. Raises LocalProtocolError if a field does not fit."""
     parts = [bytes((command.type,))]
     octet, mask = 0, 1
     for domain, name in command.layout:
@@ -257,7 +257,7 @@ CLOSE_OCTETS_MAX: Final = CLOSE_OCTETS_MIN + SHORT_STRING_MAX
 
 
 def ends_with_close(octets: bytes) -> bool:
-    """Whether a CONNECTION CLOSE, in the short form, is the last of the octets, whatever is before it."""
+    """Return True if the bytes end with a CONNECTION CLOSE in the short form, whatever precedes it."""
     if octets[-1:] != END:
         return False
     for length in range(min(SHORT_STRING_MAX, len(octets) - CLOSE_OCTETS_MIN) + 1):
@@ -273,7 +273,7 @@ def ends_with_close(octets: bytes) -> bool:
 #     body-size u32 | persistent | priority | expiration u32 | mime-type | encoding | identifier | headers
 #
 # Its first fragment begins with it (3.4). Everything behind the body-size is called the *properties* of the
-# message: like messages share these octets, whatever the size of their bodies, so caches are keyed by them.
+# message: like messages share these bytes, whatever the size of their bodies, so caches are keyed by them.
 
 BODY_SIZE: Final = Struct(">I")
 FIXED: Final = Struct(">BBI")  # persistent, priority, expiration
@@ -283,13 +283,13 @@ HEAD_MAX: Final = HEAD_MIN + 3 * SHORT_STRING_MAX + LONG_STRING_MAX
 
 
 def contents_invalid(text: str) -> RemoteProtocolError:
-    """A message that is none: 542."""
+    """Return the error of an invalid message (542)."""
     return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
 
 
 @dataclass
 class Head:
-    """What a message says of itself, as it is on the wire. `expiration`: UTC seconds, 0 for never."""
+    """Head of a message, as it is on the wire. `expiration` is in POSIX seconds, 0 for never."""
 
     persistent: bool = False
     priority: int = 0
@@ -301,7 +301,7 @@ class Head:
 
 
 def find_head_end(data: bytes, at: int, stop: int) -> int:
-    """Where the head at `at` ends. Raises RemoteProtocolError 542 when it does not end before `stop`."""
+    """Return where the head at `at` ends. Raises RemoteProtocolError 542 if it does not end before `stop`."""
     try:
         end = at + HEAD_FIXED
         end += 1 + data[end]
@@ -316,7 +316,10 @@ def find_head_end(data: bytes, at: int, stop: int) -> int:
 
 
 def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
-    """The head whose octets behind the body-size are `raw`. Raises RemoteProtocolError 542."""
+    """Decode a head from its bytes behind the body-size. Raises RemoteProtocolError 542.
+
+    `fields_max` limits the number of headers.
+    """
     try:
         persistent, priority, expiration = FIXED.unpack_from(raw)
         mime_type, at = _read_text(raw, FIXED.size)
@@ -344,7 +347,7 @@ def _read_text(raw: bytes, at: int) -> tuple[str, int]:
 
 
 def encode_head_properties(head: Head, *, strict: bool = True) -> bytes:
-    """The octets behind the body-size. Raises LocalProtocolError when a value does not fit.
+    """Encode a head without its body-size. Raises LocalProtocolError if a value does not fit.
 
     Without `strict` the headers may have any name that a peer has written.
     """
@@ -362,10 +365,11 @@ LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
 def encode_message_list(
     numbers: Iterable[int], *, singly: bool = False, octets_max: int = INDEX_OCTETS_MAX
 ) -> tuple[bytes, int]:
-    """(the list of HANDLE INDEX, how many of `numbers` it holds); `numbers` ascend.
+    """Return the list of HANDLE INDEX, and how many of the ascending `numbers` it contains.
 
-    Items are separated by commas, and neighbours are written as a range; `singly` separates every number by
-    a blank, which is all that the C client of 2005 understands.
+    The list has at most `octets_max` bytes. Items are separated by commas, and consecutive numbers become a
+    range. With `singly` every number is separated by a blank, the only form that the C client of 2005
+    understands.
     """
     parts: list[str] = []
     size = taken = 0
@@ -388,7 +392,7 @@ def encode_message_list(
 
 
 def decode_message_list(octets: bytes) -> list[tuple[int, int]]:
-    """The ranges (first, last) of a HANDLE INDEX; single numbers are ranges of one.
+    """Return the ranges (first, last) of a HANDLE INDEX; a single number is a range of one.
 
     Numbers may be separated by `,`, `.`, `;` or blanks. Raises RemoteProtocolError 502.
     """
@@ -412,16 +416,16 @@ SHA1_OCTETS: Final = 20
 
 
 def encode_credentials(user: str, password: str) -> Headers:
-    """The responses of mechanism PLAIN."""
+    """Return the responses of mechanism PLAIN."""
     return ((LOGIN_FIELD, string(user)), (PASSWORD_FIELD, string(password)))
 
 
 def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | None:
-    """(user, password) of a CONNECTION RESPONSE; None when it names nobody.
+    """Return (user, password) of a CONNECTION RESPONSE, or None for an anonymous login.
 
-    An empty PLAIN and mechanism NONE name nobody: so did the clients of 2005. Mechanism and names are
-    compared without regard to case. Raises RemoteProtocolError 502 for another mechanism, or responses that
-    have not its form.
+    An empty PLAIN and mechanism NONE are anonymous, as clients of 2005 send them. Mechanism and field names
+    are compared case-insensitively. Raises RemoteProtocolError 502 for another mechanism or invalid
+    responses.
     """
     word = mechanism.upper()
     if word not in (PLAIN, NONE):
@@ -436,9 +440,9 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
 
 
 def read_content_hash(octets: bytes) -> bytes | None:
-    """The SHA-1 digest of a content-hash, which is 40 hexadecimal digits or the raw octets; b"": none given.
+    """Return the SHA-1 digest of a content-hash of 40 hexadecimal digits or 20 raw bytes.
 
-    None when it is neither.
+    Returns b"" if there is none, and None if the content-hash is invalid.
     """
     if not octets or len(octets) == SHA1_OCTETS:
         return octets

@@ -1,8 +1,8 @@
-"""The 28 commands of AMQP/Fast: the one table of types, directions and fields (3.1.1).
+"""Table of the 28 commands of AMQP/Fast: types, directions and fields (3.1.1).
 
-The annotation of a field is its domain on the wire, so a class is at once the type that programs use and the
-layout that the codec reads. A command whose `fragment` is true is followed by `fragment_size` octets outside
-its frame, unless they are out of band.
+The annotation of a field is its domain on the wire, so a class is both the type that programs use and the
+layout that the codec reads. A command whose `fragment` is True is followed by `fragment_size` bytes outside
+its frame, unless they are sent out of band. The codec is in `codec.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Octet = Annotated[int, "o"]
 Short = Annotated[int, "s"]
 Long = Annotated[int, "l"]
 ShortStr = Annotated[str, "ss"]
-ShortOctets = Annotated[bytes, "sb"]  # a content hash may be raw octets
+ShortOctets = Annotated[bytes, "sb"]  # a content hash may be raw bytes
 LongStr = Annotated[bytes, "ls"]
 Table = Annotated[Headers, "T"]
 Bit = Annotated[bool, "b"]
@@ -28,7 +28,10 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Command:
-    """A command. `layout`: (domain, field) in the order of the wire. `tagged`: it has a confirm-tag."""
+    """Base of the commands.
+
+    `layout` has (domain, field) in the order of the wire. `tagged` is True if the command has a confirm-tag.
+    """
 
     __slots__ = ()
     name: ClassVar[str]
@@ -40,14 +43,14 @@ class Command:
 
 
 class HandleCommand(Command):
-    """A command of a handle."""
+    """Command of a handle."""
 
     __slots__ = ()
     handle_id: int
 
 
 class ChannelCommand(Command):
-    """A command of a channel."""
+    """Command of a channel."""
 
     __slots__ = ()
     channel_id: int
@@ -59,7 +62,7 @@ C = TypeVar("C", bound=Command)
 
 @dataclass_transform()
 def command(name: str, kind: int, direction: int, fragment: bool = False) -> Callable[[type[C]], type[C]]:
-    """Make a class a command and enter it in COMMANDS."""
+    """Return a decorator that turns a class into a command and adds it to COMMANDS."""
 
     def enter(declared: type[C]) -> type[C]:
         made = dataclass(slots=True)(declared)

@@ -1,21 +1,19 @@
-"""What both sides of a connection have in common: frames with their fragments, and what is done with them.
+"""Common part of both ends of a connection: frames with their fragments, and how they are processed.
 
-Octets go in with the time, events come out, and what has to be written gathers in `out`. What may arrive in
-which state is in tables (`states.py`, and one for the connection itself on each side). A fault of the peer
-never leaves `receive_data` as an exception; it becomes the close that its scope asks for, of a handle, a
-channel or the connection, and an event.
+Bytes go in with the time, events come out, and output gathers in `out`. Tables say what may arrive in which
+state (`states.py`, and one for the connection itself at each end). A fault of the peer never leaves
+`receive_data` as an exception: it becomes the close that its scope requires, of a handle, a channel or the
+connection, and an event.
 
-Commands that come in number are taken by the loops of the two sides; `_runs` says which. They take only what
-is complete and plainly right, and leave the rest to `_take_frame`, one at a time, which is the authority on
-what is an error. Never more than one frame with its fragment waits here for its end, and of a fragment that
-continues a message nothing does; one whose command was refused or discarded is passed over.
+Commands that arrive in large numbers are decoded by the loops of the two ends; `_runs` names them. They
+accept only complete, plain commands and leave the rest to `_take_frame`, one at a time, which alone decides
+what is an error. At most one frame with its fragment waits for its end, and a fragment that continues a
+message does not wait at all; the fragment of a refused or discarded command is skipped. A server limits the
+work of each call, since 64 KiB may be 8 192 commands: it counts steps (each costs about as much as a small
+command), stops at STEPS_MAX, and is `unread` until the next call.
 
-A server does only so much at each call, for 64 KiB may be 8 192 commands: it counts steps, each of which
-costs about what a small command does, stops at STEPS_MAX, and is `unread` until it is called again.
-
-The answer to a peer's CLOSE of a channel, a handle or the connection is not queued while its octets are read,
-for what came before it may still be answered: it follows with the next `data_to_send` by which the replies
-that we owe have been given, after 5 s in any case.
+The response to a peer's CLOSE is not queued while its bytes are decoded, because earlier commands may still
+be replied to. It follows with the next `data_to_send` after the due replies, or after 5 s in any case.
 """
 
 from __future__ import annotations
@@ -67,26 +65,26 @@ from gateway.protocols.amqpfast.states import (
 )
 from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 
-STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
-STEP_OCTETS: Final = 32  # of a command or a head, beside the step for itself
-RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
-PIECE_OCTETS_MIN: Final = 16_384  # of what is passed on before its fragment is whole
-LARGE_PIECE_OCTETS: Final = 16_384  # shorter ones are joined with what is around them
+STEPS_MAX: Final = 128  # per call of a server: a few milliseconds, so that no flood delays the others
+STEP_OCTETS: Final = 32  # bytes of a command or a head per step, in addition to the step of the command
+RUN_STEP_OCTETS: Final = 1_024  # bytes per step that a run has consumed
+PIECE_OCTETS_MIN: Final = 16_384  # bytes that are passed on before their fragment is complete
+LARGE_PIECE_OCTETS: Final = 16_384  # bytes; shorter pieces are joined with their neighbours
 Action = Callable[[Any, Any, list[Event]], None]
 
 
-Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, where that begins
+Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, position of the body
 
 
 class Connection(Lifetime):
-    """One side of a connection; see ServerConnection and ClientConnection.
+    """One end of a connection; see ServerConnection and ClientConnection.
 
     `received` and `sent` count commands by type; FRAME_NAMES has their names.
     """
 
-    _side: ClassVar[int]  # TO_SERVER for a server: the direction of what it hears
+    _side: ClassVar[int]  # direction of the commands that this end receives: TO_SERVER for a server
     _table: ClassVar[dict[State, dict[type[m.Command], Action]]]
-    _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
+    _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to respond first
     _bounded: bool = False  # each call does a limited number of steps
 
     def __init__(
@@ -98,46 +96,49 @@ class Connection(Lifetime):
         properties_max: int = FIELDS_MAX,
         properties_bytes_max: int = HEAD_MAX,
     ) -> None:
-        """The head of a message may have `properties_max` headers and `properties_bytes_max` octets."""
+        """Create a connection in `state`.
+
+        The head of a message may have `properties_max` headers and `properties_bytes_max` bytes.
+        """
         super().__init__(state, negotiation_pause)
         self.message_bytes_max = message_bytes_max
-        self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
+        self.unread = False  # `receive_data(b"", now)` would return more, but only in another turn
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
         self._rules = RULES[self._side]
-        self._rest: Gathered | None = None  # behind what has been read
-        self._needed = 0  # octets that `_rest` needs before it says more
-        self._last_octets = b""  # of what a peer says whose frames cannot be read
-        self._large: list[Piece] = []  # of bodies, and what goes before each; `out` is behind them
-        self._flow: Flowing | None = None  # the fragment whose octets are being passed on
-        self._skip = 0  # octets of a fragment that nobody wants, still to come
+        self._rest: Gathered | None = None  # bytes behind what has been decoded
+        self._needed = 0  # bytes that `_rest` needs before it can be decoded further
+        self._last_octets = b""  # the latest bytes of a peer whose frames are corrupt
+        self._large: list[Piece] = []  # large pieces, and what precedes each; `out` follows them
+        self._flow: Flowing | None = None  # the fragment whose bytes are being passed on
+        self._skip = 0  # remaining bytes of a fragment that is skipped
         self._runs: dict[int, Callable[[bytes, int, int, list[Event]], int]] = {}
 
-    # --- octets
+    # --- bytes
 
     @property
     def closed(self) -> bool:
-        """Nothing more will be said or heard: write what is queued, then close the socket."""
+        """True if nothing more will be sent or received: write what is queued, then close the socket."""
         return self._state is State.CLOSED
 
     @property
     def state(self) -> State:
-        """The state of the connection itself."""
+        """State of the connection itself."""
         return self._state
 
     @property
     def channels(self) -> list[int]:
-        """The channels that can be used."""
+        """Numbers of the open channels."""
         return [number for number, one in self._channels.items() if one.state is ChannelState.OPEN]
 
     @property
     def handles(self) -> list[int]:
-        """The handles that can be used."""
+        """Numbers of the open handles."""
         return [number for number, one in self._handles.items() if one.state is HandleState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """All that has to be written, once. Raises OSError when some of it is on disk and cannot be read."""
+        """Return and clear the queued bytes. Raises OSError if a body cannot be read from disk."""
         if self._large:
             return joined(self.pieces_to_send())
         if self._leaving or self._state is State.LEFT:
@@ -153,15 +154,15 @@ class Connection(Lifetime):
 
     @property
     def large(self) -> bool:
-        """There are large parts of bodies to write: ask for pieces."""
+        """True if large parts of bodies are queued: use `pieces_to_send`."""
         return bool(self._large)
 
     def to_send(self) -> bytes | list[Piece]:
-        """The same, in pieces if some of it is large."""
+        """Return and clear the queued bytes, as a list of pieces if some of it is large."""
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """The same, with large parts of bodies as they were given to a Transfer."""
+        """Return and clear the queued pieces, with large parts of bodies as a Transfer received them."""
         pieces, self._large = self._large, []
         self._beats.spoke |= bool(pieces)
         if octets := self.data_to_send():
@@ -169,7 +170,7 @@ class Connection(Lifetime):
         return pieces
 
     def queue(self, octets: Piece) -> None:
-        """Part of a body, behind what is queued already."""
+        """Queue part of a body behind what is queued already."""
         if isinstance(octets, bytes) and len(octets) < LARGE_PIECE_OCTETS:
             self.out.append(octets)
         else:
@@ -177,10 +178,10 @@ class Connection(Lifetime):
             self.out.clear()
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """What the octets say, in order. `now` is monotonic seconds.
+        """Return the events of these bytes, in order; `now` is in monotonic seconds.
 
-        While the application owes an answer (Authenticate, Open), octets wait; after giving it, call this
-        with b"" to have them read.
+        While the application owes a response (to Authenticate or Open), bytes wait. After responding, call
+        this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -219,19 +220,21 @@ class Connection(Lifetime):
 
     @property
     def begun(self) -> int:
-        """Octets of what has not come whole."""
+        """Size in bytes of the incomplete input."""
         return 0 if self._rest is None else self._rest.octets
 
     def _look_for_close(self, data: bytes) -> None:
-        """Frames are broken, so nothing of what follows can be read but the peer's CLOSE: it is the last that
-        a peer says."""
+        """Look for the peer's CLOSE at the end of the received bytes, where it is the last command.
+
+        Frames are corrupt, so nothing else can be decoded.
+        """
         octets = self._last_octets + data[-CLOSE_OCTETS_MAX:]
         self._last_octets = octets[-CLOSE_OCTETS_MAX:]
         if ends_with_close(self._last_octets):
             self._state = State.CLOSED
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Read all that is complete; returns where the incomplete begins, which needs `_needed` octets."""
+        """Decode everything complete. Return where the rest begins, which needs `_needed` bytes."""
         self._needed = 0
         at = self._read_initiation(data, events)
         end = len(data)
@@ -273,20 +276,22 @@ class Connection(Lifetime):
         return at
 
     def _read_initiation(self, data: bytes, events: list[Event]) -> int:
-        """Read the protocol id and version, if this is their place; returns where frames begin."""
+        """Read the protocol id and version, if they are expected now. Return where frames begin."""
         return 0
 
     # --- commands, one by one
 
     def _take_frame(self, data: bytes, begin: int, stop: int, after: int, events: list[Event]) -> int:
-        """Take a command with its fragment; returns what follows, or how many octets of the fragment are due,
-        negated, when it is not whole."""
+        """Process a command with its fragment. Return the position behind them.
+
+        If the fragment is incomplete, returns the size in bytes that it needs, negated.
+        """
         kind = m.COMMANDS.get(data[begin])
         try:
             command = decode_command(data[begin:stop])
         except RemoteProtocolError as fault:
             if kind is not None and kind.fragment:
-                raise  # where its fragment ends will never be known
+                raise  # the end of its fragment cannot be known
             self._fail(fault, events)
             return after
         size = 0
@@ -319,9 +324,10 @@ class Connection(Lifetime):
         return after
 
     def _rule(self, command: m.Command) -> Rule | None:
-        """The rule for a command of a channel or handle; None for one of the connection itself.
+        """Return the rule for a command of a channel or handle, or None for one of the connection itself.
 
-        Raises RemoteProtocolError 503 unless the connection is active.
+        Returns None while the connection is closing. Raises RemoteProtocolError 503 unless the connection is
+        active.
         """
         if self._state is State.CLOSING:
             return None
@@ -372,15 +378,15 @@ class Connection(Lifetime):
 
     @abstractmethod
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Take a command of a channel that its state allows."""
+        """Process a command of a channel that its state allows."""
 
     @abstractmethod
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Take a command of a handle that its state allows."""
+        """Process a command of a handle that its state allows."""
 
     @abstractmethod
     def _admit(self, handle: Handle, command: Fragmented) -> None:
-        """Raise the fault of a command with a fragment that may not come now."""
+        """Raise the error of a command with a fragment that is not allowed now."""
 
     @abstractmethod
     def _took_whole(
@@ -391,7 +397,7 @@ class Connection(Lifetime):
         body: Body,
         events: list[Event],
     ) -> None:
-        """Report a message that came in one fragment."""
+        """Report a message that arrived in one fragment."""
 
     def _take_fragment(self, handle: Handle, command: Fragmented, octets: bytes, events: list[Event]) -> None:
         self._forget_lead()
@@ -434,8 +440,10 @@ class Connection(Lifetime):
     def _whole_at(
         self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
     ) -> Whole | None:
-        """How a message lies behind the command at `at`, which has `size` octets, `fields` of them before the
-        name it ends with: in one fragment of `fragment_size`. None: it is not plainly right, or not here.
+        """Locate a message in one fragment of `fragment_size` bytes behind the command at `at`.
+
+        The command has `size` bytes, `fields` of them before the name at its end. Returns None if the message
+        is not plain or is incomplete.
         """
         begin = at + size + 2
         stop = begin + fragment_size
@@ -458,7 +466,7 @@ class Connection(Lifetime):
         return name, data[begin + 4 : body_at], body_size, body_at
 
     def _check_head(self, handle: Handle, head: bytes) -> None:
-        """Raise the fault of a head that holds more than we take."""
+        """Raise ScopedFault 542 for a head with too many bytes or too many headers."""
         size, most = len(head), self._properties_bytes_max
         self._steps += size // STEP_OCTETS
         text = f"a head of {size} octets exceeds {most}" if size > most else ""
@@ -471,13 +479,13 @@ class Connection(Lifetime):
             raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
     def _pass_on(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Report what has come of a fragment; returns how many octets that were.
+        """Report the received part of a fragment. Return its size in bytes.
 
-        Of what comes in drops a piece is gathered first.
+        Returns 0 while small parts are still gathered into a piece.
         """
         handle, command, incoming = flow.handle, flow.command, flow.incoming
         if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
-            self._flow, self._skip = None, flow.left  # nobody wants it any more
+            self._flow, self._skip = None, flow.left  # the receiver no longer wants it
             return 0
         passed = min(flow.left, end - at)
         if passed < flow.left and end < PIECE_OCTETS_MIN:
@@ -514,7 +522,7 @@ class Connection(Lifetime):
         return passed
 
     def _owe(self, handle: Handle, tag: int) -> None:
-        """A reply is owed to a command of a handle that we have not closed."""
+        """Note the reply that is due to a command of a handle that we have not closed."""
         if tag and handle.state is HandleState.OPEN:
             handle.channel.owed.append(handle.number << 16 | tag)
 
@@ -531,17 +539,20 @@ class Connection(Lifetime):
     def _invalid(command: m.Command) -> RemoteProtocolError:
         return RemoteProtocolError(f"{command.name} is not valid here", reason=ReplyCode.COMMAND_NOT_VALID)
 
-    # --- what the application says
+    # --- calls of the application
 
     def _usable(self, number: int) -> Handle | None:
-        """The handle, if it may be spoken on: it is open, or the peer waits for the answer to its close."""
+        """Return the handle if commands may be sent on it: open, or closed by the peer and not yet by us."""
         handle = self._handles.get(number)
         if handle is None or handle.state not in (HandleState.OPEN, HandleState.LEFT):
             return None
         return handle
 
     def ready(self, handle: int, message_size: int) -> None:
-        """The answer to Prepared: so much of the body is here, go on behind it. Raises LocalProtocolError."""
+        """Queue READY in response to Prepared: continue behind the first `message_size` bytes of the body.
+
+        Raises LocalProtocolError if there is no PREPARE, or the body is smaller.
+        """
         found = self._usable(handle)
         if found is None:
             return
@@ -557,9 +568,10 @@ class Connection(Lifetime):
     def prepare(
         self, handle: int, head: bytes, body_size: int, octets: bytes = b"", content_hash: bytes = b""
     ) -> None:
-        """Announce a large message, with the first `octets` of its body; Ready is the answer (3.5.13).
+        """Announce a large message with the first `octets` of its body; Ready is the response (3.5.13).
 
-        Raises LocalProtocolError when the channel is not restartable or an answer is still due.
+        Raises LocalProtocolError if the channel is not restartable, a response is still due, or the fragment
+        is too large.
         """
         found = self._usable(handle)
         if found is None:

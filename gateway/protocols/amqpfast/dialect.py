@@ -1,4 +1,8 @@
-"""AMQP/Fast as the other rooms know it: services and destinations, ports, and how its properties are read."""
+"""AMQP/Fast dialect for the other packages: services, destinations, ports, and readers of properties.
+
+It holds no state and no codec: `FastDialect` maps the general interface of `Dialect` to constants and to
+functions of this package.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ PEERS_STAY: Final = (
 
 
 class FastDialect(Dialect):
-    """AMQP/Fast (AMQ RFC 006)."""
+    """Dialect of AMQP/Fast (AMQ RFC 006)."""
 
     name = "amqpfast"
     title = "AMQP/Fast"
@@ -41,7 +45,8 @@ class FastDialect(Dialect):
     forbidden = "./#& " + CONTROLS
     guarded = "*"
     wild = "*" + forbidden
-    return_prefix = "tmp-reply-"  # as what the server names: queues and topics of such names are not created
+    # Prefix of names that the server generates: clients cannot create such queues and topics.
+    return_prefix = "tmp-reply-"
     listener = "gateway.ingress.amqpfast.connection:FastListenerSource"
     on_engine = True
     link = "gateway.egress.amqpfast.session:FastLinkSession"
@@ -57,7 +62,11 @@ class FastDialect(Dialect):
     frame_count = FrameCount(0, 1, (0, 1, 1))
 
     def address(self, scope: str, name: str) -> Address:
-        """A destination of a service type: at least one octet and at most 255, and no NUL."""
+        """Return the address of a destination of a service type.
+
+        Raises NameRefused for an unknown service type, and for a name that is empty, contains NUL or has more
+        than 255 bytes.
+        """
         if scope not in SERVICES:
             raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {short(scope)}")
         if len(name.encode()) > SHORT_STRING_MAX:
@@ -79,7 +88,10 @@ class FastDialect(Dialect):
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
-        """Of a queue or a topic, for REPLY_TO does not say which."""
+        """Return the part of a return address after `return_prefix`, or None if it is no return address.
+
+        A return address is a queue or a topic, since REPLY_TO does not say which, and never a peer service.
+        """
         return None if address.scope == "peer" else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
@@ -89,7 +101,7 @@ class FastDialect(Dialect):
 
 
 def fast_address(service: str, destination: str) -> Address:
-    """The address of a destination of a service type: `queue`, `topic` or `peer`."""
+    """Return the address of a destination of a service type: `queue`, `topic` or `peer`."""
     return Address("amqpfast", service, destination, f"{service}:{destination}".encode())
 
 

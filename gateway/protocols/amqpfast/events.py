@@ -1,8 +1,8 @@
-"""What a connection reports from the octets it was given, in their order.
+"""Events that a connection reports from the bytes it received, in order.
 
-The hot events hold runs: one event for as many messages (acknowledgements, replies) as came one after the
-other, each a plain tuple. Everything else is one event per command or fragment. `head` stands for the octets
-of a message's head behind its body-size, see codec.py; `dest_name` for octets of UTF-8.
+The frequent events hold runs: one event for all messages (acknowledgements, replies) that came in a row, each
+a plain tuple. Every other event stands for one command or fragment. `head` is the bytes of a message's head
+behind its body-size (see codec.py); `dest_name` is UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ReplyRow = tuple[int, int, int, int, str]
 
 @dataclass
 class Authenticate:
-    """A client wants in; the server answers with `tune`, `challenge` or `fail`.
+    """Login of a client; the server responds with `tune`, `challenge` or `fail`.
 
-    `offered` says whether the mechanism is one of those that we named, regardless of case.
+    `offered` is True if we offered the mechanism, regardless of case.
     """
 
     mechanism: str
@@ -32,7 +32,7 @@ class Authenticate:
 
 @dataclass
 class Open:
-    """A client asks for a virtual host; the server answers with `opened` or `close` (402, 320)."""
+    """Client's request for a virtual host; the server responds with `opened` or `close` (402, 320)."""
 
     virtual_path: str
     client_name: str
@@ -41,7 +41,7 @@ class Open:
 
 @dataclass
 class Challenged:
-    """A server wants to know more than our first response said; the client answers with `respond`."""
+    """Server's challenge after our first response; the client responds with `respond`."""
 
     mechanisms: str
     challenges: Headers
@@ -49,14 +49,14 @@ class Challenged:
 
 @dataclass
 class Opened:
-    """The client's connection is open, with the limits agreed."""
+    """Completed opening of our connection, with the agreed limits."""
 
 
 @dataclass
 class NegotiationFailed:
-    """A client failed before it was let in. The machine waits until `pause_until`, then ends (3.2.12).
+    """Failure of a client before it was accepted. The connection ends at `pause_until` (3.2.12).
 
-    `begun` is False when its first bytes were no initiation: it speaks another protocol, or none.
+    `begun` is False if the first bytes were not an initiation, but those of another protocol or of none.
     """
 
     reply_code: int
@@ -66,9 +66,9 @@ class NegotiationFailed:
 
 @dataclass
 class Closed:
-    """The connection is over, by the peer's close or by a fault of the peer. No event follows.
+    """End of the connection, closed by the peer or because of a fault of the peer. No event follows.
 
-    By the peer: it still hears what is said before the next `data_to_send`, such as replies.
+    A peer that closed still receives what is queued before the next `data_to_send`, such as replies.
     """
 
     reply_code: int
@@ -78,9 +78,9 @@ class Closed:
 
 @dataclass
 class ChannelClosed:
-    """A channel and its handles are over, by the peer's close or by a fault of the peer.
+    """End of a channel and its handles, closed by the peer or by us because of a fault of the peer.
 
-    Whatever has to be answered is queued. Not reported when the application itself closed the channel.
+    The response is already queued. Not reported if the application itself closed the channel.
     """
 
     channel: int
@@ -91,7 +91,7 @@ class ChannelClosed:
 
 @dataclass
 class HandleClosed:
-    """A handle is over, by the peer's close or by a fault of the peer; else as ChannelClosed."""
+    """End of a handle, closed by the peer or because of a fault of the peer; otherwise as ChannelClosed."""
 
     handle: int
     channel: int
@@ -102,7 +102,7 @@ class HandleClosed:
 
 @dataclass
 class Released:
-    """The peer has agreed to our close: nothing more comes, the number is free. One of the two is 0."""
+    """Peer's response to our close: no more commands arrive, and the number is free. One of the two is 0."""
 
     channel: int
     handle: int
@@ -117,16 +117,17 @@ class CommandReceived:
 
 @dataclass
 class Sends:
-    """Consecutive whole messages from a client: (handle, confirm-tag, head, body, dest_name)."""
+    """Consecutive whole messages from a client, as rows of (handle, confirm-tag, head, body, dest_name)."""
 
     rows: list[SendRow]
 
 
 @dataclass
 class Notifies:
-    """Consecutive whole messages from a server: (handle, message number, bits, head, body, dest_name).
+    """Consecutive whole messages from a server.
 
-    `bits` are those of the command: DELIVERED, REDELIVERED.
+    Rows are (handle, message number, bits, head, body, dest_name). `bits` are those of the command:
+    DELIVERED, REDELIVERED.
     """
 
     rows: list[NotifyRow]
@@ -134,14 +135,14 @@ class Notifies:
 
 @dataclass
 class Acks:
-    """Consecutive CHANNEL ACK: (channel, confirm-tag, message number)."""
+    """Consecutive CHANNEL ACK, as rows of (channel, confirm-tag, message number)."""
 
     rows: list[tuple[int, int, int]]
 
 
 @dataclass
 class Replies:
-    """Consecutive replies of a server: (channel, handle, tag, reply code, text).
+    """Consecutive replies of a server, as rows of (channel, handle, tag, reply code, text).
 
     A CHANNEL REPLY has handle NO_HANDLE.
     """
@@ -154,14 +155,17 @@ NO_HANDLE = -1
 
 @dataclass
 class Fragment:
-    """A part of a message that is not in one piece, or in a mode of its own.
+    """Part of a message that has several fragments or a special mode.
 
-    `head` is that of the message with its first fragment, unless it came with PREPARE or is out of band; else
-    empty. `octets` belong at `offset` of the body, which has `body_size` octets in all (streaming: 0; out of
-    band: both count whole fragments, head included, and `octets` are not here: there are `size` of them).
-    A fragment may come in several of these. Long `octets` are a view of what was received, which they keep.
-    `tag` and `dest_name` count with the last fragment, `tag` also with each while streaming. `number` is a
-    server's message number. `bits` are those of NOTIFY, also for SEND. `first` and `last` say which it is.
+    `head` is the message's head in its first fragment, unless it came with PREPARE or is out of band;
+    otherwise empty. `octets` belong at `offset` of the body, which has `body_size` bytes in all. For a stream
+    `body_size` is 0. Out of band, both count whole fragments, head included, and `octets` is empty: there are
+    `size` bytes elsewhere.
+
+    A fragment may arrive in several events. Long `octets` are a view of the received bytes, which stay in
+    memory with it. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
+    stream. `number` is a server's message number. `bits` are those of NOTIFY, also for SEND. `first` and
+    `last` mark the first and the last fragment.
     """
 
     handle: int
@@ -180,9 +184,9 @@ class Fragment:
 
 @dataclass
 class Prepared:
-    """The peer announces a large message with its head and the first octets of its body (3.5.13).
+    """Peer's announcement of a large message, with its head and the first bytes of its body (3.5.13).
 
-    Answer with `ready`, or with a close.
+    The application responds with `ready`, or with a close.
     """
 
     handle: int
@@ -194,7 +198,7 @@ class Prepared:
 
 @dataclass
 class Ready:
-    """The peer holds `message_size` octets of the body that we announced; go on from there."""
+    """Peer's response to our PREPARE: it holds `message_size` bytes of the body; continue from there."""
 
     handle: int
     message_size: int

@@ -1,9 +1,9 @@
-"""How a connection, its channels and its handles end, and when (3.2.7, 3.2.9, 3.3.7, 3.5.16).
+"""End of a connection, its channels and its handles (3.2.7, 3.2.9, 3.3.7, 3.5.16).
 
-Either side may say CLOSE of any of the three at any time; the other side's CLOSE is the answer, and when both
-say it at once, each counts as the other's answer. Whoever said it discards what comes before the answer, save
-that a handle which is closed without a fault goes on processing. The clock is the caller's: `deadline` says
-when `tick` and `timed_out` have to be asked next.
+Either end may send CLOSE for any of the three at any time. The other end's CLOSE is the response; if both
+send it at the same time, each is the response to the other. The end that sent CLOSE discards what arrives
+before the response, except that a handle closed without a fault continues processing. `Lifetime` is a base of
+the connections and reads no clock: `deadline` says when `tick` and `timed_out` are due next.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSE
 
 
 class Lifetime:
-    """The part of a connection that knows how things end."""
+    """Part of a connection that handles closing, faults and heartbeats."""
 
-    _pauses: ClassVar[bool]  # whether a failed negotiation is held up before it is ended: a server's duty
+    _pauses: ClassVar[bool]  # True if a failed negotiation ends only after a pause: a server's duty
 
     def __init__(self, state: State, negotiation_pause: float = NEGOTIATION_PAUSE_SECS) -> None:
         self.out: list[bytes] = []
@@ -71,20 +71,20 @@ class Lifetime:
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, Handle] = {}
         self._gone: set[int] = set()  # channels that were open once
-        self._leaving: dict[Channel, None] = {}  # channels that owe the answer to a close
-        self._ready: dict[int, Handle] = {}  # handles whose messages a run may take
+        self._leaving: dict[Channel, None] = {}  # channels on which the response to a close is due
+        self._ready: dict[int, Handle] = {}  # handles whose messages a run may decode
         self._now = 0.0
         self._heard = 0.0
-        self._asked = False  # whether the peer lives, since we heard it last
+        self._asked = False  # a PING for a response was sent since the last received byte
         self._beats = Beats()
-        self._pings = True  # the peer bears PING
+        self._pings = True  # the peer accepts PING
         self._closing_since = 0.0
         self._said_at = 0.0
         self._last_words: m.ConnectionClose | None = None
 
     @abstractmethod
     def _forget_lead(self) -> None:
-        """Forget what the last message of a run began with: it may no longer be taken so."""
+        """Forget how the last message of a run began, because the next may no longer be accepted so."""
 
     def _send(self, command: m.Command, out: list[bytes] | None = None) -> None:
         (self.out if out is None else out).append(encode_command(command))
@@ -93,7 +93,7 @@ class Lifetime:
     # --- faults
 
     def refuse(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Answer a fault of the peer with the close that its scope asks for, and append the event."""
+        """Queue the close that the scope of a peer's fault requires, and append its event."""
         code, text = fault.reason, str(fault)
         if not isinstance(fault, ScopedFault) or fault.scope is Scope.CONNECTION:
             self._fail(fault, events)
@@ -106,7 +106,7 @@ class Lifetime:
             events.append(HandleClosed(fault.number, channel, code, text, by_peer=False))
 
     def _fail(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """A fault that costs the connection: at once, or after the pause when it has not been let in yet."""
+        """Close the connection for a fault: at once, or after a pause during negotiation."""
         code, text = fault.reason, str(fault)
         if self._pauses and self._state in NEGOTIATING:
             unparsable = code == ReplyCode.FRAMING_ERROR and self._state is not State.TUNING
@@ -122,10 +122,10 @@ class Lifetime:
         self._last_words = m.ConnectionClose(code, reply_text(text)) if speak else None
         self.pause_until = self._now + self._negotiation_pause
 
-    # --- what the application ends
+    # --- closed by the application
 
     def close(self, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Close the connection; what still arrives is discarded until the peer agrees (`closed`)."""
+        """Queue CONNECTION CLOSE; input is discarded until the peer confirms (`closed`)."""
         if self._state in (State.CLOSING, State.LEFT) or self._state in SILENT:
             return
         self._forget_all()
@@ -137,7 +137,7 @@ class Lifetime:
         self._closing_since = self._said_at = self._now
 
     def close_channel(self, channel: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Close a channel with its handles; what still arrives on it is discarded until the peer agrees."""
+        """Queue CHANNEL CLOSE, which ends its handles; their input is discarded until the peer confirms."""
         found = self._channels.get(channel)
         if found is None or found.state not in (ChannelState.OPEN, ChannelState.LEFT):
             return
@@ -154,8 +154,11 @@ class Lifetime:
         self._leaving.pop(found, None)
 
     def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Close a handle. With a code of success, what still arrives on it is reported until the peer agrees;
-        with any other it is discarded. Replies that it was owed are forgotten."""
+        """Queue HANDLE CLOSE and drop the replies that are due to the handle.
+
+        With a code of success, commands that still arrive are reported until the peer confirms; with any
+        other code they are discarded.
+        """
         found = self._handles.get(handle)
         if found is None or found.channel.state is ChannelState.CLOSING:
             return
@@ -176,7 +179,7 @@ class Lifetime:
                 self._drop_incoming(found)
 
     def _send_close(self, handle: Handle, command: m.HandleClose) -> None:
-        """Between the fragments of a message only the close of its own handle may be said."""
+        """Queue HANDLE CLOSE; between the fragments of a message only its own handle may be closed."""
         channel = handle.channel
         if channel.sending is handle:
             self._send(command)
@@ -186,7 +189,7 @@ class Lifetime:
         else:
             self._send(command, channel.out)
 
-    # --- what the peer ends
+    # --- closed by the peer
 
     def _take_close(self, command: m.ConnectionClose, events: list[Event]) -> None:
         events.append(Closed(command.reply_code, command.reply_text, by_peer=True))
@@ -234,7 +237,7 @@ class Lifetime:
         channel.owed.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
-        """Answer the closes for which nothing is owed any more; with `now` also those that have waited."""
+        """Queue the responses to closes before which no reply is due; with `now` also late ones (5 s)."""
         for channel in list(self._leaving):
             if now is not None and now >= channel.answer_by:
                 self._answer_late(channel)
@@ -269,7 +272,7 @@ class Lifetime:
             self._forget_handle(handle)
 
     def _answer_early(self, handle: Handle) -> None:
-        """The peer uses the number of a handle again without waiting for our answer: here it is."""
+        """Queue the response to a close early: the peer reuses the handle's number without waiting for it."""
         handle.channel.forget_owed(handle.number)
         self._answer_close(handle.channel, handle_left(handle.number))
 
@@ -278,10 +281,10 @@ class Lifetime:
             channel.said_at = self._now
             self._send(m.ChannelClose(channel.number))
 
-    # --- forgetting
+    # --- clean-up
 
     def _disarm(self, channel: Channel, state: HandleState) -> None:
-        """No handle of the channel speaks or is heard any more."""
+        """Put all handles of a channel into `state`, so that they neither send nor receive."""
         channel.incoming = None
         for handle in channel.handles.values():
             handle.state = state
@@ -295,7 +298,7 @@ class Lifetime:
         self._forget_lead()
 
     def _drop_sending(self, channel: Channel) -> None:
-        """Whatever of ours was under way in fragments is over."""
+        """End the fragmented message that we were sending on the channel."""
         channel.sending = None
         channel.streaming = False
         channel.out = self.out
@@ -329,7 +332,7 @@ class Lifetime:
     # --- time
 
     def _agree(self, tune: m.ConnectionTune, peer_heartbeat: int) -> None:
-        """The limits that hold from now on."""
+        """Apply the negotiated limits; `peer_heartbeat` is in seconds."""
         self.frame_max = tune.frame_max
         self.channel_max = tune.channel_max
         self.handle_max = tune.handle_max
@@ -338,7 +341,7 @@ class Lifetime:
 
     @property
     def _silence_max(self) -> float:
-        """How long the peer may be silent until we ask, and after that until we give up."""
+        """Maximum silence of the peer, in seconds: until we send PING, and afterwards until we give up."""
         return self.heartbeat * (SILENT_INTERVALS + self._asked)
 
     @property
@@ -346,7 +349,7 @@ class Lifetime:
         return self._state in (State.TUNED, State.OPENING, State.ACTIVE)
 
     def deadline(self) -> float | None:
-        """When `tick` and `timed_out` have to be asked next."""
+        """Return when `tick` and `timed_out` are due next, in monotonic seconds; None if never."""
         if self._state is State.FAILED:
             return self.pause_until
         if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
@@ -360,11 +363,11 @@ class Lifetime:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: end a failed negotiation, answer closes that have waited, send a PING.
+        """Do what is due: end a failed negotiation, respond to closes that have waited, send a PING.
 
-        A PING goes out when nothing else was written for half of the peer's interval, and asks for an answer
-        when the peer has been silent for two of ours. A peer that cannot bear PING is sent none until it has
-        sent one itself.
+        A PING is sent if nothing was written for half of the peer's interval. It requests a response if the
+        peer was silent for two of our intervals. A peer that does not accept PING gets none until it has sent
+        one itself.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -382,7 +385,7 @@ class Lifetime:
             self._ping(PING_RESPOND)
 
     def _ping(self, octets: bytes) -> None:
-        """Ahead of everything that is queued, which is whole commands with their fragments."""
+        """Queue a PING before everything else, which consists of whole commands with their fragments."""
         self.out.insert(0, octets)
         self.sent[m.ConnectionPing.type] += 1
 
@@ -392,17 +395,17 @@ class Lifetime:
             self._ping(PING)
 
     def excuse(self, now: float) -> None:
-        """The peer was not read up to `now`: its silence does not count."""
+        """Ignore the peer's silence up to `now`, because it was not read."""
         self._heard = now
         self._asked = False
 
     @property
     def unanswered(self) -> bool:
-        """We have said CLOSE, and the peer has not yet."""
+        """True if we have sent CLOSE, and the peer has not."""
         return self._state in (State.CLOSING, State.BROKEN)
 
     def timed_out(self, now: float) -> bool:
-        """The peer is silent though we asked, or does not answer our close, or does not end the stream."""
+        """Return True if the peer did not respond to PING or to our close, or does not end the stream."""
         if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._asked and self._tuned):
@@ -411,7 +414,7 @@ class Lifetime:
 
 
 def without_handle(octets: bytes, handle: int) -> list[bytes]:
-    """Commands with their fragments, without those of a handle that was closed before they could leave."""
+    """Return encoded commands without those of a handle that was closed before they were sent."""
     kept = []
     at = 0
     while at < len(octets):
@@ -428,5 +431,5 @@ def without_handle(octets: bytes, handle: int) -> list[bytes]:
 
 
 def reply_text(text: str) -> str:
-    """As much of a text as a short string takes."""
+    """Return the text without NUL, truncated to the 255 bytes of a short string."""
     return text.replace("\0", "").encode()[:SHORT_STRING_MAX].decode(errors="ignore")

@@ -1,13 +1,13 @@
-"""Messages on their way out: what does not change from one message to the next is encoded once.
+"""Fast encoding of outgoing messages: what does not change between messages is encoded once.
 
-A Notifier belongs to one handle of a client's connection, a Producer to one of ours; both append to what
-their channel writes to the pieces of each message, most of them octets that were made before. The pieces of
-the last message are recognised by identity, for names and heads are shared objects. A body that does not fit
-a fragment goes out in several, one behind the other. A Transfer sends one message piece by piece as its body
-becomes available; everything else that is said on its channel waits until it is done (2.2.8.8). A stream is
-never done, so only messages are kept from its channel.
+A Notifier belongs to one handle of a client's connection, a Producer to one of ours. Both append the pieces
+of each message to their channel's `out`; most pieces are cached bytes. The pieces of the last message are
+compared by identity, because names and heads are shared objects. A body that does not fit one fragment is
+sent in several, one after the other.
 
-`head` stands for the octets of a message's head behind its body-size.
+A Transfer sends one message piece by piece as its body becomes available; other commands of its channel wait
+until it is complete (2.2.8.8). A stream never completes, so only messages are kept off its channel. `head` is
+the bytes of a message's head behind its body-size.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ BEGIN: Final = Struct(">HBH").pack  # size, type, handle
 FRAGMENT: Final = Struct(">IBB").pack  # fragment-size, bits, length of the name
 NUMBER: Final = U32.pack
 TAG: Final = U16.pack
-NO_TAG: Final = TAG(0)  # of all fragments but the last: a message is replied once
-SEND_FIELDS: Final = 12  # the size of SEND with an empty name
+NO_TAG: Final = TAG(0)  # of all fragments but the last: one message has one reply
+SEND_FIELDS: Final = 12  # size of SEND with an empty name, in bytes
 NOTIFY_FIELDS: Final = 14
-PREPARED_OCTETS_MAX: Final = 4096  # a larger head hardly repeats; remembering it would cost memory
-PREPARED_MAX: Final = 4096  # beginnings of messages that one handle remembers
+PREPARED_OCTETS_MAX: Final = 4096  # a larger head rarely repeats; caching it would cost memory
+PREPARED_MAX: Final = 4096  # cached beginnings of messages of one handle
 
 NotifyRow = tuple[bool, bytes, bytes, Body]
 SendRow = tuple[bytes, bytes, Body]
 
 
 class MessageWriter:
-    """What notifying and sending have in common: the octets behind the part that changes."""
+    """Cache of the bytes around tag or number that notifying and sending share."""
 
     _kind: int
     _fields: int
@@ -77,22 +77,22 @@ class MessageWriter:
 
     @property
     def usable(self) -> bool:
-        """The handle is still open; otherwise what is sent is dropped, as the peer would discard it.
+        """True if the handle is still open. Otherwise messages are dropped, as the peer would discard them.
 
-        Raises LocalProtocolError while a stream of ours is under way on the channel.
+        Raises LocalProtocolError while a stream of ours is sent on the channel.
         """
         if self._channel.streaming:
             raise LocalProtocolError("no message may be sent on the channel of a stream")
         return self._handle.state is HandleState.OPEN
 
     def fits(self, name: bytes, head: bytes) -> bool:
-        """Return True if the head fits a fragment that the peer takes."""
+        """Return True if the name fits a short string and the head fits a fragment of the negotiated size."""
         return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
 
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
-        """Encode what goes around tag or number and body; False when the head does not fit a fragment.
+        """Encode what surrounds tag or number and body. Return False if the head does not fit a fragment.
 
-        `_room` is how much of the body goes into the first fragment.
+        `_room` becomes the number of body bytes in the first fragment.
         """
         known = self._prepared.get((name, size, bits))
         if known is not None and known[0] is head:
@@ -115,7 +115,10 @@ class MessageWriter:
         return True
 
     def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
-        """What of a body did not fit the first fragment, with the tags or numbers of the fragments."""
+        """Queue the part of a body that did not fit the first fragment, in further fragments.
+
+        `key` is the encoded tag or number of these fragments, `last_key` that of the last one.
+        """
         out = self._channel.out
         most = self._frame_max
         size = len(body)
@@ -135,9 +138,9 @@ class MessageWriter:
 
 
 class Notifier(MessageWriter):
-    """Delivers on one handle of a client. Raises LocalProtocolError when it is not open.
+    """Delivery on one handle of a client. The constructor raises LocalProtocolError if it is not open.
 
-    `delivered` is false for what BROWSE asked for.
+    `delivered` is False for messages that BROWSE requested.
     """
 
     _kind = HANDLE_NOTIFY
@@ -149,18 +152,18 @@ class Notifier(MessageWriter):
 
     @property
     def owes(self) -> bool:
-        """A reply is owed on the channel: no message may come before it (3.2.11)."""
+        """True if a reply is due on the channel: no message may be sent before it (3.2.11)."""
         return self._channel.owes()
 
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
-        """Queue one message; see `notify_many`. Returns whether it could be sent."""
+        """Queue one message; see `notify_many`. Return True if it could be queued."""
         return not self.notify_many(number, ((redelivered, name, head, body),))
 
     def notify_many(self, first_number: int, rows: Iterable[NotifyRow]) -> list[int]:
         """Queue messages with consecutive numbers from `first_number` on.
 
-        A row is (redelivered, full name, head, body). Returns the numbers of those that were not sent,
-        because the head does not fit a fragment that the client takes.
+        A row is (redelivered, full name, head, body). Returns the numbers of the messages that were not
+        queued because their head does not fit a fragment of the client.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -196,9 +199,9 @@ class Notifier(MessageWriter):
 
 
 class Producer(MessageWriter):
-    """Sends on one handle of a server. Raises LocalProtocolError when it is not open.
+    """Sending on one handle of a server. The constructor raises LocalProtocolError if it is not open.
 
-    With `confirm` each message has a confirm-tag of its own, and Replies will tell of it.
+    With `confirm` each message has its own confirm-tag, for which the event Replies reports the reply.
     """
 
     _kind = HANDLE_SEND
@@ -210,15 +213,15 @@ class Producer(MessageWriter):
 
     @property
     def room(self) -> int:
-        """How many messages may be sent until replies come."""
+        """Number of messages that may be sent until replies arrive."""
         return ID_MAX - len(self._channel.awaited)
 
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
-        """Queue messages: (name behind that of the handle, head, body).
+        """Queue messages as rows of (name behind that of the handle, head, body).
 
-        Returns the tag of each; 0 when none was asked for; -1 for a row that was not sent, because its head
-        does not fit a fragment that the server takes or the handle was closed. Raises LocalProtocolError when
-        there is no `room`.
+        Returns the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its
+        head does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if
+        `room` is exceeded.
         """
         tags: list[int] = []
         channel = self._channel
@@ -256,13 +259,12 @@ class Producer(MessageWriter):
 
 
 class Transfer:
-    """One message on one handle, sent piece by piece.
+    """Outgoing message on one handle, sent piece by piece.
 
-    Raises LocalProtocolError when the handle is not open or another message is under way on its channel.
-
-    `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. With `resumed` the peer has the head and some
-    of the body already (READY), and what is written goes on from there. `streaming` has no end but that of
-    the handle. `out_of_band` is for `tell` alone.
+    The constructor raises LocalProtocolError if the handle is not open or another message is being sent on
+    its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. With `resumed` the peer has the
+    head and part of the body already (READY), and writing continues there. A `streaming` message ends with
+    its handle. Only `tell` may be used if `out_of_band`.
     """
 
     def __init__(
@@ -303,18 +305,19 @@ class Transfer:
 
     @property
     def usable(self) -> bool:
-        """The message is still under way; otherwise what is written is dropped."""
+        """True if the message is incomplete and its handle open. Otherwise what is written is dropped."""
         return self._handle.channel.sending is self._handle
 
     @property
     def room(self) -> int:
-        """How many octets of the body the next `write` takes at most."""
+        """Maximum size in bytes of the next `write`."""
         return self._connection.frame_max - len(self._head)
 
     def write(self, octets: Piece, *, last: bool = False, tag: int = 0) -> None:
-        """The next octets of the body, `room` at most. `tag`: a client's confirm-tag, from `new_tag`.
+        """Queue the next bytes of the body, at most `room`.
 
-        Octets that are on disk stay there until `pieces_to_send` has handed them on.
+        `tag` is a client's confirm-tag, from `new_tag`. Bytes on disk stay there until `pieces_to_send`
+        returns them. Raises LocalProtocolError for too many bytes, and for the end of a stream.
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
@@ -328,13 +331,20 @@ class Transfer:
             self._finish(last)
 
     def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:
-        """The next fragment has `size` octets, head included, and is not on the stream but out of band."""
+        """Queue a fragment of `size` bytes, head included, whose bytes are sent out of band.
+
+        Raises LocalProtocolError if the transfer is not out of band.
+        """
         if not self._bits & OUT_OF_BAND:
             raise LocalProtocolError("this transfer is not out of band")
         if self._fragment(size, last, tag):
             self._finish(last)
 
     def _fragment(self, size: int, last: bool, tag: int) -> bool:
+        """Queue the command of a fragment of `size` bytes.
+
+        Return False if the transfer is no longer usable.
+        """
         if not self.usable:
             return False
         handle = self._handle
@@ -352,7 +362,7 @@ class Transfer:
         return True
 
     def _finish(self, last: bool) -> None:
-        """What had to wait for the end of the message follows it."""
+        """End the message after its last fragment, and queue the commands that waited for its end."""
         if last:
             channel = self._handle.channel
             held = channel.out

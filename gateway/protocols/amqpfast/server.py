@@ -1,12 +1,12 @@
-"""The listener's side of a connection (3.2.2 - 3.2.8).
+"""Server end of a connection, which listeners use (3.2.2 - 3.2.8).
 
     INITIATION -> AUTHENTICATION -> AUTHENTICATING [-> AUTHENTICATION ...]
         -> TUNING -> TUNED -> OPENING -> ACTIVE
 
-In AUTHENTICATING and OPENING the application decides; everywhere else the client speaks next. A negotiation
-that fails goes to FAILED, where `deadline` says when `tick` will end it. Messages are read by `_read_sends`,
-which hands them on undecoded: what a client repeats from message to message (handle, name, head, size) is
-recognised by comparing octets with those of its last message.
+In AUTHENTICATING and OPENING the application decides; in every other state the client sends next. A failed
+negotiation leads to FAILED, where `deadline` says when `tick` will end it. Messages are decoded by
+`_read_sends`, which passes on heads undecoded. What a client repeats from message to message (handle, name,
+head, size) is recognised by comparing bytes with those of its last message.
 """
 
 from __future__ import annotations
@@ -75,19 +75,19 @@ OPEN: Final = HandleState.OPEN  # a global name costs a quarter of an enum's att
 LEFT: Final = HandleState.LEFT
 SUCCESS: Final = int(ReplyCode.SUCCESS)
 Lead = tuple[bytes, bytes, int, int, int, Callable[[int], None], bytes, bytes]
-# Octets before the tag; those behind it up to the body, and their number; body size, handle, what takes the
-# key of a reply that is owed, head, name.
+# Bytes before the tag; those between tag and body, and their number; body size, handle, function that stores
+# the key of a due reply, head, name.
 NOTHING_OWED: Final[list[int]] = []
 NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, NOTHING_OWED.append, b"", b"")
 
 
 class ServerConnection(Connection):
-    """A client's connection as a listener sees it: octets in, events out.
+    """Connection of one client of a listener: bytes in, events out.
 
-    `frame_max`, `channel_max`, `handle_max` (0: no limit) are offered; the client may ask for less.
-    `heartbeat` is how often, in seconds, we want to hear from the client; with 0 we never send PING unasked
-    either, for the Java client of 2005 cannot bear it. `mechanisms` are separated by blanks. `all_browse`:
-    handles may QUERY and BROWSE that were not opened for it, for the C client of 2005 has no bit to say so.
+    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are offered; the client may request
+    less. `heartbeat` is the interval in seconds at which the client should send; with 0 we never send PING
+    first, because the Java client of 2005 cannot handle it. `mechanisms` are separated by blanks. With
+    `all_browse` every handle may QUERY and BROWSE, because the C client of 2005 has no bit to request it.
     """
 
     _side: ClassVar[int] = m.TO_SERVER
@@ -116,7 +116,7 @@ class ServerConnection(Connection):
             properties_max=properties_max,
             properties_bytes_max=properties_bytes_max,
         )
-        # In a run of messages only what is surely within both.
+        # A run of messages only has heads that are certain to be within both limits.
         self._plain_max = min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
         self.heartbeat = heartbeat
         self._offer = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
@@ -127,27 +127,27 @@ class ServerConnection(Connection):
         self._lead = NO_LEAD
         self._runs = {HANDLE_SEND: self._read_sends, CHANNEL_ACK: self._read_acks}
 
-    # --- what the application answers
+    # --- responses of the application
 
     def challenge(self, challenges: Headers) -> None:
-        """The answer to Authenticate: say more."""
+        """Challenge the client again after Authenticate."""
         self._expect(State.AUTHENTICATING)
         self._send(m.ConnectionChallenge(self._version, self._mechanisms, challenges))
         self._state = State.AUTHENTICATION
 
     def tune(self) -> None:
-        """The answer to Authenticate: welcome. Proposes the limits (3.2.5)."""
+        """Accept the login after Authenticate, and propose the limits (3.2.5)."""
         self._expect(State.AUTHENTICATING)
         self._send(self._offer)
         self._state = State.TUNING
 
     def fail(self, code: int, text: str) -> None:
-        """The answer to Authenticate: no (403; 502 for a mechanism that is not offered). Pauses first."""
+        """Refuse the login (403; 502 for a mechanism that is not offered), after a pause."""
         self._expect(State.AUTHENTICATING)
         self._pause(code, text, speak=True)
 
     def opened(self) -> None:
-        """The answer to Open: the virtual host is yours."""
+        """Open the virtual host after Open."""
         self._expect(State.OPENING)
         if self._open_tag:
             self._send(m.ConnectionReply(self._open_tag))
@@ -158,7 +158,7 @@ class ServerConnection(Connection):
             raise LocalProtocolError(f"the connection is in {self._state.name}, not in {state.name}")
 
     def reply_channel(self, channel: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """CHANNEL REPLY to the command with this tag; see `reply`."""
+        """Queue CHANNEL REPLY to the command with this tag; see `reply`."""
         found = self._channels.get(channel)
         if not tag or found is None or found.state is ChannelState.CLOSING:
             return
@@ -166,11 +166,11 @@ class ServerConnection(Connection):
         found.reply(CHANNEL_KEY | tag, self._reply_octets(command))
 
     def reply(self, handle: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """HANDLE REPLY to the command with this tag; for tag 0 none, but every BROWSE has to be replied.
+        """Queue HANDLE REPLY to the command with this tag.
 
-        Replies of a channel leave in the order of its commands: one that is early waits for those before it.
-        Dropped when handle or channel have been closed meanwhile; that the number has not been opened again
-        since the command is the caller's to know.
+        Tag 0 needs no reply, except a failed BROWSE. Replies of a channel are sent in the order of its
+        commands: an early one waits for those before it. Dropped if handle or channel were closed meanwhile;
+        the caller must know that the number was not opened again since the command.
         """
         found = self._usable(handle)
         key = handle << 16 | tag
@@ -182,7 +182,7 @@ class ServerConnection(Connection):
         found.channel.reply(key, given)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
-        """HANDLE REPLY 200 for rows of (handle, tag), as `reply`; those with tag 0 have none."""
+        """Queue HANDLE REPLY 200 for rows of (handle, tag), as `reply` does; rows with tag 0 get none."""
         handle: Handle | None = None
         last = -1
         count = 0
@@ -204,7 +204,7 @@ class ServerConnection(Connection):
         self.sent[HANDLE_REPLY] += count
 
     def owes(self, channel: int, key: int = -1) -> bool:
-        """Return True while a reply is owed on a channel, if `key` is given to a command before that one.
+        """Return True if a reply is due on a channel; with `key`, if a reply before that one is due.
 
         Nothing else may be sent there until then (3.2.11). The key of a command is `handle << 16 | tag`.
         """
@@ -218,15 +218,17 @@ class ServerConnection(Connection):
 
     @property
     def index_octets_max(self) -> int:
-        """Size of the longest message list, in bytes, whose INDEX fits a frame that the client takes (3.2.5).
+        """Size of the longest message list, in bytes, whose INDEX fits a frame of the client (3.2.5).
 
         Numbers that do not fit are left to the client's next QUERY (3.5.12).
         """
         return min(INDEX_OCTETS_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
-        """CREATED or INDEX, behind the replies that are owed to commands before the one that it answers.
-        Dropped when the handle has been closed meanwhile."""
+        """Queue CREATED or INDEX behind the replies that are due to earlier commands.
+
+        Dropped if the handle was closed meanwhile.
+        """
         handle = self._usable(command.handle_id)
         if handle is not None:
             key = ANSWER | handle.number << 16
@@ -303,7 +305,8 @@ class ServerConnection(Connection):
         if not number:
             raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
         left = self._channels.get(number)
-        if left is not None:  # the client does not wait for our answer, so here it is
+        # The client reuses the number without waiting for our response, so it is sent now.
+        if left is not None:
             left.owed.clear()
             self._answer_close(left, CHANNEL_LEFT)
         if self.channel_max and len(self._channels) >= self.channel_max <= len(self.channels):
@@ -340,7 +343,7 @@ class ServerConnection(Connection):
         self._owe(handle, tag)
         if isinstance(command, m.HandleQuery) and handle.state is OPEN:
             handle.channel.owed.append(ANSWER | handle.number << 16)
-        elif not tag and isinstance(command, m.HandleBrowse):  # for a failure, which is replied in any case
+        elif not tag and isinstance(command, m.HandleBrowse):  # for a failure, which always has a reply
             handle.channel.owed.append(handle.number << 16)
         events.append(CommandReceived(command))
 
@@ -353,7 +356,8 @@ class ServerConnection(Connection):
             text = f"channel {command.channel_id} is not open"
             raise RemoteProtocolError(text, reason=ReplyCode.CHANNEL_NOT_READY)
         left = self._handles.get(number)
-        if left is not None:  # the client does not wait for our answer, so here it is
+        # The client reuses the number without waiting for our response, so it is sent now.
+        if left is not None:
             self._answer_early(left)
         handle = Handle(number, channel, command)
         if channel.state is ChannelState.CLOSING:
@@ -415,7 +419,7 @@ class ServerConnection(Connection):
             events.append(Sends(rows))
 
     def _read_sends(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the messages from `at` on that are whole and in one fragment; returns their end."""
+        """Decode the complete messages of one fragment from `at` on. Return their end."""
         rows: list[SendRow] = []
         add = rows.append
         lead, middle, middle_size, size, number, owe, head, name = self._lead
@@ -441,7 +445,7 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` has around its tag; None when it is not plainly right, or not here yet."""
+        """Return the bytes around the tag of the message at `at`, or None if it is not plain and complete."""
         if at + SEND_FIELDS + 2 > end:
             return None
         size, kind, number, _, fragment_size, bits, name_size = SEND(data, at)
@@ -476,7 +480,7 @@ class ServerConnection(Connection):
         )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Take the CHANNEL ACK from `at` on; returns where they end."""
+        """Decode the CHANNEL ACK from `at` on. Return the end of the last."""
         rows: list[tuple[int, int, int]] = []
         channels = self._channels
         last_whole = end - ACK.size

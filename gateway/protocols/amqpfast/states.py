@@ -1,8 +1,9 @@
-"""The states of connection, channel and handle, and what may arrive in which.
+"""States of connection, channel and handle, and the commands that may arrive in each.
 
-RULES are complete: for each side, each command of a channel or handle and each state there is one row, whose
-clause says where it comes from. What each side expects of the connection itself is in the side's own table,
-in `server.py` and `client.py`; there a missing row is the error.
+RULES are complete: for each end, each command of a channel or handle and each state there is one row, with
+the clause that it comes from. The commands that each end expects for the connection itself are in its own
+table, in `server.py` and `client.py`; there a missing row is the error. `Channel` and `Handle` also hold the
+replies that are due and the message that is being received in fragments.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ Fragmented = m.HandleSend | m.HandleNotify | m.HandlePrepare
 
 
 class State(Enum):
-    """Of a connection."""
+    """State of a connection."""
 
-    INITIATION = auto()  # server: 80 01 is due
-    AUTHENTICATION = auto()  # server: RESPONSE is due; client: CHALLENGE or TUNE
+    INITIATION = auto()  # server: 80 01 is expected
+    AUTHENTICATION = auto()  # server: RESPONSE is expected; client: CHALLENGE or TUNE
     AUTHENTICATING = auto()  # the application decides
-    TUNING = auto()  # server: TUNE is due
-    TUNED = auto()  # server: OPEN is due
-    OPENING = auto()  # server: the application decides; client: REPLY is due
+    TUNING = auto()  # server: TUNE is expected
+    TUNED = auto()  # server: OPEN is expected
+    OPENING = auto()  # server: the application decides; client: REPLY is expected
     ACTIVE = auto()
-    CLOSING = auto()  # we said CLOSE, and discard everything until the peer does
-    BROKEN = auto()  # the same, but where frames begin is no longer known: the peer's CLOSE ends what it says
-    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
-    FAILED = auto()  # the negotiation failed: deaf until the pause is over
-    ENDING = auto()  # the last word is said: deaf until the peer ends the stream
+    CLOSING = auto()  # we sent CLOSE, and discard everything until the peer's CLOSE
+    BROKEN = auto()  # as CLOSING, but frame boundaries are lost: the peer's CLOSE must be its last bytes
+    LEFT = auto()  # the peer sent CLOSE; our response waits for the replies that are due
+    FAILED = auto()  # the negotiation failed: input is ignored until the pause is over
+    ENDING = auto()  # our last command is sent: input is ignored until the peer ends the stream
     CLOSED = auto()
 
 
@@ -53,27 +54,27 @@ DEAF: Final = frozenset({State.LEFT, State.FAILED, State.ENDING, State.CLOSED})
 
 
 class ChannelState(Enum):
-    """Of a channel."""
+    """State of a channel."""
 
     NONE = auto()
     OPEN = auto()
-    CLOSING = auto()  # we said CLOSE, and discard everything until the peer does
-    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
-    GONE = auto()  # it was open once: a close that was said twice may still be under way
+    CLOSING = auto()  # we sent CLOSE, and discard everything until the peer's CLOSE
+    LEFT = auto()  # the peer sent CLOSE; our response waits for the replies that are due
+    GONE = auto()  # it was open once: a second close may still arrive
 
 
 class HandleState(Enum):
-    """Of a handle."""
+    """State of a handle."""
 
     NONE = auto()
     OPEN = auto()
-    LEAVING = auto()  # we said CLOSE 200, and go on processing until the peer does (3.5.16)
-    CLOSING = auto()  # we said CLOSE for a fault, or its channel did: everything is discarded
-    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
+    LEAVING = auto()  # we sent CLOSE 200, and continue processing until the peer's CLOSE (3.5.16)
+    CLOSING = auto()  # we sent CLOSE for a fault, or its channel did: everything is discarded
+    LEFT = auto()  # the peer sent CLOSE; our response waits for the replies that are due
 
 
 class ScopedFault(RemoteProtocolError):
-    """A fault of the peer that costs it no more than a channel or a handle, whose number is `number`."""
+    """Fault of the peer that closes only a channel or a handle, whose number is `number`."""
 
     def __init__(self, text: str, reason: ReplyCode, scope: Scope, number: int) -> None:
         super().__init__(text, reason=reason)
@@ -85,16 +86,16 @@ class ScopedFault(RemoteProtocolError):
 
 
 class Answer(Enum):
-    """What is done with a command."""
+    """Treatment of a command."""
 
     TAKE = auto()
     DISCARD = auto()
-    AGAIN = auto()  # discard, and say CLOSE again
+    AGAIN = auto()  # discard, and send CLOSE again
     REFUSE = auto()
 
 
 class Rule(NamedTuple):
-    """A row: the answer, what a refusal costs, its code, and the clause."""
+    """Row of RULES: the treatment, the scope that a refusal closes, its code, and the clause."""
 
     answer: Answer
     clause: str
@@ -112,7 +113,7 @@ Rules = dict[ChannelState | HandleState, dict[type[m.Command], Rule]]
 
 
 def _rules(direction: int) -> Rules:
-    """The rules of the side that `direction` names; later rows replace earlier ones."""
+    """Return the rules of the end that `direction` names; later rows replace earlier ones."""
     found: Rules = {}
     for states, commands, clause, rows in (
         (ChannelState, CHANNEL_COMMANDS, "3.3.9", _channel_rows()),
@@ -153,7 +154,7 @@ def _handle_rows() -> Iterator[Row]:
 
 
 RULES: Final = {direction: _rules(direction) for direction in (m.TO_SERVER, m.TO_CLIENT)}
-"""Side (TO_SERVER: what a server may hear) -> state -> command -> rule."""
+"""End (TO_SERVER: what a server may receive) -> state -> command -> rule."""
 
 SERVICE_FAULTS: Final[dict[tuple[type[m.Command], int], ReplyCode]] = {
     (m.HandleConsume, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.4
@@ -165,42 +166,47 @@ SERVICE_FAULTS: Final[dict[tuple[type[m.Command], int], ReplyCode]] = {
     (m.HandleQuery, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.8
     (m.HandleBrowse, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.9
 }
-"""Commands that a service does not know cost the handle."""
+"""Reply code for each command that is not valid for a service; it closes the handle."""
 
 RIGHTS: Final[dict[type[m.Command], str]] = {
     m.HandleConsume: "consumer",
     m.HandleQuery: "browser",
     m.HandleBrowse: "browser",
 }
-"""What a handle has to be opened as for a command (403); SEND needs `producer`, except on a peer service."""
+"""Right that the handle must have been opened with for a command (403).
+
+SEND needs `producer`, except on a peer service.
+"""
 
 
 # --- channels and handles
 
-CHANNEL_KEY: Final = 1 << 32  # a reply of a channel; those of a handle have its number in bits 16 to 31
-ANSWER: Final = 1 << 33  # CREATED or INDEX on a handle, which has no tag, with the handle's number as above
-CHANNEL_LEFT: Final = -1  # the answer to CHANNEL CLOSE; that to HANDLE CLOSE is -2 less the handle's number
+# Key of a channel's reply; the key of a handle's reply has the handle's number in bits 16 to 31.
+CHANNEL_KEY: Final = 1 << 32
+# Key of CREATED or INDEX on a handle, which have no tag, with the handle's number as above.
+ANSWER: Final = 1 << 33
+# Key of the response to CHANNEL CLOSE; that to HANDLE CLOSE is -2 less the handle's number.
+CHANNEL_LEFT: Final = -1
 
 
 def handle_left(number: int) -> int:
-    """The key of the answer to the peer's close of a handle."""
+    """Return the key of the response to the peer's close of a handle."""
     return CHANNEL_LEFT - 1 - number
 
 
 def _is_of(handle: int, key: int) -> bool:
-    """Return True if what is owed with that key is owed to the handle."""
+    """Return True if the reply with this key belongs to the handle."""
     return (key & ~ANSWER) >> 16 == handle or key == handle_left(handle)
 
 
 class Channel:
-    """A channel.
+    """Channel with its handles, due replies and incomplete messages.
 
-    What leaves on it is appended to `out`, which is the connection's own list, or, while a message of ours is
-    under way in fragments (`sending`), one that waits for its end (2.2.8.8), unless it is a stream
-    (`streaming`), which has none. `owed` are the replies that we
-    owe, and CREATED and INDEX, in the order of their commands; `done` are those among them that are known but
-    have to wait for an earlier one. `awaited` are the replies that a client expects. `incoming` is the
-    message that the peer has begun.
+    Commands of the channel are appended to `out`. That is the connection's own list or, while a message of
+    ours is sent in fragments (`sending`), a list that waits for its end (2.2.8.8), unless the message is a
+    stream (`streaming`), which has none. `owed` has the keys of the replies that we must send, with CREATED
+    and INDEX, in the order of their commands; `done` has the encoded replies that must wait for an earlier
+    one. `awaited` has the replies that a client expects. `incoming` is the incomplete message of the peer.
     """
 
     __slots__ = (
@@ -241,7 +247,7 @@ class Channel:
         self.answer_by = 0.0
 
     def reply(self, key: int, octets: bytes) -> None:
-        """`octets` answer the command with `key`, as soon as every command before it has been answered."""
+        """Queue `octets` as the reply with `key` once every earlier reply is queued."""
         owed = self.owed
         if owed and owed[0] == key:
             owed.popleft()
@@ -267,20 +273,20 @@ class Channel:
         done.clear()
 
     def owes(self, key: int = -1) -> bool:
-        """Return True while a reply is owed, to a command before that with `key` if one is given."""
+        """Return True if a reply is due; with `key`, if a reply before that one is due."""
         for one in self.owed:
             if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
     def left(self) -> Iterator[int]:
-        """Take the answers to closes for which no earlier reply is owed any more."""
+        """Yield and remove the keys of close responses before which no reply is due."""
         while self.owed and self.owed[0] < 0:
             yield self.owed.popleft()
             self._reply_done()
 
     def forget_owed(self, handle: int) -> None:
-        """Nothing is owed to `handle` any more."""
+        """Remove the replies that are due to `handle`, and queue those that waited for them."""
         owed = self.owed
         if any(_is_of(handle, key) for key in owed):
             kept = [key for key in owed if not _is_of(handle, key)]
@@ -291,27 +297,27 @@ class Channel:
         self._reply_done()
 
     def forget_awaited(self, handle: int) -> None:
-        """No reply to `handle` is expected any more."""
+        """Remove the replies that are expected for `handle`."""
         kept = [key for key in self.awaited if key >> 16 != handle]
         if len(kept) != len(self.awaited):
             self.awaited.clear()
             self.awaited.extend(kept)
 
     def fault(self, text: str) -> ScopedFault:
-        """A command that is not valid now, which costs the channel."""
+        """Return the error of a command that is not valid now, which closes the channel."""
         return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, self.number)
 
 
-# Of a message: whether it is the first, head, body size, offset, octets of the body.
+# Fragment of a message: True if it is the first, head, body size, offset, bytes of the body.
 TakenFragment = tuple[bool, bytes, int, int, bytes]
 
 
 class Handle:
-    """A handle. `granted`: the rights that it was opened with.
+    """Handle with its rights and announced messages. `granted` are the rights that it was opened with.
 
-    `prepared` is (head, body size, octets held) of the message that the peer has announced; the octets held
-    are None until our READY. `announced` is the body size of the one that we have announced, None when there
-    is none. `asked`: a client has reason to hear NOTIFY; `queries`: how many INDEX it waits for.
+    `prepared` is (head, body size, bytes held) of the message that the peer has announced; bytes held are
+    None until our READY. `announced` is the body size in bytes of the message that we have announced, or
+    None. `asked` is True if a client may receive NOTIFY; `queries` is the number of INDEX that it expects.
     """
 
     __slots__ = (
@@ -335,21 +341,21 @@ class Handle:
         self.granted = frozenset(
             right for right in ("producer", "consumer", "browser") if getattr(opened, right)
         )
-        self.unnamed = opened.temporary  # CREATED is still to come
+        self.unnamed = opened.temporary  # CREATED has not been sent
         self.prepared: tuple[bytes, int, int | None] | None = None
         self.announced: int | None = None
         self.asked = opened.service_type == Service.PEER
         self.queries = 0
 
     def begin(self) -> None:
-        """A message begins: whatever the peer had prepared and we were ready for is this one, or void."""
+        """Clear what the peer had prepared and we were ready for: the message that begins replaces it."""
         if self.prepared is not None and self.prepared[2] is not None:
             self.prepared = None
 
     # Messages in fragments, 2.2.8.8 and 3.5.3.
 
     def admit(self, command: Fragmented) -> None:
-        """Raise the fault of a SEND, NOTIFY or PREPARE that may not come now, whatever its octets are."""
+        """Raise the error of a SEND, NOTIFY or PREPARE that is not allowed now, whatever its bytes are."""
         incoming = self.channel.incoming
         if isinstance(command, m.HandlePrepare):
             if incoming is not None or not self.channel.restartable:
@@ -369,6 +375,7 @@ class Handle:
             raise self._fault("streaming without partial", ReplyCode.BAD_FIELD_VALUE)
 
     def _admit_mode(self, command: m.HandleSend | m.HandleNotify) -> None:
+        """Raise ScopedFault if the first fragment of a message has a mode that is not allowed."""
         if command.streaming:
             if self.service != Service.PEER:
                 raise self._fault("only peers stream", ReplyCode.COMMAND_NOT_VALID)
@@ -380,9 +387,9 @@ class Handle:
             raise self._fault("recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
 
     def begin_flow(self, command: Fragmented) -> Flowing | None:
-        """How to take the octets of an admitted fragment before all of them are here; None: not at all.
+        """Return the state for passing on an admitted fragment in parts, or None if it must be complete.
 
-        Raises ScopedFault when they will not add up.
+        Raises ScopedFault if the sizes exceed the body size.
         """
         incoming = self.channel.incoming
         if incoming is None or isinstance(command, m.HandlePrepare):
@@ -393,9 +400,10 @@ class Handle:
     def take_fragment(
         self, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int
     ) -> TakenFragment:
-        """Take an admitted fragment: (whether it is the first, head, body size, offset, octets of the body).
+        """Process an admitted fragment as (is the first, head, body size, offset, bytes of the body).
 
-        Raises ScopedFault for a head that is none, a body over `limit` octets and sizes that do not add up.
+        Raises ScopedFault for an invalid head, a body over `limit` bytes, and sizes that do not match the
+        body size.
         """
         mode, incoming = mode_of(command), self.channel.incoming
         head = b""
@@ -429,7 +437,10 @@ class Handle:
         return incoming is None, head, max(body_size, 0), offset, octets
 
     def take_prepare(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Take an admitted PREPARE: (head, body size, first octets of the body). Raises ScopedFault."""
+        """Process an admitted PREPARE. Return head, body size and first bytes of the body.
+
+        Raises ScopedFault for an invalid head, a body over `limit` bytes, and more bytes than the body has.
+        """
         head, body_size, octets = self._take_head(octets, limit)
         if len(octets) > body_size:
             text = f"{len(octets)} octets of a body of {body_size}"
@@ -438,6 +449,7 @@ class Handle:
         return head, body_size, octets
 
     def _take_head(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+        """Return head, body size and the bytes behind the head. Raises ScopedFault."""
         try:
             end = find_head_end(octets, 0, len(octets))
         except RemoteProtocolError as fault:
@@ -449,6 +461,7 @@ class Handle:
         return octets[BODY_SIZE.size : end], body_size, octets[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
+        """Raise ScopedFault if `got` bytes exceed the body, or are not all of it at its end."""
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
             text = f"{got} octets of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
@@ -458,29 +471,28 @@ class Handle:
 
 
 class PartialMessage:
-    """A message of the peer that has begun: how much of it has come.
+    """Message of the peer of which some fragments have arrived; `got` is the size of these in bytes.
 
-    `body_size` is -1 when the machine cannot know it: streaming has no end, and what is out of band is not
-    seen.
+    `body_size` is -1 if it cannot be known: a stream has no end, and out-of-band bytes are not seen.
     """
 
     __slots__ = ("body_size", "got", "handle", "mode", "number")
 
     def __init__(self, handle: Handle, mode: int, number: int, body_size: int, got: int) -> None:
         self.handle = handle
-        self.mode = mode  # the bits RECOVERY, OUT_OF_BAND and streaming, which stay the same
+        self.mode = mode  # the bits RECOVERY, OUT_OF_BAND and streaming, equal in all fragments
         self.number = number
         self.body_size = body_size
         self.got = got
 
 
 def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
-    """The bits that all fragments of a message share."""
+    """Return the mode bits that all fragments of a message share."""
     return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
 
 
 def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
-    """All bits of a fragment as an event has them: those of NOTIFY."""
+    """Return all bits of a fragment as an event has them: those of NOTIFY."""
     bits = mode_of(command) | (not last) * PARTIAL
     if isinstance(command, m.HandleNotify):
         bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
@@ -488,7 +500,7 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """A fragment behind the first of its message, whose octets are passed on as they come; `left` are due."""
+    """Later fragment of a message that is passed on while it arrives; `left` bytes are missing."""
 
     __slots__ = ("command", "handle", "incoming", "left")
 

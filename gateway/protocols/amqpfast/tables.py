@@ -1,14 +1,14 @@
-"""Field tables <-> headers of the model.
+"""Field tables and their translation to and from headers of the model.
 
-A table knows four types: S strings, I 32-bit integers, D decimals, T times. `decode_table` and `encode_table`
-speak those and nothing else. Names begin with a letter, `$` or `#` and go on with letters, digits and these
-signs and `_`; what is read may be any text, what is written keeps to the rule.
+A table has four types: S strings, I 32-bit integers, D decimals, T times. `decode_table` and `encode_table`
+handle only those. Names begin with a letter, `$` or `#` and continue with letters, digits, these characters
+and `_`. Any name is read, but only valid names are written.
 
-Headers of other protocols know more: more types, any name, names that repeat. `say` writes these in the words
-of a table, so that `understand` finds them again: a foreign name is written `#_` with its odd octets as
-`_` and two hexadecimal digits; a foreign type is written as a number or a text that a person can read, and
-GATEWAY_TYPES says in JSON which type each such name has. A type that does not fit what stands under the name
-is passed over: then the value is what the table says, for somebody else wrote it.
+Headers of other protocols have more types, any name, and names that repeat. `say` writes these in the form of
+a table, and `understand` reads them back. An invalid name is written as `#_` with its invalid bytes as `_`
+and two hexadecimal digits. A value of another type is written as a number or a readable text, and
+GATEWAY_TYPES stores the type of each such name in JSON. A type that does not fit the value is ignored,
+because another sender wrote it; the value is then what the table contains.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 DECIMAL_PLACES_MAX: Final = 255
 FIELD_OCTETS_MIN: Final = 4  # an empty name, a type, an empty string
-FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table has room for more
+FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table holds more
 TYPES: Final = "GATEWAY_TYPES"
-REPEATED: Final = "repeated"  # the type of a name that repeats: its values are in a JSON list
+REPEATED: Final = "repeated"  # type of a name that repeats: its values are in a JSON list
 ESCAPED: Final = "#_"
 NESTING_MAX: Final = 32  # of arrays and tables in JSON
 NAME: Final = re.compile(r"[A-Za-z$#][A-Za-z0-9_$#]*\Z")
 
 
 def bad_field(text: str) -> RemoteProtocolError:
-    """A field that cannot be read: 502."""
+    """Return the error of a field that cannot be decoded (502)."""
     return RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
 
 
@@ -57,11 +57,10 @@ def bad_field(text: str) -> RemoteProtocolError:
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
-    """The table at `at`, which begins with its length, and the position behind it.
+    """Decode the table at `at`, which begins with its length. Return it and the position behind it.
 
-    A string whose octets are not UTF-8 is bytes. Of a name that repeats, the first stands. Raises
-    RemoteProtocolError (502) for anything that is not a table within `data`, or has more than
-    `fields_max` fields.
+    A string that is not UTF-8 becomes bytes. The first of repeated names is kept. Raises RemoteProtocolError
+    (502) if it is not a table within `data`, or has more than `fields_max` fields.
     """
     try:
         end = at + 2 + U16.unpack_from(data, at)[0]
@@ -118,9 +117,9 @@ def _digits(number: int) -> tuple[int, ...]:
 
 
 def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
-    """A table with its length. Raises LocalProtocolError for a name or value that a table cannot hold.
+    """Encode a table with its length. Raises LocalProtocolError for a name or value that does not fit.
 
-    Without `strict` any name that a peer has written is written again.
+    Without `strict` any name that a peer has written is allowed.
     """
     octets = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
     if len(octets) > LONG_STRING_MAX:
@@ -129,7 +128,7 @@ def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
 
 
 def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
-    """One name with its value; see `encode_table`."""
+    """Encode one name with its value; see `encode_table`."""
     octets = name.encode()
     if strict and (not NAME.match(name) or len(octets) > NAME_OCTETS_MAX):
         raise LocalProtocolError(f"{name!r} is not the name of a field")
@@ -140,7 +139,7 @@ def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
 
 
 def _write_value(value: Value) -> bytes | None:
-    """The value with its tag; None when a table has no type for it."""
+    """Encode a value with its tag. Return None if a table has no type for it."""
     kind, content = value
     try:
         if kind is ValueType.STRING:
@@ -172,14 +171,14 @@ def _write_decimal(number: Decimal) -> bytes | None:
 
 
 def write_name(name: str) -> str:
-    """The name as a table takes it; longer than NAME_OCTETS_MAX when it takes it in no form."""
+    """Return the name in the form of a table; longer than NAME_OCTETS_MAX if no form fits."""
     if NAME.match(name) and not name.startswith(ESCAPED):
         return name
     return escape_name(name)
 
 
 def escape_name(name: str) -> str:
-    """The escaped form, which no other name has."""
+    """Return the escaped form of a name, which is different for each name."""
     octets = name.encode(errors="surrogatepass")
     return ESCAPED + "".join(
         chr(one) if chr(one).isalnum() and one < 0x80 else f"_{one:02x}" for one in octets
@@ -187,7 +186,7 @@ def escape_name(name: str) -> str:
 
 
 def read_name(name: str) -> str:
-    """The name that `write_name` wrote."""
+    """Return the name that `write_name` wrote."""
     if not name.startswith(ESCAPED):
         return name
     parts = name[len(ESCAPED) :].split("_")
@@ -197,7 +196,7 @@ def read_name(name: str) -> str:
         )
         found = octets.decode()
     except ValueError:
-        return name  # somebody else's name
+        return name  # another sender's name
     return found
 
 
@@ -206,7 +205,7 @@ def _none() -> bytes:
 
 
 def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
-    """Pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
+    """Return pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
 
     Adds to `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`,
     `header_types_long`.
@@ -245,7 +244,7 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
 
 
 def _say_value(values: list[Value]) -> tuple[Value, str]:
-    """A value that a table can hold, and the type that it really has ("": the same)."""
+    """Return a value that a table can hold, and the original type ("" if it is unchanged)."""
     if len(values) > 1:
         return string(json.dumps([_to_json(each, 0) for each in values], ensure_ascii=False)), REPEATED
     value = values[0]
@@ -268,7 +267,7 @@ FLOATS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def understand(pairs: Headers) -> Headers:
-    """The headers that `say` wrote, or that somebody else wrote in the words of a table."""
+    """Return the headers that `say` or another sender wrote."""
     types: dict[str, Any] = {}
     for name, value in pairs:
         if name == TYPES and isinstance(value.value, str):
@@ -311,8 +310,10 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
 
 
 def _simple(kind: ValueType, given: Any) -> Value:
-    """What holds neither octets nor other values; it may not fit its type. Raises ValueError, TypeError or
-    ArithmeticError."""
+    """Return a value without bytes or nested values; it may not fit its type.
+
+    Raises ValueError, TypeError or ArithmeticError.
+    """
     if kind is ValueType.VOID:
         return Value(kind, None)
     if kind is ValueType.BOOL:
@@ -323,7 +324,7 @@ def _simple(kind: ValueType, given: Any) -> Value:
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
-    """[type, content], where the content is what JSON can say."""
+    """Return [type, content], with the content in a form that JSON can express."""
     kind, content = value
     given: Any = content
     if depth > NESTING_MAX:
@@ -340,7 +341,7 @@ def _to_json(value: Value, depth: int) -> list[Any]:
 
 
 def _from_json(given: Any, depth: int) -> Value:
-    """The value of a [type, content]; raises ValueError or TypeError when it is none."""
+    """Return the value of a [type, content]. Raises ValueError or TypeError if it is invalid."""
     if depth > NESTING_MAX + 1:
         raise ValueError
     word, content = given

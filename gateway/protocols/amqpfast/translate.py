@@ -1,13 +1,13 @@
-"""Message heads <-> what a message says of itself.
+"""Translation between message heads and properties of the model.
 
-A head that AMQP/Fast wrote goes out as it came in, octet for octet, as long as nothing changed on the way;
-what did (a hop, durability, expiry) is changed among its octets, so nothing else is lost. Sets of other
-protocols are translated from the model. Both are remembered in the set's `forms`. Expiration is absolute in
-either world, so nothing has to be put in for each message.
+A head that AMQP/Fast wrote is sent byte for byte as it was received, unless something changed on the way. A
+change (a hop, durability, expiry) is made to its fields, so nothing else is lost. Sets of other protocols are
+translated from the model. Both are stored in the set's `forms`. Expiration is absolute in the model and on
+the wire, so nothing has to be inserted for each message.
 
-What a head has no field for travels in headers with upper-case names, as the predefined ones have, which are
-taken out again on the way back; a header of another protocol that has such a name is escaped (tables.py).
-LOSSES lists what cannot be said.
+Content for which a head has no field travels in headers with upper-case names, as the predefined headers
+have, which are removed again on the way back. A header of another protocol with such a name is escaped
+(tables.py). LOSSES lists what cannot be carried.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from gateway.protocols.amqpfast.spec import (
 from gateway.protocols.amqpfast.tables import TYPES, encode_pair, say, understand
 
 PROTOCOL: Final = "amqpfast"
-SETS_MAX: Final = 4096  # property sets that are remembered, and
-SET_OCTETS_MAX: Final = 1024  # the largest that is worth it
+SETS_MAX: Final = 4096  # cached property sets
+SET_OCTETS_MAX: Final = 1024  # bytes of the largest cached property set
 HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
 FORMS_MAX: Final = 64  # encodings of one set: every second of expiry is another
 EXPIRATION_MAX: Final = 0xFFFF_FFFF
-PRIORITY_AT: Final = 1  # in the octets of a head behind the body-size
+PRIORITY_AT: Final = 1  # position in a head behind the body-size
 HIGHEST: Final = bytes((PRIORITY_MAX,))
 
 CORRELATION: Final = "CORRELATION_ID"
@@ -67,18 +67,21 @@ TEXTS: Final = {
     "app_id": "APP_ID",
     "user_id": USER,
 }
-"""Texts of the model without a field in a head."""
+"""Texts of the model without a field in a head, and the header that carries each."""
 FIELDS: Final = {
     "content_type": ("mime_type", "MIME_TYPE"),
     "content_encoding": ("encoding", "ENCODING"),
     "message_id": ("identifier", "IDENTIFIER"),
 }
-"""Texts with a field, and the header for what does not fit it."""
+"""Texts with a field in a head, and the header for a text that does not fit it."""
 OWN_HEADERS: Final = frozenset(
     {CORRELATION, TIMESTAMP, RETAIN, HOPS, UTF8, TYPES, *TEXTS.values(), *(one for _, one in FIELDS.values())}
 )
 READ_HEADERS: Final = OWN_HEADERS - {TYPES, USER}
-"""Those that say properties. Whoever sends may write any user id: it stays a header of that name."""
+"""Headers that are read as properties.
+
+A sender may write any user id, so it remains a header of that name.
+"""
 OF_THE_WAY: Final = frozenset({RETAIN, HOPS})
 
 
@@ -100,7 +103,7 @@ LOSSES: Final = (
     Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
     Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
 )
-"""The named losses of this translation. `losses` tells which of them a message suffers."""
+"""Named losses of this translation. `losses` returns those of one message."""
 OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction"})  # not of its set of properties
 LOSING: Final = losing(LOSSES) - OF_ONE_MESSAGE
 
@@ -121,7 +124,7 @@ REFUSALS: Final = {
     Reason.STORE: (Scope.CHANNEL, ReplyCode.INSUFFICIENT_RESOURCES),
     Reason.INTERNAL: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
 }
-"""What is closed for a message that was not accepted, and with which code: there is no negative reply."""
+"""Scope that is closed for a message that was not accepted, and the code: there is no negative reply."""
 
 REASONS: Final[dict[int, Reason]] = {
     ReplyCode.MESSAGE_TOO_LARGE: Reason.TOO_LARGE,
@@ -135,12 +138,12 @@ REASONS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Why a server closed our handle or channel with `code`."""
+    """Return why a server closed our handle or channel with `code`."""
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
 class Essentials(NamedTuple):
-    """What routing needs to know of a head; `expires` is UTC in seconds, or NEVER."""
+    """Properties of a head that routing needs; `expires` is in POSIX seconds, or NEVER."""
 
     durable: bool
     priority: int
@@ -159,9 +162,9 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def head_properties(raw: bytes) -> PropertySet:
-    """The property set of a head's octets behind the body-size; the same object for the same octets.
+    """Return the property set of a head's bytes behind the body-size; equal bytes share one object.
 
-    Decoded when something asks, which raises RemoteProtocolError 542 for octets that are no head.
+    The set is decoded on first use, which raises RemoteProtocolError 542 for an invalid head.
     """
     found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
@@ -172,10 +175,10 @@ def head_properties(raw: bytes) -> PropertySet:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """What routing needs to know, remembered with the set; nothing for a set of another protocol.
+    """Return what routing needs to know, cached in the set; NO_ESSENTIALS for a set of another protocol.
 
-    Looks at every octet, so that what passes through undecoded cannot upset the peer that it is sent to.
-    Raises RemoteProtocolError 542 for octets that are no head.
+    Validates every byte, so that heads that are forwarded undecoded cannot harm the receiver. Raises
+    RemoteProtocolError 542 for an invalid head.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -197,17 +200,17 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Whether the message was retained where it came from."""
+    """Return True if the message was retained where it came from."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """How many routes the message has crossed before it came here."""
+    """Return how many routes the message had crossed when it was received."""
     return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
-    """The meaning of a head's octets. Raises RemoteProtocolError 542."""
+    """Decode a head's bytes into properties of the model. Raises RemoteProtocolError 542."""
     head = decode_head_properties(raw)
     own: dict[str, Any] = {}
     others: list[tuple[str, Value]] = []
@@ -242,8 +245,11 @@ def _octets(given: Any) -> bytes | None:
 
 
 def encode_properties(message: Message) -> bytes:
-    """The octets of a head behind the body-size, for a message of any protocol; one object as long as nothing
-    changes. Raises RemoteProtocolError 542 for octets that a peer malformed."""
+    """Encode the properties of a message of any protocol as a head's bytes behind the body-size.
+
+    Returns one shared object as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head
+    is malformed.
+    """
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
         known = essentials(property_set)
@@ -259,8 +265,10 @@ def encode_properties(message: Message) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES that `message` suffers, without those that are encoded. What is made here is
-    what `encode_properties` will need."""
+    """Return the names of the LOSSES that `message` suffers, except those that are encoded.
+
+    The encoding is stored, so that `encode_properties` need not repeat it.
+    """
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
     lost = _form(message)[1]
@@ -313,7 +321,7 @@ def _expiration(expires: float, lost: set[str]) -> int:
 
 
 def _fitting(pairs: Headers, lost: set[str]) -> Headers:
-    """As many of the pairs as a table holds; GATEWAY_TYPES, the last one, goes before what it describes."""
+    """Return as many of the pairs as a table holds; GATEWAY_TYPES, the last one, is moved to the front."""
     if pairs and pairs[-1][0] == TYPES:
         pairs = (pairs[-1], *pairs[:-1])
     size = 0
@@ -326,7 +334,7 @@ def _fitting(pairs: Headers, lost: set[str]) -> Headers:
 
 
 def _from_model(given: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
-    """A head without its headers, and these, from what a message says."""
+    """Translate the model's properties. Return a head without its headers, and the headers."""
     head = Head()
     pairs = _texts(given, head, lost)
     if given.correlation is not None:
@@ -347,7 +355,7 @@ def _from_model(given: Properties, lost: set[str]) -> tuple[Head, list[tuple[str
 
 
 def _texts(given: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
-    """What is text: in the head what it has a field for, else headers."""
+    """Set the texts for which the head has a field. Return the others as headers."""
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
         text = getattr(given, field)
@@ -384,18 +392,18 @@ def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost:
         pairs.append((name, string(text)))
 
 
-# --- what a handle adds, and what a peer gets back
+# --- defaults of a handle, and refusals
 
 
 def fit_priority(raw: bytes) -> bytes:
-    """The octets of a head behind the body-size, with a priority that the text allows."""
+    """Return a head's bytes behind the body-size, with the priority reduced to the allowed maximum."""
     return raw if raw[PRIORITY_AT] <= PRIORITY_MAX else raw[:PRIORITY_AT] + HIGHEST + raw[PRIORITY_AT + 1 :]
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
-    """The head of a SEND with the handle's own mime-type and encoding where it has none (3.5.2).
+    """Return the head of a SEND, with the handle's mime-type and encoding where it has none (3.5.2).
 
-    Raises RemoteProtocolError 542 for octets that are no head.
+    Raises RemoteProtocolError 542 for an invalid head.
     """
     at = FIXED.size
     if raw[at] and (raw[at + 1 + raw[at]] or not encoding):
