@@ -1,14 +1,13 @@
-"""What of a damaged database can be read, found without changing it.
+"""Examination of a damaged database: find the readable parts without changing anything.
 
-SQLite reads a table along a tree of pages. One that is spoilt hides what is below it, and any statement that
-comes across it fails. So each table is read by ranges of its key: one that fails is halved, until what fails
-is small, or fails wherever it is tried. Each row that can be read is then decoded, as the gateway would: its
-messages have a checksum, whether they stand in the table or in the heap, and a body that is a file must be
-there.
+SQLite reads a table along a tree of pages. A damaged page hides what is below it, and any statement that
+reaches it fails. Each table is therefore read by ranges of its key: a range that fails is halved until it is
+small or fails wherever it is tried. Each readable row is then decoded as the gateway would decode it. Its
+messages have a checksum, in the table or in the heap, and a body in a file must exist.
 
-Three kinds of loss follow: rows whose octets are spoilt (it is known whose messages they were); ranges of a
-table that are hidden (known only from the gap in the positions of a log); what was committed last, when the
-write-ahead log is missing or torn.
+Three kinds of loss are reported: rows with damaged bytes, whose log is known; hidden ranges of a table, known
+only from the gap in the positions of a log; and the latest commits, if the write-ahead log is missing or
+torn.
 """
 
 from __future__ import annotations
@@ -28,25 +27,26 @@ from gateway.store.index import TRANSIENT
 from gateway.store.messages import MessageReader
 
 KEY_MAX: Final = (1 << 62) - 1
-SAMPLES: Final = 64  # places at which a range is tried before it is given up as a whole
+SAMPLES: Final = 64  # keys of a range that are tried before the whole range is given up
 NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "places": "row", "dead_letters": "id"}
-SHOWN_MAX: Final = 1_000  # lost things that are named; the others are counted
-COPIED_OCTETS_MAX: Final = 16_777_216  # of rows that are kept together
+SHOWN_MAX: Final = 1_000  # lost records that are named; the others are only counted
+COPIED_OCTETS_MAX: Final = 16_777_216  # bytes of rows that are copied together
 
 WAL_HEAD: Final = Struct(">8I")
 FRAME_HEAD: Final = Struct(">6I")
-WAL_MAGIC: Final = 0x377F0682  # its last bit says in which order of octets the checksums were made
-WAL_CHECKED_MAX: Final = 64 * 1024 * 1024  # octets; it is shortened long before, and summing takes a while
+WAL_MAGIC: Final = 0x377F0682  # its last bit is the byte order of the checksums
+# Bytes; the log is shortened long before, and the checksums take a while.
+WAL_CHECKED_MAX: Final = 64 * 1024 * 1024
 
 Row = tuple[Any, ...]
 Key = str | bytes
 Keep = Callable[[str, list[Row]], None]
-"""Takes rows of a table that are sound."""
+"""Callback for the sound rows of a table."""
 
 
 @dataclass
 class Lost:
-    """What of one queue, session, outbox ... cannot be read: messages for certain, and perhaps some more."""
+    """Unreadable messages of one queue, session or outbox: certain ones, and possible further ones."""
 
     messages: int = 0
     perhaps: int = 0
@@ -54,42 +54,43 @@ class Lost:
 
 @dataclass
 class Findings:
-    """What a look at a database came to."""
+    """Result of the examination of a database."""
 
     file: list[str] = field(default_factory=list)
-    """What is wrong with the files as such."""
+    """Faults of the files themselves."""
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows that are sound, by table."""
+    """Number of sound rows, by table."""
     hidden: dict[str, int] = field(default_factory=dict)
-    """Ranges of a table that cannot be read; how many rows they had nobody knows."""
+    """Number of unreadable ranges, by table; how many rows they had is unknown."""
     messages: int = 0
-    """Messages that are there and can be read."""
+    """Number of readable messages."""
     logs: dict[tuple[str, str], Lost] = field(default_factory=dict)
-    """Messages that cannot, by kind and name of their log; ("", "") when its name is lost as well."""
+    """Unreadable messages, by kind and name of their log; ("", "") if its name is lost as well."""
     things: list[tuple[str, str]] = field(default_factory=list)
-    """Sessions, subscriptions, retained messages, definitions ... that cannot, by kind and key."""
+    """Kind and key of unreadable small records: sessions, subscriptions, retained messages, definitions.
+    """
     things_lost: int = 0
     letters: int = 0
-    """Dead letters that cannot."""
+    """Number of unreadable dead letters."""
     settled: int = 0
-    """Records of acknowledgements that cannot: messages that come again."""
+    """Number of unreadable records of acknowledgements: their messages will be redelivered."""
     bodies: list[str] = field(default_factory=list)
-    """Why bodies in files cannot be had; their messages are counted above."""
+    """Why bodies in files are missing; their messages are counted in `logs`."""
 
     @property
     def sound(self) -> bool:
-        """Nothing is lost."""
+        """True if nothing is lost."""
         lost = (self.file, self.hidden, self.logs, self.things_lost, self.letters, self.settled)
         return not any(lost)
 
     def lose(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
-        """Messages of a log are lost."""
+        """Count lost messages of a log: `messages` for certain, `perhaps` possibly."""
         lost = self.logs.setdefault((kind, name), Lost())
         lost.messages += messages
         lost.perhaps += perhaps
 
     def lose_thing(self, kind: str, key: object) -> None:
-        """A small thing is lost."""
+        """Count a lost small record, and name the first SHOWN_MAX of them."""
         self.things_lost += 1
         if len(self.things) < SHOWN_MAX:
             text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
@@ -97,12 +98,15 @@ class Findings:
 
 
 def examine(connection: sqlite3.Connection, path: Path, findings: Findings, keep: Keep) -> None:
-    """Read all there is. `keep` gets what is sound, by table. Raises StoreError when nothing can be read."""
+    """Read the whole database into `findings`. `keep` receives the sound rows of each table.
+
+    Raises StoreError if nothing can be read.
+    """
     _Examination(connection, path, findings, keep).run()
 
 
 class _Examination:
-    """One look at all tables."""
+    """One examination of all tables."""
 
     def __init__(
         self,
@@ -117,13 +121,14 @@ class _Examination:
         self._reader = MessageReader(self._body)
         self._spool = path.parent / "spool"
         self._heap = path.parent / HEAP
-        self._file: int | None = None  # the heap, once it is open
-        self._places: dict[int, Place] = {}  # of rows whose messages are there
+        self._file: int | None = None  # file descriptor of the heap, once it is open
+        self._places: dict[int, Place] = {}  # of rows whose messages are in the heap
         self._logs: dict[int, tuple[str, str]] = {}
-        self._extents: list[tuple[int, int, int, int]] = []  # row id, log, first, behind the last
+        # Row id, log, first position, position behind the last.
+        self._extents: list[tuple[int, int, int, int]] = []
         self._bits: dict[int, int] = {}
-        self._ranges: list[tuple[int, int]] = []  # of keys that cannot be reached, of all tables in turn
-        self._missing: str | None = None  # why the body of the message that is decoded cannot be had
+        self._ranges: list[tuple[int, int]] = []  # unreachable ranges of keys, of all tables in turn
+        self._missing: str | None = None  # why the body of the message that is being decoded is missing
 
     def run(self) -> None:
         try:
@@ -139,7 +144,7 @@ class _Examination:
         if self._file is not None:
             os.close(self._file)
 
-    # Tables that are numbered.
+    # Tables with a number as key.
 
     def _read_logs(self) -> None:
         good = []
@@ -151,7 +156,7 @@ class _Examination:
         self._sound("logs", good)
 
     def _lose_log(self, id: int) -> None:
-        """Its rows tell."""
+        """Do nothing: the rows of the log report the loss."""
 
     def _read_settled(self) -> None:
         good = []
@@ -170,10 +175,10 @@ class _Examination:
                 self._places[row] = Place(at, octets)
 
     def _lose_place(self, _: int) -> None:
-        """Its row tells, which has no messages then."""
+        """Do nothing: the row without a place reports the loss."""
 
     def _from_heap(self, id: int) -> bytes:
-        """The messages of a row that has none in the table. Raises StoreError."""
+        """Return the messages of a row that has none in the table. Raises StoreError."""
         place = self._places.get(id)
         if place is None:
             raise StoreError("it is not known where they stand")
@@ -216,7 +221,7 @@ class _Examination:
             self._guess(low, high)
 
     def _lose_row(self, id: int) -> None:
-        """Its messages cannot be read; perhaps what stands before them can."""
+        """Count the messages of an unreadable row, with its log if the other columns are readable."""
         try:
             line = self._connection.execute(
                 "SELECT log, first, count, tag FROM rows WHERE id = ?", (id,)
@@ -237,11 +242,11 @@ class _Examination:
         self._missing = None
 
     def _left(self, id: int, count: int) -> int:
-        """How many of the messages of a row are not settled."""
+        """Return how many of a row's messages are not settled."""
         return count - (self._bits.get(id, 0) & ((1 << min(max(count, 0), 65_536)) - 1)).bit_count()
 
     def _guess(self, low: int, high: int) -> None:
-        """What a hidden range of rows may have held: positions that are missing between its neighbours."""
+        """Count possible losses in a hidden range of rows: the positions missing between its neighbours."""
         before: dict[int, int] = {}
         behind: dict[int, int] = {}
         for id, log, first, end in self._extents:
@@ -277,7 +282,7 @@ class _Examination:
         return table in self._findings.hidden
 
     def _numbered(self, table: str, columns: str, lose: Callable[[int], None]) -> Iterator[Row]:
-        """The rows of a table with a number as its key; `lose` hears of those that cannot be read."""
+        """Yield the readable rows of a table with a numeric key; call `lose` with the keys of the others."""
         key = NUMBERED[table]
         for id in self._ids(table, key):
             try:
@@ -291,7 +296,7 @@ class _Examination:
                 yield row
 
     def _ids(self, table: str, key: str) -> list[int]:
-        """The keys of a table that can be reached, in order; the ranges that cannot are noted."""
+        """Return the reachable keys of a table, in order, and record the unreachable ranges."""
         query = f"SELECT {key} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
         found: list[int] = []
         failed: list[tuple[int, int]] = []
@@ -317,7 +322,7 @@ class _Examination:
         return found
 
     def _anywhere(self, query: str, low: int, high: int) -> bool:
-        """Whether any key of a range that fails can be looked up."""
+        """Return True if some key of a failed range can be looked up."""
         step = max((high - low) // SAMPLES, 1)
         for key in (*range(low, high, step), high):
             try:
@@ -327,7 +332,7 @@ class _Examination:
             return True
         return False
 
-    # The table of small things, whose keys are texts and octets.
+    # The table of small records, whose keys are texts and bytes.
 
     def _read_things(self) -> None:
         good: list[Row] = []
@@ -358,7 +363,7 @@ class _Examination:
         return True
 
     def _thing_keys(self) -> Iterable[tuple[str, Key]]:
-        """From both ends, up to what cannot be passed."""
+        """Return the keys that can be read from both ends of the table, up to a damaged page."""
         found: dict[tuple[str, Key], None] = {}
         for order in ("", " DESC"):
             try:
@@ -370,7 +375,7 @@ class _Examination:
                 self._findings.hidden["things"] = 1
         return sorted(found, key=lambda one: (one[0], isinstance(one[1], bytes), one[1]))
 
-    # Bodies that are files.
+    # Bodies in files.
 
     def _body(self, name: str, size: int) -> Spooled:
         path = self._spool / name
@@ -382,7 +387,7 @@ class _Examination:
 
 
 class _File:
-    """A body that is there; nobody reads it."""
+    """File of a body that exists; its content is never read here."""
 
     checked = b""
 
@@ -399,14 +404,14 @@ class _File:
         raise StoreError(f"{self._path} is not for sockets")
 
     def keep(self) -> None:
-        """It stays anyway."""
+        """Do nothing: the file stays anyway."""
 
 
 # The write-ahead log.
 
 
 def wal_faults(path: Path, *, clean: bool) -> list[str]:
-    """What is wrong with the log that belongs to the database `path`."""
+    """Return the faults of the write-ahead log of the database `path`; `clean` if it was closed cleanly."""
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
         if clean:
@@ -424,7 +429,7 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
         return [f"the head of {wal.name} is spoilt: what was committed last is lost"]
     for at in range(WAL_HEAD.size, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(octets, at)
-        if list(head[2:4]) != salt:  # the rest is from before the log began anew
+        if list(head[2:4]) != salt:  # the rest is from before the log was restarted
             return []
         body = at + FRAME_HEAD.size
         sums = _sum(octets[body : body + page], order, _sum(octets[at : at + 8], order, sums))
@@ -434,7 +439,7 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
 
 
 def _torn(octets: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
-    """A frame is spoilt: a loss only when a transaction was completed behind it."""
+    """Return a fault if a transaction was completed behind a damaged frame; otherwise nothing is lost."""
     for place in range(at, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
         head = FRAME_HEAD.unpack_from(octets, place)
         if list(head[2:4]) == salt and head[1]:
@@ -443,6 +448,7 @@ def _torn(octets: bytes, at: int, page: int, salt: list[int], name: str) -> list
 
 
 def _sum(octets: bytes, order: str, start: tuple[int, ...]) -> tuple[int, int]:
+    """Return SQLite's checksum of the bytes, continued from `start`."""
     one, other = start
     words = unpack(f"{order}{len(octets) // 4}I", octets)
     for at in range(0, len(words), 2):

@@ -1,4 +1,10 @@
-"""The database: opened, checked, read at the start, and one transaction for each group."""
+"""SQLite database of the store: opening, checking, one transaction for each group, reading at the start.
+
+`connect` opens or migrates the file. `Database` executes the writer thread's transactions, and keeps in
+memory which rows are stored (index.py), where large rows are (heap.py) and which dead letters exist
+(letters.py). It knows no queues or sessions. A row that cannot be read is reported as damage and left in
+place.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +30,27 @@ from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
 
 FILE: Final = "gateway.db"
-REPAIRED: Final = "repaired"  # folder in which a repaired database waits for its place
+REPAIRED: Final = "repaired"  # folder of a repaired database that is not yet in place
 CHECK_OCTETS_MAX: Final = (
-    268_435_456  # a larger database is checked without its messages: they have checksums
+    268_435_456  # bytes; a larger database is checked without its messages, which have checksums
 )
 CACHE_KIBIBYTES: Final = 8_192
-GARBAGE_MAX: Final = 2_000  # rows of dropped logs that are deleted with one commit
-VACUUM_PAGES: Final = 1_024  # given back to the disk in one go, when there is nothing else to do
-VACUUM_PAGE_OCTETS: Final = 3 * 4_096  # what giving back one page may add to the log
-BUSY_SECS: Final = 5.0  # somebody may look into the file with a tool of SQLite's
+GARBAGE_MAX: Final = 2_000  # rows of dropped logs that one commit deletes
+VACUUM_PAGES: Final = 1_024  # pages returned to the disk at once, while idle
+VACUUM_PAGE_OCTETS: Final = 3 * 4_096  # bytes that returning one page may add to the log
+BUSY_SECS: Final = 5.0  # another program may read the file with a tool of SQLite
 
 DISK_ERRORS: Final = (sqlite3.Error, OSError)
-"""What writing raises when the disk does not take it."""
+"""Exceptions of a failed write to the disk."""
 Damage = Callable[[str], None]
 Stored = tuple[int, Message, bytes]
-"""A position, its message, and the tag under which it was appended."""
+"""Position of a message, the message, and the tag under which it was appended."""
 
 
 def connect(
     folder: Path, factory: type[sqlite3.Connection] = sqlite3.Connection, steps: Sequence[Step] = STEPS
 ) -> sqlite3.Connection:
-    """Open the database, creating or migrating it. Raises StoreError, which says what to do."""
+    """Open the database, and create or migrate it. Raises StoreError with advice for the operator."""
     path = folder / FILE
     connection = None
     if (folder / REPAIRED).exists():
@@ -52,7 +58,7 @@ def connect(
             f"the store {path} is being repaired: call `gateway store repair` again to finish it"
         )
     try:
-        path.touch(mode=0o600)  # what SQLite puts beside it has the same rights
+        path.touch(mode=0o600)  # SQLite creates its other files with the same permissions
         connection = sqlite3.connect(
             path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, factory=factory
         )
@@ -67,14 +73,15 @@ def connect(
 
 def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) -> None:
     if not path.stat().st_size:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is read, or never
+        # Before anything is read; later it has no effect.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     version = refuse_others(connection, steps)  # before anything is changed
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(f"its file system has no shared memory for a write-ahead log (mode {mode})")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA temp_store = MEMORY")
-    # Some builds overwrite what is deleted, which costs as much as writing it did.
+    # Some builds overwrite deleted content, which costs as much as writing it.
     connection.execute("PRAGMA secure_delete = OFF")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
     migrate(connection, version, steps)
@@ -84,7 +91,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) 
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """After an end that was not clean. Raises StoreError naming the first fault."""
+    """Check the database after an unclean shutdown. Raises sqlite3.DatabaseError with the first fault."""
     tables = (
         [""] if path.stat().st_size <= CHECK_OCTETS_MAX else ["(meta)", "(logs)", "(settled)", "(things)"]
     )
@@ -95,7 +102,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _advice(error: sqlite3.Error) -> str:
-    """What SQLite said, and what to do about it."""
+    """Return the text of an SQLite error, with advice for the operator."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         advice = (
@@ -113,14 +120,14 @@ def _advice(error: sqlite3.Error) -> str:
 
 
 class Written(NamedTuple):
-    """What a transaction wrote: messages, and octets of encoded messages."""
+    """Content of a committed transaction: number of messages, and bytes of encoded messages."""
 
     messages: int
     octets: int
 
 
 class Database:
-    """The tables, and what is known of them in memory. One thread at a time may use it."""
+    """Tables of the store, with an index in memory. Only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -131,8 +138,10 @@ class Database:
         letters: UserShares,
         damage: Damage,
     ) -> None:
-        """Reads what is stored, without messages. `letters` has the limits of dead letters. Raises
-        StoreError when that cannot be read."""
+        """Read what is stored, except messages. `letters` has the limits of dead letters.
+
+        Raises StoreError if it cannot be read.
+        """
         self.connection = connection
         self._path = folder / FILE
         self._files = (self._path, folder / f"{FILE}-wal", folder / HEAP)
@@ -140,10 +149,10 @@ class Database:
         self.damage = damage
         self.index = Index()
         self.garbage: array[int] = array("q")
-        self._elsewhere: array[int] = array("q")  # rows that have to be in the heap
-        self._unreadable: set[int] = set()  # rows that were reported
+        self._elsewhere: array[int] = array("q")  # rows whose messages must be in the heap
+        self._unreadable: set[int] = set()  # rows that were reported as damaged
         self._last_row = 0
-        self.log_is_read = False  # another program needed the log when it was to be emptied
+        self.log_is_read = False  # another program was reading the log when it was to be emptied
         try:
             self.letters = Letters(connection, letters)
             self.logs = [
@@ -185,7 +194,7 @@ class Database:
             self.index.settled.pop(id, None)
 
     def _check_places(self) -> None:
-        """Raises StoreError when a large row has no place in the heap."""
+        """Raise StoreError if a large row has no place in the heap."""
         lacking = [row for row in self._elsewhere if row not in self.heap.places]
         self._elsewhere = array("q")
         if lacking:
@@ -194,15 +203,15 @@ class Database:
             raise StoreError(f"row {lacking[0]} has no place in {HEAP}{more}")
 
     def mark(self, clean: bool) -> None:
-        """Note whether this gateway has ended in good order. Raises sqlite3.Error."""
+        """Store if this gateway was shut down cleanly. Raises sqlite3.Error."""
         self.connection.execute("UPDATE meta SET value = ? WHERE key = 'clean'", (int(clean),))
 
     # One transaction.
 
     def commit(self, group: Group) -> Written | None:
-        """Write the group. Raises one of DISK_ERRORS: nothing has changed.
+        """Write the group. Return None if everything in it cancelled out and nothing was written.
 
-        None: everything in the group has cancelled out, and the disk was not touched.
+        Raises one of DISK_ERRORS; then nothing has changed.
         """
         runs = [(self._next_row(), run) for run in group.runs()]
         if not runs and not group.changed:
@@ -229,7 +238,10 @@ class Database:
     def _encode(
         self, runs: list[tuple[int, Run]], large: dict[int, Place]
     ) -> tuple[list[tuple[Any, ...]], int]:
-        """Lines for the table of rows, and their octets in all; the large ones are written to the heap."""
+        """Return the lines for the table of rows, and the size of their messages in bytes.
+
+        Large rows are written to the heap; their places are stored in `large`.
+        """
         lines = []
         total = 0
         for id, run in runs:
@@ -292,7 +304,7 @@ class Database:
         insert(connection, "things", 4, lines)
 
     def _delete_garbage(self) -> array[int]:
-        """Delete some of what dropped logs have left."""
+        """Delete some rows of dropped logs, and return their ids."""
         some = self.garbage[-GARBAGE_MAX:]
         self._delete_rows(some)
         delete(self.connection, "settled", "row", some)
@@ -303,7 +315,7 @@ class Database:
         delete(self.connection, "places", "row", [id for id in ids if id in self.heap.places])
 
     def _committed(self, group: Group, runs: list[tuple[int, Run]], collected: array[int]) -> None:
-        """The index follows the tables."""
+        """Update the index after the commit."""
         index = self.index
         settled = index.settled
         self._forget_garbage(collected)
@@ -344,10 +356,10 @@ class Database:
     # Reading.
 
     def messages(self, ids: Sequence[int], bits: Callable[[int], int]) -> list[Stored]:
-        """The messages of these rows, less those that `bits` says are settled.
+        """Return the messages of these rows, without those that `bits` marks as settled.
 
-        A row that cannot be read is reported as damage and left out; it stays where it is, for `gateway store
-        repair`. Of what can still be told of its messages there are dead letters.
+        A row that cannot be read is reported as damage and left out. It stays in the table for `gateway store
+        repair`; what is readable of its messages becomes dead letters.
         """
         found: list[Stored] = []
         for id in ids:
@@ -376,7 +388,7 @@ class Database:
         return found
 
     def _lose(self, id: int, octets: bytes, settled: int, error: Exception) -> None:
-        """The messages of a row are lost: say so, and keep what can be told of them as dead letters, once."""
+        """Report the lost messages of a row, and keep their readable parts as dead letters, once."""
         self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
         heads = [head for at, head in self.reader.heads(octets) if not settled >> at & 1]
@@ -387,9 +399,10 @@ class Database:
             self.damage(f"the dead letters of row {id} cannot be kept: {another}")
 
     def references(self) -> Iterator[tuple[int, int, Message]]:
-        """Log, position and message of what will be there after a restart with its body in a file.
+        """Yield log, position and message of each stored message that has its body in a file.
 
-        Such rows are found without reading them: they are much shorter than what they weigh.
+        The rows are found without reading their messages: they are much shorter than the weight of their
+        messages.
         """
         ids = self.connection.execute(
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
@@ -402,8 +415,10 @@ class Database:
                     yield log, position, message
 
     def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Keys and values of a kind, in order of key, less those that cannot be read, which are reported as
-        damage."""
+        """Yield keys and values of the records of a kind, in order of key.
+
+        Unreadable records are reported as damage and left out.
+        """
         for key, message, value in self.connection.execute(
             "SELECT key, message, value FROM things WHERE kind = ? ORDER BY key", (kind,)
         ):
@@ -415,8 +430,10 @@ class Database:
                 yield key, found
 
     def dead_letters(self, query: Callable[[], Iterable[Line]], count: int | None = None) -> list[DeadLetter]:
-        """The first `count` letters that `query` finds, less those that cannot be read, which are reported as
-        damage."""
+        """Return the first `count` dead letters that `query` finds.
+
+        Unreadable ones are reported as damage and left out.
+        """
         found: list[DeadLetter] = []
         try:
             for line in query():
@@ -430,14 +447,14 @@ class Database:
             self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {error}")
         return found
 
-    # Keeping house.
+    # Housekeeping.
 
     def tidy(self, pages: int = VACUUM_PAGES, *, kept: int = KEPT_OCTETS) -> bool:
-        """Give `pages` back to the disk, and all but `kept` octets of what is free at the heap's end; shorten
-        the log. True: there is more. Raises one of DISK_ERRORS.
+        """Return free space to the disk and shorten the log. Return True if there is more to do.
 
-        On a disk that is nearly full it leaves room for what has to be written: a log that cannot grow keeps
-        what is settled from being deleted.
+        Returns at most `pages` of the database, and the free end of the heap except `kept` bytes. On an
+        almost full disk some space remains for necessary writes, because settled messages cannot be deleted
+        if the log cannot grow. Raises one of DISK_ERRORS.
         """
         if self.garbage:
             with transaction(self.connection):
@@ -448,13 +465,13 @@ class Database:
         free = self._number("PRAGMA freelist_count")
         possible = min(pages, self._room() // VACUUM_PAGE_OCTETS)
         if free and possible:
-            # Each page is a step without columns, and `execute` takes only the first of such.
+            # Each page is a step without columns, and `execute` runs only the first step of such a statement.
             self.connection.executescript(f"PRAGMA incremental_vacuum({possible})")
         self.shorten()
         return free > possible > 0 or len(self.garbage) > 0 or moved
 
     def _move(self) -> bool:
-        """Rows from the end of the heap into its holes. False: none has room there."""
+        """Move rows from the end of the heap into its holes. Return False if none fits."""
         former = self.heap.move()
         moved = [(row, *self.heap.places[row]) for row in former]
         committed = False
@@ -467,11 +484,12 @@ class Database:
         return bool(former)
 
     def shorten(self) -> bool:
-        """Empty the log into the file. False: the disk has no room for that, or another program reads the
-        file (a backup). Raises sqlite3.Error.
+        """Write the log back into the database file and empty it. Return True if it is empty.
 
-        Without room it is not even tried: halfway the file would have grown, and the log not have shrunk. A
-        reader is not waited for, since commits would wait with it: as much is moved as it does not need.
+        Returns False if the disk has no space for it, or another program (a backup) reads the file. Without
+        space it is not tried: halfway the file would have grown and the log not shrunk. A reader is not
+        waited for, because commits would wait too; the pages that it does not need are written back. Raises
+        sqlite3.Error.
         """
         size = self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
         if size - self._path.stat().st_size > self._room():
@@ -485,11 +503,11 @@ class Database:
         return not busy
 
     def _wait_for_others(self, seconds: float) -> None:
-        """Set how long a statement waits for a lock of another program."""
+        """Set how many seconds a statement waits for a lock of another program."""
         self.connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}").fetchall()
 
     def checkpoints(self, pages: int) -> None:
-        """Shorten the log by itself whenever it has so many pages; 0: never."""
+        """Let SQLite shorten the log whenever it has this many pages; 0 for never."""
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()
 
     def _number(self, pragma: str) -> int:
@@ -501,7 +519,7 @@ class Database:
         return disk.f_bavail * disk.f_frsize
 
     def size(self) -> int:
-        """Octets of the files on disk."""
+        """Return the size of the files on disk, in bytes."""
         octets = 0
         for path in self._files:
             with suppress(OSError):  # there is no log before the first transaction
@@ -509,15 +527,15 @@ class Database:
         return octets
 
     def close(self) -> None:
-        """Let go of the files."""
-        with suppress(OSError):  # the disk fails: it stays longer than it need be
+        """Close the files and shorten the heap."""
+        with suppress(OSError):  # a failing disk: the heap stays longer than necessary
             self.heap.shorten(0)
         self.heap.close()
         self.connection.close()
 
 
 def gaps_of(run: Run) -> int:
-    """The bits of what was settled before the run was written."""
+    """Return the bits of the messages that were settled before the run was written."""
     assert run.offsets is not None
     live = 0
     for offset in run.offsets:
@@ -526,7 +544,7 @@ def gaps_of(run: Run) -> int:
 
 
 def after(prefix: Key) -> Key | None:
-    """The least key beyond all that begin with `prefix`, in SQLite's order; None: there is none."""
+    """Return the least key beyond all that begin with `prefix`, in SQLite's order; None if there is none."""
     if isinstance(prefix, bytes):
         kept = prefix.rstrip(b"\xff")
         return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None

@@ -1,7 +1,8 @@
-"""The folder of the store: one gateway at a time, and some space put by for a full disk.
+"""Folder of the store: a lock for one gateway at a time, and disk space reserved for a full disk.
 
-Settling messages is what makes room, but SQLite must write in order to delete. So some octets are kept in a
-file of their own, and given up when the disk is full; only when they can be had again is the store healthy.
+Settling messages frees space, but SQLite must write in order to delete. A reserve file of some bytes is
+therefore deleted when the disk is full. The store is healthy again only when the reserve can be allocated
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BLOCK: Final = bytes(65_536)
 
 
 def fault(folder: Path) -> str:
-    """Why this process cannot keep its files in the folder, or make it; "" when nothing speaks against it."""
+    """Return why this process cannot use or create the folder, or "" if it can."""
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     user = f"this user (number {os.geteuid()})"
     if not there.is_dir():
@@ -38,10 +39,10 @@ def fault(folder: Path) -> str:
 
 
 class FolderLock:
-    """Holds the folder for this process until `release`; the lock of a process that died is void."""
+    """Lock of the folder for this process until `release`. The lock of a dead process has no effect."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the folder (0700). Raises StoreError when it cannot be written or is in use."""
+        """Create the folder (mode 0700) and lock it. Raises StoreError if it is not writable or is in use."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -62,17 +63,17 @@ class FolderLock:
         self._sign()
 
     def _sign(self) -> None:
-        with suppress(OSError):  # the number of our process is for people only; the disk may be full
+        with suppress(OSError):  # the process id is for people only; the disk may be full
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others have the folder."""
+        """Release the folder."""
         os.close(self._descriptor)
 
 
 class Reserve:
-    """`octets` of disk space in a file."""
+    """Reserved disk space of `octets` bytes, as a file."""
 
     def __init__(self, folder: Path, octets: int) -> None:
         self._path = folder / RESERVE
@@ -80,11 +81,14 @@ class Reserve:
 
     @property
     def pages(self) -> int:
-        """How long the database's log may become: what it holds must fit into the space a second time."""
+        """Maximum length of the database's log, in pages.
+
+        The content of the log must fit the reserved space a second time.
+        """
         return max(min(self._octets // 2 // PAGE_OCTETS, LOG_PAGES_MAX), 1)
 
     def take(self) -> bool:
-        """Make sure of the space. False: the disk has not that much."""
+        """Allocate the reserved space. Return False if the disk has too little."""
         try:
             if self._path.exists() and self._path.stat().st_size == self._octets:
                 return self.plenty()
@@ -103,11 +107,11 @@ class Reserve:
         return True
 
     def plenty(self, more: int = 0) -> bool:
-        """Whether a log of full length still fits beside `more` octets."""
+        """Return True if a log of full length fits beside `more` further bytes."""
         disk = os.statvfs(self._path.parent)
         return disk.f_bavail * disk.f_frsize >= more + self._octets // 2
 
     def give_up(self) -> None:
-        """Let the database have the space."""
-        with suppress(OSError):  # a disk that has become read-only: the next probe says so
+        """Delete the reserve file, so that the database can use its space."""
+        with suppress(OSError):  # a disk that has become read-only: the next probe reports it
             self._path.unlink()

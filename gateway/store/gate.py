@@ -1,8 +1,8 @@
-"""What keeps messages back that the disk is about to refuse.
+"""Gate that holds messages back while a failed commit is being reported.
 
-A commit that fails is heard of message by message, and so is what had been handed in behind it: that is all
-refused, too, and comes again in its order. Until the last of it has been heard of, whoever hands out what is
-not on disk yet would hand out a later message before an earlier one that has just been taken from him.
+A failed commit is reported message by message, and everything handed in after it is refused, too, and
+redelivered in its order. A queue that delivers messages before they are on disk must wait until the last
+refusal is reported. Otherwise it would deliver a later message before an earlier one that was just refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.containment import contained
 
 
 class Gate:
-    """Shut from the first refusal that is heard of to the last of what was handed in before that."""
+    """Gate that is shut from the first reported refusal to the last of what was handed in before it."""
 
     __slots__ = ("_waiting", "shut")
 
@@ -22,19 +22,19 @@ class Gate:
         self._waiting: dict[Callable[[], None], None] = {}
 
     def wait(self, then: Callable[[], None]) -> None:
-        """It is shut: call `then`, once, when it opens."""
+        """Call `then` once when the gate opens. May only be called while it is shut."""
         self._waiting.setdefault(then)
 
     def close(self) -> None:
-        """Refusals begin to be heard of."""
+        """Shut the gate, because refusals begin to be reported."""
         self.shut = True
 
     def open(self) -> None:
-        """All have been."""
+        """Open the gate, because all refusals are reported, and call the waiting callbacks."""
         self.shut = False
         waiting, self._waiting = self._waiting, {}
         for then in waiting:
             try:
                 then()
-            except Exception as error:  # it is the business of one queue or session
+            except Exception as error:  # a failure of one queue or session alone
                 contained("store", error)

@@ -1,9 +1,9 @@
-"""What has gathered since the last commit, in the order in which it was handed in.
+"""Operations since the last commit, in the order in which they were handed in.
 
-Everything that cancels out does so here, before the disk hears of it: a message that is settled while it
-still waits is not written, of several values under one key only the last is, what is appended to a log that
-is then dropped goes with it. After a commit that failed the group lives on without its messages: their
-sources have been told, and everything else is written with the next commit.
+Operations that cancel out do so here, before the disk is involved. A message that is settled while it waits
+is not written; of several values under one key only the last is; and what is appended to a log that is then
+dropped is dropped with it. After a failed commit the group continues without its messages: their sources have
+been informed, and everything else is written with the next commit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.model.times import WallTime
 from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unsettled
 from gateway.store.letters import Letters
 
-RUN_MESSAGES_MAX: Final = 1_000  # of one row: what is read, or deleted, in one go
-RUN_OCTETS_MAX: Final = 1_048_576  # and what they weigh, unless one alone has more
+RUN_MESSAGES_MAX: Final = 1_000  # of one row, which is read or deleted at once
+RUN_OCTETS_MAX: Final = 1_048_576  # bytes of one row, unless one message alone has more
 
 Key = bytes | str
 Done = Callable[[Outcome], None]
 
 
 class Run(NamedTuple):
-    """Messages for one row: they stand at `first + offset`; no offsets: one after the other."""
+    """Messages for one row: each is at position `first + offset`. Without offsets they are consecutive."""
 
     log: int
     first: int
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What of a stored row is settled now."""
+    """Settled messages of a stored row."""
 
     log: int
     first: int
@@ -47,7 +47,7 @@ class Change(NamedTuple):
 
 
 class _Piece:
-    """A stretch of one log that waits to be written; what of it is settled already."""
+    """Unwritten run of messages of one log, with the bits of those that are settled already."""
 
     __slots__ = ("bits", "first", "messages", "tag")
 
@@ -59,7 +59,7 @@ class _Piece:
 
 
 class Group:
-    """The content of one transaction."""
+    """Content of one transaction."""
 
     def __init__(self, index: Index, letters: Letters) -> None:
         self.index = index
@@ -68,10 +68,13 @@ class Group:
         self.created: dict[int, Log] = {}
         self.renamed: dict[int, Log] = {}
         self.dropped: list[int] = []
-        self.emptied: list[tuple[str, Key]] = []  # kinds and prefixes, before `things`
+        # Kinds and prefixes whose records are deleted before `things` are written.
+        self.emptied: list[tuple[str, Key]] = []
         self.things: dict[tuple[str, Key], bytes | Message | None] = {}  # None: deleted
-        self.beside: list[tuple[str, Key]] = []  # of them those that stand and fall with the messages
-        self.moved: list[tuple[Log, Sequence[int] | range]] = []  # settled if the messages are written
+        # The keys among `things` that are valid only if the messages are written.
+        self.beside: list[tuple[str, Key]] = []
+        # Messages that are settled only if the messages are written.
+        self.moved: list[tuple[Log, Sequence[int] | range]] = []
         self.told: list[Done] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
@@ -80,7 +83,7 @@ class Group:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to write besides messages."""
+        """True if there is something to write besides messages."""
         return bool(
             self.changes
             or self.things
@@ -91,12 +94,12 @@ class Group:
             or self.letters.changed
         )
 
-    # What is handed in.
+    # Operations that are handed in.
 
     def append(
         self, log: Log, first: int, messages: list[Message], octets: int, tag: bytes, done: Done
     ) -> None:
-        """Messages for positions `first` and on."""
+        """Add messages for the positions from `first` on; `done` receives their outcome."""
         self.told.append(done)
         self.appended += len(messages)
         self.appended_octets += octets
@@ -119,7 +122,7 @@ class Group:
             pieces.sort(key=_first)
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """These messages, waiting or stored, need not survive any more; unknown positions are passed over."""
+        """Settle these messages, unwritten or stored. Unknown positions are ignored."""
         if log.dropped:
             return
         pieces = self._pieces.get(log.id)
@@ -133,30 +136,30 @@ class Group:
                     self.changes[id] = Change(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """These messages need not survive if those that come with them are written."""
+        """Settle these messages only if the messages of this group are written."""
         self.moved.append((log, positions))
 
     def settle_moved(self) -> None:
-        """All that was handed in is about to be written: settle what stands and falls with it."""
+        """Settle what depends on the messages, because everything handed in is about to be written."""
         for log, positions in self.moved:
             self.settle(log, positions)
         self.moved.clear()
 
     def bits(self, row: int) -> int:
-        """What of a stored row is settled."""
+        """Return the settled bits of a stored row."""
         change = self.changes.get(row)
         return self.index.settled.get(row, 0) if change is None else change.bits
 
     def create(self, log: Log) -> None:
-        """A log is new."""
+        """Create a log."""
         self.created[log.id] = log
 
     def rename(self, log: Log) -> None:
-        """A log has another kind and name."""
+        """Change kind and name of a log."""
         (self.created if log.id in self.created else self.renamed)[log.id] = log
 
     def drop(self, log: Log) -> None:
-        """A log goes with its messages."""
+        """Delete a log with its messages."""
         self._pieces.pop(log.id, None)
         self.renamed.pop(log.id, None)
         rows = self.index.logs.get(log.id)
@@ -167,51 +170,51 @@ class Group:
             self.dropped.append(log.id)
 
     def put(self, kind: str, key: Key, value: bytes | Message | None) -> None:
-        """A thing has this value; None: it is no more."""
+        """Set the value of a record; None deletes it."""
         self.things[kind, key] = value
 
     def put_beside(self, kind: str, key: Key, value: bytes) -> None:
-        """A thing has this value if the messages that come with it are written; otherwise it is no more."""
+        """Set the value of a record if the messages of this group are written; otherwise delete it."""
         self.things[kind, key] = value
         self.beside.append((kind, key))
 
     def empty(self, kind: str, prefix: Key) -> None:
-        """The things of `kind` whose keys begin with `prefix` are no more; all of them without a prefix."""
+        """Delete the records of `kind` whose keys begin with `prefix`; without a prefix, all of them."""
         for one in [one for one in self.things if one[0] == kind and begins(one[1], prefix)]:
             del self.things[one]
         self.emptied.append((kind, prefix))
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Messages that nothing would take."""
+        """Add dead letters."""
         self.letters.add(messages, route, outcome, utc)
 
     def delete_letters(self, ids: Iterable[int] | None) -> None:
-        """Dead letters that nobody needs any more; None: all."""
+        """Delete the dead letters with these ids; None for all."""
         self.letters.delete(ids)
 
     def barrier(self, done: Done) -> None:
-        """Someone waits for all that came before."""
+        """Call `done` with the outcome of everything handed in before."""
         self.told.append(done)
 
     def fence(self, reached: Callable[[], None]) -> None:
-        """All that was handed in before has been taken."""
+        """Call `reached` at once, because everything handed in before is in the group."""
         reached()
 
     def read(self, job: Callable[[], Callable[[], None]]) -> None:
-        """To be done after the commit; what it returns is for the event loop."""
+        """Run `job` after the commit; the function that it returns is called on the event loop."""
         self.reads.append(job)
 
-    # What is to be written.
+    # What is written.
 
     def runs(self) -> Iterator[Run]:
-        """The messages that are not settled, as rows."""
+        """Yield the unsettled messages as rows."""
         for log, pieces in self._pieces.items():
             for piece in pieces:
                 if piece.bits != WHOLE:
                     yield from _runs(log, piece)
 
     def forget(self) -> None:
-        """The messages are not to be written, nor what stands beside them; everything else stays."""
+        """Drop the messages and what depends on them; everything else stays."""
         self._pieces.clear()
         for one in self.beside:
             self.things[one] = None
@@ -219,20 +222,20 @@ class Group:
         self.moved.clear()
 
     def take_told(self) -> tuple[list[Done], int, int]:
-        """Who waits, in order, and for how many messages and octets."""
+        """Return and clear the waiting callbacks, in order, with the numbers of messages and bytes."""
         told, self.told = self.told, []
         appended, self.appended = self.appended, 0
         octets, self.appended_octets = self.appended_octets, 0
         return told, appended, octets
 
     def take_reads(self) -> list[Callable[[], Callable[[], None]]]:
-        """What is to be read, in order."""
+        """Return and clear the read jobs, in order."""
         reads, self.reads = self.reads, []
         return reads
 
 
 def begins(key: Key, prefix: Key) -> bool:
-    """Whether `key` begins with `prefix`; text and octets never begin with each other."""
+    """Return True if `key` begins with `prefix`; a text never begins with bytes, nor bytes with a text."""
     if not prefix:
         return True
     if isinstance(key, str):
@@ -256,7 +259,7 @@ def _first(piece: _Piece) -> int:
 
 
 def _runs(log: int, piece: _Piece) -> Iterator[Run]:
-    """The live messages of a piece, cut where they exceed RUN_OCTETS_MAX."""
+    """Yield the unsettled messages of a piece, cut where they exceed RUN_OCTETS_MAX."""
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
     if piece.bits:
@@ -277,7 +280,7 @@ def _runs(log: int, piece: _Piece) -> Iterator[Run]:
 
 
 def _run(log: int, piece: _Piece, offsets: Sequence[int], messages: Sequence[Message], octets: int) -> Run:
-    """The row begins with its first live message and ends with its last."""
+    """Return a row that begins with its first unsettled message and ends with its last."""
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]

@@ -1,14 +1,13 @@
-"""Large rows, in a file beside the database, `gateway.heap`.
+"""File for large rows beside the database, `gateway.heap`.
 
-SQLite writes a row page by page, with a checksum for each, to its log, and later again to its file: for a row
-of 64 KiB and more that costs four times what the disk takes. Such rows stand here, each in one piece, and the
-database knows where (table `places`). A row is on disk here before the transaction that names it is
-committed, and its place is used again only after a transaction that does not name it any more: so whatever
-the database names is whole, after a crash too, and what it does not name is free. Nothing else has to be
-written down.
+SQLite writes a row page by page, with a checksum for each page, to its log, and later again to its file. For
+a row of 64 KiB or more that is four times the work of the disk. Such rows are here instead, each in one
+piece, and the table `places` of the database says where. A row is on disk before the transaction that names
+it is committed, and its place is reused only after a transaction that no longer names it. So every row that
+the database names is complete, even after a crash, and everything else is free. No other record is needed.
 
-Who writes over a place that the file had before waits for nothing but the octets themselves; so some of what
-is free behind the last row stays in the file while the gateway runs.
+Overwriting a place that the file already has costs only the write itself, without an allocation. Some free
+space behind the last row therefore stays in the file while the gateway runs.
 """
 
 from __future__ import annotations
@@ -24,32 +23,35 @@ from typing import Final, NamedTuple
 from gateway.errors import StoreError
 
 HEAP: Final = "gateway.heap"
-OCTETS_MIN: Final = 65_536  # a smaller row is cheaper in the database: here it costs one more sync
-BLOCK: Final = 4_096  # places begin and end at whole ones
-KEPT_OCTETS: Final = 67_108_864  # free behind the last row, that the file keeps
-HOLES_TRIED_MAX: Final = 1_000  # before the row goes to the end
-MOVED_OCTETS_MAX: Final = 16_777_216  # in one go
-SPARSE: Final = 4  # a fourth of it free, within: rows move from the end into the holes
-PARTS_MAX: Final = 1_024  # octet strings of one write: IOV_MAX
+OCTETS_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync
+BLOCK: Final = 4_096  # bytes; places begin and end at whole blocks
+KEPT_OCTETS: Final = 67_108_864  # free bytes behind the last row that the file keeps
+HOLES_TRIED_MAX: Final = 1_000  # before the row is written at the end
+MOVED_OCTETS_MAX: Final = 16_777_216  # bytes moved at once
+SPARSE: Final = 4  # a quarter of the file is free within: rows move from the end into the holes
+PARTS_MAX: Final = 1_024  # byte strings of one write: IOV_MAX
 
 
 class Place(NamedTuple):
-    """Where a row stands, in octets."""
+    """Position and size of a row, in bytes."""
 
     at: int
     octets: int
 
     @property
     def end(self) -> int:
-        """Behind its last block."""
+        """Position behind its last block."""
         return self.at + (self.octets + BLOCK - 1) // BLOCK * BLOCK
 
 
 class Heap:
-    """The file, and who has which place in it. One thread at a time may use it."""
+    """Heap file with the places of its rows. Only one thread at a time may use it."""
 
     def __init__(self, folder: Path, places: Mapping[int, Place]) -> None:
-        """`places`: what the database names, by row. Raises OSError, StoreError when they overlap."""
+        """Open the file. `places` are those that the database names, by row id.
+
+        Raises OSError, and StoreError if places overlap.
+        """
         for one, other in pairwise(sorted(places.values())):
             if one.end > other.at:
                 raise StoreError(f"two rows are said to be at octet {other.at} of {HEAP}")
@@ -60,19 +62,19 @@ class Heap:
             os.fsync(named)
             os.close(named)
         self.places = dict(places)
-        self._holes: list[tuple[int, int]] = []  # start and end, in order; none touches another
-        self._free = 0  # octets in holes
-        self._end = 0  # behind the last row
-        self._written = False  # since the last sync
+        self._holes: list[tuple[int, int]] = []  # start and end, in order; no hole touches another
+        self._free = 0  # bytes in holes
+        self._end = 0  # position behind the last row
+        self._written = False  # True if something was written since the last sync
         for place in sorted(self.places.values()):
             self._release(self._end, place.at)
             self._end = place.end
         self._last = {place.end: row for row, place in self.places.items()}
 
     def write(self, row: int, parts: Sequence[bytes]) -> Place:
-        """Put a row, in octet strings that follow each other, where there is room; `sync` makes it last.
+        """Write a row, given as consecutive byte strings, into free space; `sync` makes it durable.
 
-        Raises OSError; then its place is free.
+        Raises OSError; then its place is free again.
         """
         octets = sum(map(len, parts))
         place = Place(self._room(octets), octets)
@@ -89,37 +91,38 @@ class Heap:
         return place
 
     def _write(self, at: int, parts: Sequence[bytes]) -> int:
-        """Where it ends."""
+        """Write the parts at `at` and return the position behind them."""
         wanted = sum(map(len, parts))
         done = os.pwritev(self._descriptor, parts, at)
-        if done < wanted:  # the disk is full, or a signal came: the rest says which
+        if done < wanted:  # the disk is full, or a signal came: the next write shows which
             rest = memoryview(b"".join(parts))
             while done < wanted:
                 done += os.pwrite(self._descriptor, rest[done:], at + done)
         return at + wanted
 
     def sync(self) -> None:
-        """What was written is on disk. Raises OSError."""
+        """Flush what was written to the disk. Raises OSError."""
         if self._written:
             os.fdatasync(self._descriptor)
             self._written = False
 
     def read(self, row: int) -> bytes:
-        """What a row has here. Raises StoreError when it is not there."""
+        """Return the content of a row. Raises StoreError if it is missing."""
         place = self.places.get(row)
         if place is None:
             raise StoreError(f"it has no place in {HEAP}")
         return read(self._descriptor, place)
 
     def free(self, row: int) -> None:
-        """Nobody names the row any more."""
+        """Free the place of a row that the database no longer names."""
         place = self.places.pop(row)
         del self._last[place.end]
         self._release(place.at, place.end)
 
-    # Where there is room.
+    # Free space.
 
     def _room(self, octets: int) -> int:
+        """Return the first position with space for so many bytes."""
         for start, end in islice(self._holes, HOLES_TRIED_MAX):
             if end - start >= octets:
                 return start
@@ -140,7 +143,7 @@ class Heap:
             self._holes[index] = (place.end, end)
 
     def _release(self, start: int, end: int) -> None:
-        """These octets are free, and one with what is free beside them."""
+        """Mark a range of bytes as free, and merge it with its free neighbours."""
         if start == end:
             return
         holes = self._holes
@@ -157,16 +160,17 @@ class Heap:
         else:
             holes.insert(index, (start, end))
 
-    # Keeping house.
+    # Housekeeping.
 
     @property
     def sparse(self) -> bool:
-        """So much is free between the rows that it is worth moving them."""
+        """True if so much is free between the rows that moving them is worthwhile."""
         return self._free * SPARSE > self._end > KEPT_OCTETS
 
     def move(self) -> dict[int, Place]:
-        """Copy rows from the end into holes, and sync; returns the former places of those rows, which stay
-        taken until `moved`. Raises OSError.
+        """Copy rows from the end into holes, and sync. Return the former places of those rows.
+
+        The former places stay reserved until `moved`. Raises OSError.
         """
         former: dict[int, Place] = {}
         try:
@@ -187,7 +191,7 @@ class Heap:
                 break
             try:
                 octets = self.read(row)
-            except StoreError:  # it stays; whoever wants its messages is told
+            except StoreError:  # it stays; the reader of its messages reports the fault
                 break
             self._write(room, [octets])
             self._written = True
@@ -195,11 +199,11 @@ class Heap:
             self._take(row, Place(room, place.octets))
             copied += place.octets
             end = place.at
-            if end not in self._last and end:  # a hole is before it
+            if end not in self._last and end:  # there is a hole before it
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
 
     def moved(self, former: Mapping[int, Place], *, committed: bool) -> None:
-        """The database names the new places of these rows; or the former ones, as its transaction failed."""
+        """Free the former places of moved rows after the commit, or the new places if the commit failed."""
         for row, place in former.items():
             gone = place if committed else self.places[row]
             if not committed:
@@ -208,17 +212,17 @@ class Heap:
             self._release(gone.at, gone.end)
 
     def shorten(self, kept: int = KEPT_OCTETS) -> None:
-        """Give back to the disk what is free behind the last row, but for `kept` octets. Raises OSError."""
+        """Return the free space behind the last row, except `kept` bytes, to the disk. Raises OSError."""
         if os.fstat(self._descriptor).st_size > self._end + kept:
             os.ftruncate(self._descriptor, self._end + kept)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def said(error: Exception) -> str:
-    """What the disk said, in the words of the database if it is full."""
+    """Return the text of a disk error, in the words of the database if the disk is full."""
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return "the disk is full" if full else f"{HEAP}: {error.strerror}"
@@ -226,7 +230,7 @@ def said(error: Exception) -> str:
 
 
 def read(descriptor: int, place: Place) -> bytes:
-    """What stands at a place of a heap that is open. Raises StoreError when it is not there."""
+    """Return the content of a place of an open heap. Raises StoreError if it is missing."""
     try:
         octets = os.pread(descriptor, place.octets, place.at)
     except OSError as error:

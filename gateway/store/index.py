@@ -1,7 +1,8 @@
-"""Which rows are stored of each log, in memory: SQLite itself keeps no index.
+"""Index in memory of the rows that are stored of each log; SQLite itself has none.
 
-A row is a run of messages with consecutive positions. Rows of one log never overlap. What of a row is settled
-is a number, bit k standing for position `first` + k; WHOLE has all bits set, however long the row.
+A row is a run of messages with consecutive positions. Rows of one log never overlap. The settled messages of
+a row are a number whose bit k stands for position `first` + k; WHOLE has all bits set, whatever the length of
+the row. The index is read once at the start and then follows each commit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Final, NamedTuple
 
 WHOLE: Final = -1
 TRANSIENT: Final = b"transient"
-"""The tag of messages that only overflow from memory: they are not there after a restart."""
-_BEYOND: Final = 1 << 62  # no position comes so far
-_HOLES_MIN: Final = 64  # fewer removed rows are not worth moving the others
+"""Tag of messages that only overflow from memory: they are deleted at the next start."""
+_BEYOND: Final = 1 << 62  # beyond any position
+_HOLES_MIN: Final = 64  # with fewer holes, moving the other rows is not worthwhile
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """One durable sequence of messages: a queue, a session's queue, an outbox. `dropped`: it is no more."""
+    """Durable sequence of messages: a queue, a session's queue or an outbox.
+
+    `dropped` is True once it is deleted.
+    """
 
     id: int
     kind: str
@@ -30,10 +34,10 @@ class Log:
 
 
 class Row(NamedTuple):
-    """What is stored under `id`: positions `first` to `first + count - 1`, which weigh `octets` in all.
+    """Stored row: positions `first` to `first + count - 1`, which weigh `octets` bytes in all.
 
-    `settled` has a bit for each position, the first in the lowest bit of the first octet; None: none is
-    settled. `octets` counts what was settled since it was written.
+    `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no message
+    is settled. `octets` includes the messages that were settled since the row was written.
     """
 
     id: int
@@ -44,14 +48,14 @@ class Row(NamedTuple):
 
     @property
     def live(self) -> int:
-        """How many messages are not settled."""
+        """Number of unsettled messages."""
         return self.count - (int.from_bytes(self.settled, "little").bit_count() if self.settled else 0)
 
 
 class Extent(NamedTuple):
-    """A log in sum: its messages that are not settled stand from `first` to `end - 1`.
+    """Summary of a log: its unsettled messages are at positions `first` to `end - 1`.
 
-    `octets` counts what was settled since it was written.
+    `octets` includes, in bytes, the messages that were settled since they were written.
     """
 
     first: int
@@ -61,7 +65,7 @@ class Extent(NamedTuple):
 
 
 class LogRows:
-    """The rows of one log in order of position. Removed ones stay as holes of count 0 for a while."""
+    """Rows of one log in order of position. Removed ones stay as holes of count 0 for a while."""
 
     __slots__ = ("_counts", "_firsts", "_holes", "_ids", "_octets")
 
@@ -76,7 +80,7 @@ class LogRows:
         return len(self._ids) - self._holes
 
     def add(self, id: int, first: int, count: int, octets: int) -> None:
-        """A row was written; usually behind all others."""
+        """Add a written row, usually behind all others."""
         at = len(self._firsts)
         if at and first < self._firsts[-1]:
             at = bisect_left(self._firsts, first)
@@ -86,10 +90,10 @@ class LogRows:
         self._octets.insert(at, octets)
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(id, first, count, octets) of the rows that have positions of `start` to `stop - 1`, in order."""
+        """Yield (id, first, count, octets) of each row within positions `start` to `stop - 1`, in order."""
         firsts, ids, counts = self._firsts, self._ids, self._counts
         at = max(bisect_right(firsts, start) - 1, 0)
-        # A hole keeps its first, and a row may have been written at the same one again.
+        # A hole keeps its first position, at which another row may have been written.
         while at and not counts[at]:
             at -= 1
         for place in range(at, len(firsts)):
@@ -100,7 +104,7 @@ class LogRows:
                 yield ids[place], first, counts[place], self._octets[place]
 
     def remove(self, id: int, first: int) -> None:
-        """A row was deleted."""
+        """Turn a deleted row into a hole."""
         at = bisect_left(self._firsts, first)
         while self._ids[at] != id:
             at += 1
@@ -108,7 +112,7 @@ class LogRows:
         self._holes += 1
 
     def compact(self) -> None:
-        """Forget the holes when they are many."""
+        """Remove the holes if there are many."""
         holes, places = self._holes, len(self._ids)
         if holes != places and (holes < _HOLES_MIN or holes * 2 < places):
             return
@@ -122,8 +126,10 @@ class LogRows:
     def from_position(
         self, position: int, count: int, octets: int, bits: Callable[[int], int]
     ) -> tuple[list[int], int]:
-        """The ids of as many rows as have `count` unsettled messages, or `octets`, from `position` on, and
-        where the last of them ends.
+        """Return the ids of the next rows from `position` on, and where the last of them ends.
+
+        The rows have at least `count` unsettled messages or `octets` bytes, or are all there are. `bits`
+        returns the settled bits of a row.
         """
         chosen: list[int] = []
         end = position
@@ -141,32 +147,32 @@ class LogRows:
         return chosen, end
 
     def all(self) -> Iterator[tuple[int, int, int, int]]:
-        """(id, first, count, octets) in order of position."""
+        """Yield (id, first, count, octets) of each row, in order of position."""
         for row in zip(self._ids, self._firsts, self._counts, self._octets, strict=True):
             if row[2]:
                 yield row
 
     def ids(self) -> array[int]:
-        """The ids of all rows."""
+        """Return the ids of all rows."""
         return array("q", [id for id, count in zip(self._ids, self._counts, strict=True) if count])
 
 
 class Index:
-    """The rows of every log, and what of them is settled."""
+    """Rows of every log, and the settled bits of each row."""
 
     def __init__(self) -> None:
         self.logs: dict[int, LogRows] = {}
-        self.settled: dict[int, int] = {}  # by row; a row that is missing has none settled
+        self.settled: dict[int, int] = {}  # by row; a row that is missing has no settled message
 
     def of(self, log: int) -> LogRows:
-        """The rows of a log."""
+        """Return the rows of a log, which may be empty."""
         rows = self.logs.get(log)
         if rows is None:
             rows = self.logs[log] = LogRows()
         return rows
 
     def extent(self, log: int) -> Extent:
-        """What there is of a log, in sum."""
+        """Return the summary of a log."""
         found = self.logs.get(log)
         if found is None or not len(found):
             return Extent(0, 0, 0, 0)
@@ -181,7 +187,7 @@ class Index:
         return Extent(start, end, messages, sizes)
 
     def rows(self, log: int) -> list[Row]:
-        """The rows of a log as its owner sees them."""
+        """Return the rows of a log in the form for its owner."""
         found = self.logs.get(log)
         if found is None:
             return []
@@ -195,7 +201,7 @@ class Index:
 
 
 def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the unbroken stretches of `positions`, which may come in any order, even twice."""
+    """Yield (start, stop) of the consecutive stretches of `positions`, which may be unordered or repeated."""
     if not positions:
         return
     if isinstance(positions, range) and positions.step == 1:
@@ -216,7 +222,7 @@ def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
 
 
 def stretch(first: int, count: int, start: int, stop: int) -> int:
-    """The bits of positions `start` to `stop - 1` in a row; WHOLE when it has no others."""
+    """Return the bits of positions `start` to `stop - 1` in a row; WHOLE if it has no others."""
     low = start - first if start > first else 0
     high = stop - first if stop - first < count else count
     if high - low == count:
@@ -225,18 +231,18 @@ def stretch(first: int, count: int, start: int, stop: int) -> int:
 
 
 def merged(bits: int, more: int, count: int) -> int:
-    """Both, WHOLE when nothing is left."""
+    """Return the union of two sets of bits; WHOLE if no position is left."""
     bits |= more
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
 
 
 def octets_of(bits: int, count: int) -> bytes:
-    """The bits as they are stored."""
+    """Return the bits in their stored form."""
     return (bits & ((1 << count) - 1)).to_bytes((count + 7) // 8, "little")
 
 
 def unsettled(bits: int, count: int) -> list[int]:
-    """The offsets whose bits are clear."""
+    """Return the offsets whose bits are clear."""
     if bits == WHOLE:
         return []
     text = f"{bits:0{count}b}"

@@ -1,8 +1,8 @@
-"""Dead letters on disk: messages that nothing would take, with the reason, the newest of them.
+"""Dead letters on disk: the newest messages that were not accepted, with the reason.
 
-They have been accepted from their source, so they are never refused and outlast a full disk in memory. Here
-is what has still to be written or deleted, and how many bytes each stored letter has. When there are too
-many, the oldest of a user who has more than an equal part go.
+The messages were accepted from their source, so they are never refused, and they wait in memory while the
+disk is full. `Letters` holds what must still be written or deleted, and the size in bytes of each stored
+letter. When there are too many, the oldest letters of a user who has more than an equal share are deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.store.statements import delete, insert
 
 
 class DeadLetter(NamedTuple):
-    """A message, the route that it took ("" when none), what was said of it, and when (UTC seconds)."""
+    """Stored dead letter: message, route ("" if none), outcome, and time in POSIX seconds."""
 
     id: int
     utc: WallTime
@@ -32,14 +32,14 @@ class DeadLetter(NamedTuple):
 
 
 Line = tuple[int, int, float, str, int, str, str, bytes, str]
-"""One line of the table: id, bytes of the body, UTC seconds, route, verdict, reason, text, message, user."""
+"""Line of the table: id, bytes of the body, POSIX seconds, route, verdict, reason, text, message, user."""
 
 
 class Letters:
-    """Dead letters that the table has, or shall have. `shares` counts them by the users who sent them."""
+    """Stored and unwritten dead letters. `shares` counts them by the users who sent the messages."""
 
     def __init__(self, connection: sqlite3.Connection, shares: UserShares) -> None:
-        """`shares` has their limits, and counts nothing yet."""
+        """Read the stored ids and sizes. `shares` has the limits, and must be empty."""
         self.shares = shares
         self._connection = connection
         self._entries: UserEntries[int] = UserEntries(shares)
@@ -49,25 +49,27 @@ class Letters:
             self._last = id
         self._added: dict[int, Line] = {}
         self._removed: set[int] = set()
-        self.added = self.added_octets = 0  # letters of this process, be they still there or not
+        self.added = self.added_octets = 0  # letters of this process, including deleted ones
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def has_room(self, messages: list[Message], added: int, added_octets: int) -> bool:
-        """Return True if no letter has to go for these messages, and each of their users has room for them.
-        `added` and `added_octets` are what has been handed over since the start."""
+        """Return True if these messages fit without deleting letters, for all users together and for each.
+
+        `added` and `added_octets` count the messages and bytes that were handed in since the start.
+        """
         return self.shares.has_room_for(messages, added_octets - self.added_octets, added - self.added)
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to write."""
+        """True if there is something to write."""
         return bool(self._added or self._removed)
 
     def add(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
-        """Keep `messages`; the oldest letters of whoever has too many make room."""
+        """Add dead letters; the oldest ones of a user with too many are deleted."""
         verdict, reason, text = outcome
-        text = text.encode(errors="replace").decode()  # a peer may have had a hand in it
+        text = text.encode(errors="replace").decode()  # a peer may have chosen a part of the text
         for message in messages:
             self._last += 1
             octets = message.octets
@@ -82,24 +84,25 @@ class Letters:
                 self.delete((id,))
 
     def delete(self, ids: Iterable[int] | None) -> None:
-        """Forget these letters; None: all."""
+        """Delete the letters with these ids; None for all."""
         for id in list(self._entries) if ids is None else ids:
             if self._entries.discard(id) and self._added.pop(id, None) is None:
                 self._removed.add(id)
 
     def write(self) -> None:
-        """Put what has changed into the transaction."""
+        """Write the changes in the current transaction."""
         delete(self._connection, "dead_letters", "id", self._removed)
         insert(self._connection, "dead_letters", 9, list(self._added.values()))
 
     def written(self) -> None:
-        """The transaction was committed."""
+        """Clear the changes, because the transaction was committed."""
         self._added.clear()
         self._removed.clear()
 
     def newest(self, before: int | None) -> Iterable[Line]:
-        """The letters on disk, newest first, older than letter `before`; one after the other, so that one
-        that cannot be read hides none.
+        """Yield the letters on disk, newest first, older than letter `before`.
+
+        Each is read by a query of its own, so that an unreadable one hides no other.
         """
         return self.find([id for id in reversed(self._entries) if before is None or id < before])
 
@@ -109,13 +112,13 @@ class Letters:
         return self._connection.execute(query, (text,)).fetchone() is not None
 
     def find(self, ids: Iterable[int]) -> Iterable[Line]:
-        """The letters on disk that have these ids, in this order."""
+        """Yield the letters on disk that have these ids, in this order."""
         for id in ids:
             yield from self._connection.execute("SELECT * FROM dead_letters WHERE id = ?", (id,)).fetchall()
 
 
 def letter(reader: MessageReader, line: Line) -> DeadLetter:
-    """The letter that a line of the table is. Raises StoreError when it cannot be read."""
+    """Return the dead letter of a line of the table. Raises StoreError if it cannot be read."""
     id, _, utc, route, verdict, reason, text, octets, _ = line
     try:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)

@@ -1,26 +1,25 @@
-"""A run of messages <-> octets.
+"""Encoding of a run of messages as bytes, by columns.
 
-Written by columns, for devices repeat themselves: a dictionary each of the distinct addresses, property sets
-and senders, whose numbers stand for them, then the few numbers of every message, then the bodies joined. What
-is the same in all messages is written once. Nothing here runs per message but C loops over whole lists.
-
-A message whose body is a file of its own (model/spooled.py) is a run of one, in version BY_REFERENCE, with
-the file's name and size as a text in place of the body.
+Devices repeat themselves, so the distinct addresses, property sets and senders have a dictionary each. Each
+message has their numbers and a few other numbers, then the bodies follow, joined. What is equal in all
+messages is written once. No Python code runs for each message, only C loops over whole lists. A message whose
+body is a file of its own (model/spooled.py) is a run of one, in version BY_REFERENCE, with the file's name
+and size as a text in place of the body.
 
 Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages (u32), then the columns:
 
 | column | element |
 |---|---|
-| offset: where the message stands in its run, which has gaps when some were settled before | u16 |
+| offset: place of the message in its run, which has gaps if some were settled before | u16 |
 | number of the address, of the property set, of the sender | u16 each |
 | assurance (2 bits), durable (1), retain (1), hops (28), from the lowest bit | u32 |
-| expires, UTC seconds, 0 is never | f64 |
-| octets of the body | u32 |
+| expires, POSIX seconds, 0 is never | f64 |
+| bytes of the body | u32 |
 
 A column is a mark (u8) and: 0, one element that holds for all; 1, an element for each; 2, nothing: 0, 1, 2...
 Then the dictionaries of addresses, property sets and senders, and the bodies, joined. A dictionary is the
 number of its entries (u32), their lengths (u32 each), and the entries, joined. An entry of the first two is
-the length of the protocol's name (u8), the name, and the wire or raw octets; for protocol `model` those are
+the length of the protocol's name (u8), the name, and the wire or raw bytes; for protocol `model` those are
 JSON, see properties.py. A sender is endpoint, client, user and address, each after its length (u32).
 """
 
@@ -45,10 +44,10 @@ from gateway.store.properties import decode_properties, encode_properties
 VERSION: Final = 1
 BY_REFERENCE: Final = 2
 VERSIONS: Final = f"{VERSION} and {BY_REFERENCE}"
-MESSAGES_MAX: Final = 65_536  # of one run: its numbers are u16
+MESSAGES_MAX: Final = 65_536  # of one run, whose numbers are u16
 MODEL: Final = "model"
-REMEMBERED_MAX: Final = 10_000  # addresses, senders and model sets that are shared between runs
-REMEMBERED_OCTETS_MAX: Final = 1_024  # a longer one hardly repeats
+REMEMBERED_MAX: Final = 10_000  # cached addresses, senders and model sets that runs share
+REMEMBERED_OCTETS_MAX: Final = 1_024  # bytes; a longer one rarely repeats
 
 SAME: Final = 0
 EACH: Final = 1
@@ -60,17 +59,19 @@ _CRC: Final = Struct("<I")
 _NEVER: Final = pack("<Bd", SAME, 0.0)
 
 MakeBody = Callable[[str, int], Spooled]
-"""The body in the file of a name and a size. Raises StoreError when it is not there."""
-"""By protocol: what makes a property set of its octets, the same object for the same octets."""
+"""Function that returns the body in the file of a name and a size in bytes.
+
+Raises StoreError if it is missing.
+"""
 
 
 def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
-    """`messages` (1 to MESSAGES_MAX), which stand at `offsets` of their run; None: at 0, 1, 2 ..."""
+    """Encode 1 to MESSAGES_MAX messages, which are at `offsets` of their run; None means 0, 1, 2 ..."""
     return b"".join(encode_parts(messages, offsets))
 
 
 def encode_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
-    """The same, in pieces that follow each other: bodies are not copied."""
+    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies."""
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -114,9 +115,9 @@ def encode_parts(messages: Sequence[Message], offsets: Sequence[int] | None = No
 
 
 def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
-    """The column of numbers in a dictionary, and for each of its entries a message that has it.
+    """Return the column of numbers in a dictionary, and for each entry one message that has it.
 
-    By identity: the objects are shared, and comparing them would cost more than a repeated entry.
+    Compares by identity: the objects are shared, and comparing values would cost more than a repeated entry.
     """
     if ids.count(ids[0]) == len(ids):
         return _FIRST, [messages[0]]
@@ -164,13 +165,15 @@ def _dictionary(entries: list[bytes]) -> bytes:
 
 
 def encode_sound(message: Message) -> bytes:
-    """`sound_parts` of a run of one."""
+    """Encode one message with `sound_parts`."""
     return b"".join(sound_parts((message,)))
 
 
 def sound_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
-    """`encode_parts`. A message that cannot be encoded is stored without what it says of itself, for who
-    publishes with it has been promised that the rest is."""
+    """Encode messages with `encode_parts`; a message that cannot be encoded is stored without its properties.
+
+    Its publisher was promised that the other messages of the run are stored.
+    """
     try:
         return encode_parts(messages, offsets)
     except Exception as error:
@@ -179,6 +182,7 @@ def sound_parts(messages: Sequence[Message], offsets: Sequence[int] | None = Non
 
 
 def _storable(message: Message) -> Message:
+    """Return the message, or a copy without properties and sender if it cannot be encoded."""
     try:
         encode_message(message)
     except Exception:
@@ -194,16 +198,20 @@ def _storable(message: Message) -> Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """A run of one."""
+    """Encode one message as a run."""
     return encode_messages((message,))
 
 
 def _no_body(name: str, size: int) -> Spooled:
+    """Raise StoreError, because the folder of bodies is unknown."""
     raise StoreError(f"nobody knows where the body {name} is")
 
 
 class MessageReader:
-    """Reads what `encode_messages` wrote. Equal addresses, property sets and senders become one object."""
+    """Decoder of what `encode_messages` wrote.
+
+    Equal addresses, property sets and senders share one object.
+    """
 
     def __init__(self, make_body: MakeBody = _no_body) -> None:
         self.make_body = make_body
@@ -212,19 +220,23 @@ class MessageReader:
         self._senders: dict[bytes, Sender] = {}
 
     def decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
-        """Offsets in the run, and the messages. Raises StoreError when the octets are damaged or newer."""
+        """Return offsets in the run, and the messages.
+
+        Raises StoreError if the bytes are damaged or newer.
+        """
         if len(octets) <= _CRC.size or _CRC.unpack_from(octets)[0] != crc32(memoryview(octets)[_CRC.size :]):
             raise StoreError("stored messages are damaged: their checksum does not fit")
         if octets[_CRC.size] not in (VERSION, BY_REFERENCE):
             raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSIONS}")
         try:
             return self._decode(octets)
-        except Exception as error:  # whatever the octets are: they are not what this gateway writes
+        except Exception as error:  # whatever the bytes are, this gateway did not write them
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
     def heads(self, octets: bytes) -> list[tuple[int, Message]]:
-        """Offsets and messages of damaged octets, without bodies, as far as they can be read; nothing of it
-        is certain.
+        """Return offsets and messages, without bodies, of damaged bytes, as far as they are readable.
+
+        Any part of the result may be wrong.
         """
         try:
             if octets[_CRC.size] != VERSION:
@@ -235,7 +247,7 @@ class MessageReader:
             return []
 
     def decode_one(self, octets: bytes) -> Message:
-        """The message that `encode_message` wrote. Raises StoreError."""
+        """Return the message that `encode_message` wrote. Raises StoreError."""
         return self.decode(octets)[1][0]
 
     def _decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
@@ -282,7 +294,7 @@ class MessageReader:
 
 
 def _values(code: str, octets: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
-    """The column at `at`, and where it ends."""
+    """Decode the column at `at`. Return its values and where it ends."""
     mark = octets[at]
     if mark == COUNTING:
         return range(count), at + 1
@@ -293,7 +305,7 @@ def _values(code: str, octets: bytes, at: int, count: int) -> tuple[Sequence[Any
 
 
 def _entries(octets: bytes, at: int) -> tuple[list[bytes], int]:
-    """The dictionary at `at`, and where it ends."""
+    """Decode the dictionary at `at`. Return its entries and where it ends."""
     (number,) = unpack_from("<I", octets, at)
     lengths = unpack_from(f"<{number}I", octets, at + 4)
     ends = list(accumulate(lengths, initial=at + 4 + 4 * number))
@@ -304,6 +316,7 @@ T = TypeVar("T")
 
 
 def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]) -> T:
+    """Return the cached object of an entry, or build and cache it."""
     found = remembered.get(entry)
     if found is None:
         found = make(entry)
@@ -315,7 +328,7 @@ def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]
 
 
 def _split(entry: bytes) -> tuple[str, bytes]:
-    """The protocol's name, and what follows it."""
+    """Return the protocol's name, and the bytes behind it."""
     end = 1 + entry[0]
     return entry[1:end].decode(), entry[end:]
 

@@ -1,8 +1,8 @@
-"""Properties as JSON, for what has no protocol's octets: the one form in which the model itself is written.
+"""Properties as JSON, for sets without the bytes of a protocol: the model's only encoding of its own.
 
-An object of the fields that were said, under their names in `Properties`; `correlation` is base64. `headers`
-is a list of `[name, type, value]`, in order, with a name as often as it repeats. The type is a ValueType's
-word and decides how its value stands:
+The JSON object has the fields that are set, under their names in `Properties`; `correlation` is base64.
+`headers` is a list of `[name, type, value]`, in order, with a repeated name as often as it occurs. The type
+is a ValueType's word and determines the form of the value:
 
 | type | value |
 |---|---|
@@ -11,12 +11,12 @@ word and decides how its value stands:
 | int8 ... int64, uint8 ... uint32, timestamp | a number |
 | float, double | a number, or `"nan"`, `"inf"`, `"-inf"` |
 | decimal | a string, as Python writes a Decimal |
-| string | a string; `{"base64": ...}` when its octets are no UTF-8 |
+| string | a string; `{"base64": ...}` if its bytes are not UTF-8 |
 | bytes | a string, base64 |
 | array | a list of `[type, value]` |
 | table | a list of `[name, type, value]` |
 
-No properties at all are no octets at all.
+Empty properties are written as no bytes.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ TEXTS: Final = (
     "app_id",
     "user_id",
 )
-"""The fields that JSON has a type for; `correlation` and `headers` are the others."""
+"""Fields that have a type in JSON; `correlation` and `headers` are the others."""
 
 NOTHING: Final = Properties()
 PLAIN: Final = bytes(set(range(0x20, 0x7F)) - set(b'"\\'))
-"""Letters that stand in a string of JSON as they are."""
+"""Characters that JSON strings contain unescaped."""
 BEFORE_FIRST: Final = b'{"headers":[["'
 BEFORE_NAME: Final = b'"],["'
 BEFORE_VALUE: Final = b'","string","'
 BEHIND_LAST: Final = b'"]]}'
-QUOTES: Final = (BEFORE_NAME + BEFORE_VALUE).count(b'"')  # for each header, and so many more for all
+# Quotes for each header; QUOTES_MORE are added once for all.
+QUOTES: Final = (BEFORE_NAME + BEFORE_VALUE).count(b'"')
 QUOTES_MORE: Final = (BEFORE_FIRST + BEHIND_LAST).count(b'"') - BEFORE_NAME.count(b'"')
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """`properties` as JSON in ASCII; empty when nothing is said."""
+    """Encode `properties` as JSON in ASCII; b"" if none is set."""
     if properties == NOTHING:
         return b""
     given: dict[str, Any] = {}
@@ -77,10 +78,10 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
-    """`encode_properties` of headers with the texts in `raw`, and nothing else; None: a letter among them
-    has to be escaped, or there are none.
+    """Encode headers with the texts in `raw` as `encode_properties` would, without creating objects.
 
-    Traffic in which each message says something new is written so, from octet to octet: without objects.
+    Returns None if there are none, or if a character must be escaped. Used for traffic in which each message
+    has new texts.
     """
     pieces = read(raw, BEFORE_NAME, BEFORE_VALUE, True)
     if not pieces:
@@ -93,7 +94,7 @@ def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
 
 
 def decode_properties(octets: bytes) -> Properties:
-    """The properties that `encode_properties` wrote. Raises ValueError, KeyError or TypeError for others."""
+    """Decode what `encode_properties` wrote. Raises ValueError, KeyError or TypeError for other bytes."""
     if not octets:
         return NOTHING
     given = json.loads(octets)
@@ -130,7 +131,10 @@ def _read(headers: Any) -> Headers:
 
 
 def decode_value(word: str, plain: Any) -> Value:
-    """A header's value, of a type and as it stands in JSON. Raises ValueError, KeyError or TypeError."""
+    """Decode a header's value from its type and its form in JSON.
+
+    Raises ValueError, KeyError or TypeError.
+    """
     kind = ValueType(word)
     if kind is ValueType.ARRAY:
         return Value(kind, tuple(decode_value(*one) for one in plain))

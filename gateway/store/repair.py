@@ -1,9 +1,9 @@
-"""`check` and `repair`: what a damaged store has lost, and a new one with what it has not.
+"""Check and repair of a damaged store: what is lost, and a new database with the rest.
 
-No gateway runs meanwhile: both hold the folder's lock. `repair` writes what is sound into a new database in
-the folder `repairing`, which becomes `repaired` when it is whole and on disk. Only then the old files go into
-`damaged-TIME`, and the new one takes their place. If it ends in between, a second call takes up from there,
-and no gateway starts before.
+No gateway may run meanwhile: both functions hold the folder's lock. `repair` writes the sound rows into a new
+database in the folder `repairing`, which is renamed to `repaired` when it is complete and on disk. Only then
+are the old files moved to `damaged-TIME`, and the new one takes their place. If the process ends in between,
+a second call continues from there, and no gateway starts before.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from gateway.store.statements import transaction
 
 REPAIRING: Final = "repairing"
 FAULTS_MAX: Final = 10  # lines of SQLite's own check
-# Rows that stood in the heap stand in the new database.
+# Rows from the heap are written into the table of the new database.
 COLUMNS: Final = {"logs": 3, "rows": 7, "settled": 2, "things": 4, "dead_letters": 9}
 BESIDE: Final = ("-wal", "-shm")
 
 
 def check(folder: Path) -> Findings:
-    """What the store in `folder` has lost; nothing is changed. Raises StoreError when it cannot be read."""
+    """Return what the store in `folder` has lost, without changing it.
+
+    Raises StoreError if it is unreadable.
+    """
     lock = _locked(folder)
     try:
         return _examined(folder, _drop)
@@ -41,9 +44,10 @@ def check(folder: Path) -> Findings:
 
 
 def repair(folder: Path) -> tuple[Findings, Path | None]:
-    """Put what is sound into a new database. Returns what was lost, and where the old files are.
+    """Write the sound rows into a new database. Return what was lost, and the folder of the old files.
 
-    None: nothing was damaged, or an earlier repair has been finished. Raises StoreError.
+    The folder is None if nothing was damaged. If an earlier repair is only finished, the findings are empty.
+    Raises StoreError.
     """
     lock = _locked(folder)
     try:
@@ -66,7 +70,7 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def _drop(table: str, rows: list[Row]) -> None:
-    """It was only to be looked at."""
+    """Discard the rows of an examination without repair."""
 
 
 def _examined(folder: Path, keep: Keep) -> Findings:
@@ -88,7 +92,10 @@ def _examined(folder: Path, keep: Keep) -> Findings:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """For reading only. Without a log SQLite would make one, unless it is told that nobody writes."""
+    """Open the database read-only.
+
+    Without a log SQLite would create one, unless the URI says that the file is immutable.
+    """
     alone = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{alone}", uri=True, isolation_level=None)
 
@@ -111,7 +118,7 @@ def _is_clean(connection: sqlite3.Connection, findings: Findings) -> bool:
 
 
 def _faults(connection: sqlite3.Connection) -> list[str]:
-    """What SQLite itself finds wrong."""
+    """Return the faults that SQLite's own check finds."""
     try:
         found = [text for (text,) in connection.execute(f"PRAGMA quick_check({FAULTS_MAX})")]
     except sqlite3.Error as error:
@@ -120,7 +127,7 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
 
 
 def _copied(folder: Path) -> Findings:
-    """Write the new database, whole and on disk, into the folder REPAIRED."""
+    """Write the new database completely to disk, in the folder REPAIRED, and return the findings."""
     new = folder / REPAIRING
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700)
@@ -146,7 +153,10 @@ def _copied(folder: Path) -> Findings:
 
 
 def _put_in_place(folder: Path) -> Path:
-    """Set the old files aside, and the new database where they were. May have been begun before."""
+    """Move the old files aside and the new database into their place. Return the folder of the old files.
+
+    Continues after an interruption.
+    """
     aside = folder / f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
     aside.mkdir(mode=0o700, exist_ok=True)
     new = folder / REPAIRED / FILE
@@ -163,7 +173,7 @@ def _put_in_place(folder: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """See to it that the disk has a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

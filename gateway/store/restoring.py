@@ -1,6 +1,7 @@
-"""What an earlier process has left, and this one cannot make again.
+"""Recovery at the start from stored things that this process cannot restore.
 
-That stays in the store as it is, for a gateway that can; this one starts without it, counts it and says so.
+Such a thing stays in the store unchanged, for a gateway that can restore it. This gateway starts without it,
+counts it and logs it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gateway.containment import contained
 
 @contextmanager
 def set_aside(kind: str, name: Any) -> Iterator[None]:
-    """Around what makes one thing again: whatever goes wrong, the rest goes on."""
+    """Contain any failure to restore one thing, so that the restart continues with the others."""
     try:
         yield
     except Exception as error:

@@ -1,15 +1,15 @@
-"""The tables of the database, and how an older database becomes a newer one.
+"""Tables of the database, and the migration of an older database to the newest layout.
 
 `user_version` is the number of the layout. The first of STEPS writes the layout BASE, that of release 0.1.0,
 and each further one changes the layout before it to the next. A database with a higher number was written by
 a newer gateway, one with a lower number by none that was released; both are refused. A step runs in a
 transaction together with its number.
 
-A row of `rows` is a run of messages of one log, encoded as one (messages.py). What of it is settled stands in
-a table of its own: a changed column would make SQLite write the messages again, up to a mebibyte for each
-acknowledgement. Where the messages of a large row stand, which are not in the database, is in another one
-(heap.py). There is no index beside the row ids, for the gateway holds one in memory: all rows are read
-once, without their messages, at the start.
+A row of `rows` is a run of messages of one log, encoded together (messages.py). Its settled bits are in a
+separate table, because SQLite would otherwise write the messages again, up to 1 MiB for each acknowledgement.
+The place of a large row's messages, which are not in the database, is in a third table (heap.py). There is no
+index beside the row ids, since the gateway has one in memory: all rows are read once, without their messages,
+at the start.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gateway.errors import StoreError
 from gateway.store.messages import MessageReader
 from gateway.store.statements import transaction
 
-APPLICATION_ID: Final = 0x47574159  # "GWAY", so that no other program's database is taken for ours
+APPLICATION_ID: Final = 0x47574159  # "GWAY", so that another program's database is not mistaken for ours
 
 BASE: Final = 2
-"""The layout that the first step writes: there is no way to it from an older one, which no release wrote."""
+"""Layout that the first step writes. No release wrote an older one, so no step leads from one."""
 
 Step = Callable[[sqlite3.Connection], None]
 
@@ -35,15 +35,15 @@ def _base(connection: sqlite3.Connection) -> None:
     for statement in (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "CREATE TABLE logs (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL)",
-        # `octets` is what they weigh, `tag` is the owner's. The messages stand last, so that what precedes
-        # them is read alone.
+        # `octets` is their weight in bytes, `tag` is the owner's. The messages are the last column, so that
+        # the other columns can be read without them.
         "CREATE TABLE rows (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, first INTEGER NOT NULL,"
         " count INTEGER NOT NULL, octets INTEGER NOT NULL, tag BLOB NOT NULL, messages BLOB NOT NULL)",
-        # Bit k of octet k // 8, from the lowest, is set: the message at `first` + k is settled.
+        # Bit k % 8 of byte k // 8 is set: the message at `first` + k is settled.
         "CREATE TABLE settled (row INTEGER PRIMARY KEY, bits BLOB NOT NULL)",
-        # Large rows are in a file of their own (heap.py), and have no octets in `rows`.
+        # Large rows are in a file of their own (heap.py), and have no bytes in `rows`.
         "CREATE TABLE places (row INTEGER PRIMARY KEY, at INTEGER NOT NULL, octets INTEGER NOT NULL)",
-        # `message`: 1 when the value is an encoded message.
+        # `message` is 1 if the value is an encoded message.
         "CREATE TABLE things (kind TEXT NOT NULL, key NOT NULL, message INTEGER NOT NULL,"
         " value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID",
         "CREATE TABLE dead_letters (id INTEGER PRIMARY KEY, octets INTEGER NOT NULL, utc REAL NOT NULL,"
@@ -56,7 +56,7 @@ def _base(connection: sqlite3.Connection) -> None:
 
 
 def _users_of_letters(connection: sqlite3.Connection) -> None:
-    """Dead letters have the user who sent the message, whose share they are counted in."""
+    """Add to dead letters the user who sent the message, whose share they count in."""
     connection.execute("ALTER TABLE dead_letters ADD COLUMN user TEXT NOT NULL DEFAULT ''")
     reader = MessageReader()
     connection.create_function("user_of_message", 1, lambda octets: _user_of(reader, octets))
@@ -72,7 +72,7 @@ def _user_of(reader: MessageReader, octets: bytes) -> str:
 
 
 def storable_name(user: str) -> str:
-    """Return a user name as the database can have it: a peer may have chosen what is no text."""
+    """Return a user name that the database can store; a peer may have chosen one that is not valid text."""
     return user.encode(errors="replace").decode()
 
 
@@ -85,8 +85,10 @@ def newest_layout(steps: Sequence[Step] = STEPS) -> int:
 
 
 def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS) -> int:
-    """Return the layout of a database; 0 if it is empty. Raises StoreError if a newer gateway, one that was
-    never released or another program wrote it."""
+    """Return the layout of a database; 0 if it is empty.
+
+    Raises StoreError if a newer gateway, an unreleased one or another program wrote it.
+    """
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -107,7 +109,7 @@ def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS)
 
 
 def migrate(connection: sqlite3.Connection, version: int, steps: Sequence[Step] = STEPS) -> None:
-    """Bring a database of the layout `version` (0: empty) to the newest one. Raises sqlite3.Error."""
+    """Migrate a database of the layout `version` (0: empty) to the newest one. Raises sqlite3.Error."""
     taken = version - BASE + 1 if version else 0
     for number, step in enumerate(steps[taken:], start=BASE + taken):
         with transaction(connection):

@@ -1,7 +1,7 @@
-"""Transactions, and statements for many rows at a time.
+"""SQLite transactions, and statements for many rows at a time.
 
-Every step of a statement lets go of the interpreter lock, and a busy event loop may take milliseconds to give
-it back: one statement for many rows is worth more than many fast ones.
+Every step of a statement releases the interpreter lock, and a busy event loop may take milliseconds to return
+it. One statement for many rows is therefore faster than many fast statements.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Final
 
-ROWS_MAX: Final = 64  # as many statements are kept ready by the connection
+ROWS_MAX: Final = 64  # the connection caches that many statements
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. Raises sqlite3.Error when it cannot be written."""
+    """Commit what the block does, or roll back all of it. Raises sqlite3.Error if it cannot be written."""
     if connection.in_transaction:
-        connection.rollback()  # which failed before
+        connection.rollback()  # a transaction that failed before
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.commit()
     except BaseException:
-        if connection.in_transaction:  # SQLite has rolled back itself after some errors
+        if connection.in_transaction:  # SQLite rolls back itself after some errors
             connection.rollback()
         raise
 
 
 def insert(connection: sqlite3.Connection, table: str, columns: int, rows: Sequence[Sequence[Any]]) -> None:
-    """Put `rows` into `table`, in place of those with the same key."""
+    """Insert `rows` into `table`, replacing those with the same key."""
     one = f"({','.join('?' * columns)})"
     for at in range(0, len(rows), ROWS_MAX):
         some = rows[at : at + ROWS_MAX]
@@ -49,7 +49,7 @@ def delete(
     *,
     kind: str | None = None,
 ) -> None:
-    """Delete the rows of `table` whose `column` is one of `keys`; of this `kind` only, if it is given."""
+    """Delete the rows of `table` whose `column` is one of `keys`, and of this `kind` if one is given."""
     rest = iter(keys)
     only = "" if kind is None else "kind = ? AND "
     before = () if kind is None else (kind,)

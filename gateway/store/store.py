@@ -1,17 +1,16 @@
-"""The store, as the event loop sees it.
+"""Interface of the store for the event loop.
 
-Every call only adds to a list; `flush`, at the end of a wake-up, hands the list to the writing thread, and
-all that one wake-up has handed in is committed together, in the order given. The loop never waits for the
-disk, except in the constructor and in `close`. Functions given to the store are called in the loop, through
-`call_soon`.
+Every call only adds to a list. `flush`, at the end of a wake-up, hands the list to the writer thread, which
+commits everything of one wake-up together and in order. The loop never waits for the disk, except in the
+constructor and in `close`. Callbacks given to the store are called in the loop, through `call_soon`.
 
-From when the loop has heard that the disk fails until it hears that it does not, messages are refused here,
-behind those that the thread refuses. So a source hears of its refusals in the order of its messages, and
-there is one moment before which everything is refused, and has been told so, and behind which nothing is: who
-waits for that moment overtakes none of its own messages.
+Messages are refused here from the moment the loop learns that the disk fails until it learns that the disk
+works again, after those that the thread refuses. A source therefore gets its refusals in the order of its
+messages. There is one moment before which everything is refused and reported, and after which nothing is; a
+source that waits for it overtakes none of its own messages.
 
-Positions are the owner's: messages of a log are appended at rising positions, and never two at the same one
-as long as the first is stored. What is appended to a log that was dropped goes with it.
+Positions are chosen by the owner of a log: messages are appended at rising positions, and never two at the
+same one while the first is stored. What is appended to a dropped log is dropped with it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LETTERS_OCTETS_MAX: Final = 67_108_864
 
 
 class Store:
-    """What survives a crash."""
+    """Durable store of messages, small records and dead letters, for the event loop."""
 
     def __init__(
         self,
@@ -63,20 +62,21 @@ class Store:
         factory: type[sqlite3.Connection] = sqlite3.Connection,
         steps: Sequence[Step] = STEPS,
     ) -> None:
-        """Open `folder`, creating it if need be, and read what is stored, without messages.
+        """Open `folder`, creating it if necessary, and read what is stored, without messages.
 
-        More than `pending_octets_max` waiting for the disk makes the store congested.
-        `on_health` hears when the disk begins or
-        ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
-        tests. Raises StoreError, which says what is wrong and what to do.
+        The store is congested while more than `pending_octets_max` bytes wait for the disk. `on_health` is
+        called when the disk starts or stops failing, `on_damage` with a text about data that could not be
+        read. `factory` and `steps` are for tests. Raises StoreError, which says what is wrong and what to do.
         """
         self.folder = folder
         self.figures = Figures()
         self._pending_octets_max = pending_octets_max
         self._on_damage = on_damage
         self._calls: Calls = []
-        self._held: list[Callable[[], None]] = []  # sources that wait until this is not congested any more
-        self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
+        # Callbacks of paused sources, called when the store is no longer congested.
+        self._held: list[Callable[[], None]] = []
+        # Callbacks that get their refusal at the end of the wake-up, after the thread's refusals.
+        self._refused: list[Done] = []
         self._letters_added = self._letters_octets_added = 0  # handed to the thread since the start
         self._fenced = True
         self.gate = Gate()
@@ -108,12 +108,12 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
-        self._failure = self._writer.failure  # as far as the loop has heard
+        self._failure = self._writer.failure  # as far as the loop knows
         self._logs = {(log.kind, log.name): log for log in self._database.logs}
         self._last_log = self._database.last_log
 
     def _open(self, reserve: Reserve) -> str:
-        """The first write: from now on the end is not a clean one. Returns why it cannot be written."""
+        """Mark the store as not cleanly closed. Return why the disk cannot be written, or "" if it can."""
         try:
             self._database.mark(clean=False)
         except sqlite3.Error as error:
@@ -122,13 +122,13 @@ class Store:
         return "" if reserve.take() else "the disk is full"
 
     def start(self, call_soon: CallSoon) -> None:
-        """Start the thread. `call_soon`, which it calls, has the event loop run a function."""
+        """Start the writer thread, which passes functions for the event loop to `call_soon`."""
         self._writer.call_soon = call_soon
         self._thread = threading.Thread(target=self._writer.run, name="store", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Commit what has gathered, and let go of the folder; waits for the disk. May be called again."""
+        """Commit what was handed in, and release the folder; waits for the disk. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -142,7 +142,7 @@ class Store:
         self._lock.release()
 
     def flush(self) -> None:
-        """The wake-up is over: what it has handed in is a transaction, or a part of one."""
+        """Hand what this wake-up has called to the thread, as one transaction or a part of one."""
         if self._fenced:
             self._tell_refused()
         if self._calls:
@@ -152,7 +152,7 @@ class Store:
                 self._writer.refuse_calls()
 
     def refuse(self, done: Done) -> None:
-        """While the store is not healthy: `done` hears so, in its turn."""
+        """Queue a refusal for `done`, in order, while the store is not healthy."""
         self._refused.append(done)
 
     def _tell_refused(self) -> None:
@@ -163,7 +163,10 @@ class Store:
                 done(outcome)
 
     def _health_changed(self, healthy: bool) -> None:
-        """In the loop. A failure is told to the thread in turn, behind all that was handed in before."""
+        """Apply a change of health. Runs in the loop.
+
+        A failure queues a fence for the thread, behind all that was handed in before.
+        """
         if healthy:
             self._tell_refused()
             self._failure = ""
@@ -176,39 +179,42 @@ class Store:
         self.flush()
 
     def _reached(self) -> None:
-        """In the thread: it has refused all that was handed in before the loop had heard of the failure."""
+        """Note that what was handed in before the loop knew of the failure is refused. Runs in the thread."""
         self._writer.heard()
         self._writer.call_soon(self._passed)
 
     def _passed(self) -> None:
-        """In the loop, which has been told of those refusals."""
+        """Send the waiting refusals and open the gate, after the thread's refusals. Runs in the loop."""
         self._fenced = True
         self._tell_refused()
         self.gate.open()
 
     @property
     def healthy(self) -> bool:
-        """False: the disk is full or fails; messages are refused until it takes them again."""
+        """False if the disk is full or fails; messages are refused until it works again."""
         return not self._failure
 
     @property
     def refusal(self) -> Outcome:
-        """What sources are told while it is not healthy."""
+        """Outcome for sources while the store is not healthy."""
         return refusal_of(self._failure)
 
     @property
     def failure(self) -> str:
-        """What is wrong with the disk; empty when nothing is."""
+        """Error of the disk; "" if there is none."""
         return self._failure
 
     # Logs.
 
     def logs(self) -> list[Log]:
-        """All logs, the oldest first."""
+        """Return all logs, the oldest first."""
         return list(self._logs.values())
 
     def log(self, kind: str, name: str) -> Log:
-        """The log of this kind and name; a new one is written with the next commit."""
+        """Return the log of this kind and name; a new one is written with the next commit.
+
+        Raises UnicodeEncodeError if the name is not valid text.
+        """
         found = self._logs.get((kind, name))
         if found is None:
             _sound(name)
@@ -218,14 +224,17 @@ class Store:
         return found
 
     def drop(self, log: Log) -> None:
-        """The log is no more, nor are its messages."""
+        """Delete a log with its messages."""
         if not log.dropped:
             log.dropped = True
             del self._logs[log.kind, log.name]
             self._calls.append((Group.drop, log))
 
     def rename(self, log: Log, kind: str, name: str) -> None:
-        """Give the log, with its messages, a kind and name that no other log has."""
+        """Change kind and name of a log with its messages; no other log may have them.
+
+        Raises UnicodeEncodeError if the name is not valid text.
+        """
         _sound(name)
         assert (kind, name) not in self._logs
         del self._logs[log.kind, log.name]
@@ -234,21 +243,22 @@ class Store:
         self._calls.append((Group.rename, log))
 
     def extent(self, log: Log) -> Extent:
-        """What is stored of a log, in sum. Before `start`, or of a log that is new since."""
+        """Return the summary of a log. Only valid before `start`, or for a log created since."""
         return self._database.index.extent(log.id)
 
     def rows(self, log: Log) -> list[Row]:
-        """What is stored of a log, in order of position. Before `start` only."""
+        """Return the rows of a log, in order of position. Only valid before `start`."""
         self._before_start()
         return self._database.index.rows(log.id)
 
     # Messages.
 
     def append(self, log: Log, first: int, messages: list[Message], done: Done, *, tag: bytes = b"") -> None:
-        """Store `messages` at positions `first` and on, with a tag that comes back with them.
+        """Store `messages` at the positions from `first` on, with a tag that is returned when they are read.
 
-        `done` hears ACCEPTED when they are on disk, or settled meanwhile; otherwise (RELEASED, STORE), and
-        they are forgotten. Under the tag TRANSIENT they are forgotten at the next start, too.
+        `done` is called with ACCEPTED when they are on disk, or were settled meanwhile. Otherwise it is
+        called with (RELEASED, STORE), and they are dropped. Under the tag TRANSIENT they are also deleted at
+        the next start.
         """
         if self._failure:
             self.figures.refused += len(messages)
@@ -261,11 +271,11 @@ class Store:
 
     @property
     def congested(self) -> bool:
-        """So much waits for the disk that sources should stop."""
+        """True if so many bytes wait for the disk that sources should pause."""
         return self.figures.pending_octets > self._pending_octets_max
 
     def hold(self, releases: list[Callable[[], None]]) -> None:
-        """Call these, which let sources go on, as soon as the store is not congested any more."""
+        """Call these functions, which resume sources, as soon as the store is no longer congested."""
         self._held += releases
 
     def _release_held(self) -> None:
@@ -275,12 +285,13 @@ class Store:
                 release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
-        """The messages at these positions need not survive any more. Unknown ones are passed over."""
+        """Settle the messages at these positions, which need not survive. Unknown positions are ignored."""
         self._calls.append((Group.settle, log, positions))
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
-        """Settle messages if what is appended in this wake-up is written: they have moved to other logs. When
-        the messages are refused, these stay.
+        """Settle messages that move to other logs, if those appended in this wake-up are written.
+
+        If the new messages are refused, these stay.
         """
         if not self._failure:
             self._calls.append((Group.settle_beside, log, positions))
@@ -294,11 +305,11 @@ class Store:
         messages_max: int,
         octets_max: int,
     ) -> None:
-        """`then` gets what is stored at `position` and behind it, less what is settled, in order.
+        """Call `then` with what is stored from `position` on, in order, without settled messages.
 
-        Rows are read whole until either limit is reached, so there may be more; none: nothing is stored there
-        or behind. Sees what was handed in before it. What cannot be read is left out, counted, and told to
-        `on_damage`. Before `start`, `then` is called at once.
+        Reads whole rows until either limit (messages, bytes) is reached, so there may be more; an empty list
+        means that nothing else is stored. Includes what was handed in before. Unreadable messages are left
+        out, counted, and reported to `on_damage`. Before `start`, `then` is called at once.
         """
 
         def job() -> Callable[[], None]:
@@ -306,7 +317,7 @@ class Store:
             rows = self._database.index.of(log.id)
             found: list[Stored] = []
             at = position
-            while not found and not log.dropped:  # what cannot be read hides nothing behind it
+            while not found and not log.dropped:  # unreadable rows hide nothing behind them
                 ids, at = rows.from_position(at, messages_max, octets_max, bits)
                 if not ids:
                     break
@@ -316,16 +327,16 @@ class Store:
         self._do(job)
 
     def _do(self, job: Callable[[], Callable[[], None]]) -> None:
-        """In the thread; before there is one, here and now."""
+        """Run a job in the thread, or at once if the thread is not started."""
         if self._thread is None:
             job()()
         else:
             self._calls.append((Group.read, job))
 
     def use_bodies(self, make_body: MakeBody) -> list[tuple[int, int, Spooled]]:
-        """Bodies that are files are found by `make_body` from now on. Before `start` only.
+        """Find bodies in files with `make_body` from now on. Only valid before `start`.
 
-        Returns the log, position and body of those that are stored.
+        Returns log id, position and body of each stored message with such a body.
         """
         self._before_start()
         self._database.reader.make_body = make_body
@@ -335,15 +346,16 @@ class Store:
             if isinstance(message.body, Spooled)
         ]
 
-    # Small things.
+    # Small records.
 
     def put(self, kind: str, key: Key, value: bytes | Message) -> None:
-        """Store a value under its kind and key, in place of an earlier one."""
+        """Store a value under its kind and key, replacing an earlier one."""
         self._calls.append((Group.put, kind, _sound(key), value))
 
     def put_beside(self, kind: str, key: Key, value: bytes) -> None:
-        """The same, of a value that says of a message of this wake-up that it is stored. When the messages
-        are refused, the value is deleted.
+        """Store a value that says of a message of this wake-up that it is stored.
+
+        If the messages are refused, the value is deleted.
         """
         if self._failure:
             self.delete(kind, key)
@@ -351,43 +363,46 @@ class Store:
             self._calls.append((Group.put_beside, kind, _sound(key), value))
 
     def delete(self, kind: str, key: Key) -> None:
-        """Delete a value, if there is one."""
+        """Delete the value of a kind and key, if there is one."""
         self._calls.append((Group.put, kind, _sound(key), None))
 
     def delete_all(self, kind: str, prefix: Key = "") -> None:
-        """Delete the values whose keys begin with `prefix`; all of the kind without one."""
+        """Delete the values of a kind whose keys begin with `prefix`; without a prefix, all of the kind."""
         self._calls.append((Group.empty, kind, _sound(prefix)))
 
     def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Keys and values on disk, in order of key. Before `start` only. Raises StoreError when damaged."""
+        """Return keys and values of a kind on disk, in order of key. Only valid before `start`.
+
+        Unreadable values are left out and reported to `on_damage`.
+        """
         self._before_start()
         return self._database.things(kind)
 
     def after_commit(self, done: Done) -> None:
-        """`done` hears ACCEPTED when everything handed in before is on disk, at once if there is nothing.
+        """Call `done` with ACCEPTED when everything handed in before is on disk, at once if there is nothing.
 
-        When the disk does not take it, `done` hears (RELEASED, STORE); settlements, values and logs are
-        written none the less, when it takes them again.
+        If the disk fails, `done` is called with (RELEASED, STORE); settlements, values and logs are written
+        nevertheless, once the disk works again.
         """
         self._calls.append((Group.barrier, done))
 
     # Dead letters.
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
-        """Keep messages that nothing would take; the oldest make room."""
+        """Store dead letters; the oldest ones are deleted to make room."""
         given = list(messages)
         self._letters_added += len(given)
         self._letters_octets_added += weight_of(given)
         self._calls.append((Group.add_letters, given, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
-        """Delete the dead letters with these ids; without ids all."""
+        """Delete the dead letters with these ids; None for all."""
         self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
 
     def newest_letters(
         self, count: int, then: Callable[[list[DeadLetter]], None], *, before: int | None = None
     ) -> None:
-        """`then` gets at most `count` letters, the newest first, older than the letter with id `before`.
+        """Call `then` with at most `count` dead letters, newest first, older than the one with id `before`.
 
         Before `start`, `then` is called at once.
         """
@@ -395,7 +410,7 @@ class Store:
         self._letters(lambda: letters.newest(before), then, count)
 
     def find_letters(self, ids: Iterable[int], then: Callable[[list[DeadLetter]], None]) -> None:
-        """`then` gets the letters with these ids that there are, in this order; before `start` at once."""
+        """Call `then` with the existing dead letters of these ids, in this order; before `start` at once."""
         letters, wanted = self._database.letters, list(ids)
         self._letters(lambda: letters.find(wanted), then)
 
@@ -409,22 +424,24 @@ class Store:
 
     @property
     def letters_count(self) -> int:
-        """Dead letters that are kept."""
+        """Number of stored dead letters."""
         return len(self._database.letters)
 
     def has_room_for_letters(self, messages: list[Message]) -> bool:
-        """Return True if no dead letter has to go for these, and no user exceeds its share. Those that are
-        not written yet are counted."""
+        """Return True if no dead letter must be deleted for these messages, and no user exceeds its share.
+
+        Letters that are not written yet are included.
+        """
         return self._database.letters.has_room(messages, self._letters_added, self._letters_octets_added)
 
     @property
     def letters_crowded_out(self) -> int:
-        """Dead letters that newer ones have taken the place of, since the start."""
+        """Number of dead letters that newer ones have replaced since the start."""
         return self._database.letters.shares.pushed_out
 
     @property
     def letters_octets(self) -> int:
-        """Octets of their bodies."""
+        """Size of their bodies, in bytes."""
         return self._database.letters.shares.total
 
     def _before_start(self) -> None:
@@ -436,7 +453,7 @@ class Store:
 
 
 def _sound(key: Key) -> Key:
-    """The key; raises UnicodeEncodeError here, in the caller, for a string that is no text."""
+    """Return the key. Raises UnicodeEncodeError, in the caller, if it is a string that is not valid text."""
     if isinstance(key, str):
         key.encode()
     return key

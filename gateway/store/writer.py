@@ -1,14 +1,14 @@
-"""The thread of the store: it alone uses the database once it runs.
+"""Writer thread of the store; once it runs, only it uses the database.
 
-Wake-ups of the event loop arrive as lists of what they hand in. All that have arrived are one group, and a
-group is one transaction; while it is being committed the next one gathers. What the loop shall hear goes back
-to it once per group.
+Wake-ups of the event loop arrive as lists of calls. All that have arrived form one group, and a group is one
+transaction; the next group gathers while it is committed. The outcomes are sent to the loop once for each
+group.
 
-A commit that fails makes the store unhealthy. The messages of its group are refused and forgotten, and so are
-messages that come while it lasts. All else stays in the group, and a probe tries to commit it, or a small
-write when there is nothing, at once and then every `probe_secs`, until the disk takes it. Healthy again is
-the store only when the loop has heard that it was not, for what is handed in until then may have come behind
-a message that was refused, and must not overtake it.
+A failed commit makes the store unhealthy. The messages of its group are refused and dropped, and so are
+messages that arrive meanwhile. Everything else stays in the group, and a probe tries to commit it (or a small
+write if there is nothing) at once and then every `probe_secs` seconds until the disk works. The store is
+healthy again only when the loop knows that it was not: what is handed in until then may follow a refused
+message, and must not overtake it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from gateway.store.folder import Reserve
 from gateway.store.group import Done, Group
 from gateway.store.heap import said
 
-GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction: so that its acknowledgements do not wait for ever
-TIDY_SECS: Final = 1.0  # of rest, until space is given back and the log is cut short
-TIDY_AGAIN_SECS: Final = 0.05  # when there is more to give back than one turn does
-TIDY_BUSY_SECS: Final = 10.0  # when there is no rest
-PROBE_PAGES: Final = 64  # given back in one go while there is hardly space to write
+GROUP_MESSAGES_MAX: Final = 20_000  # of one transaction, to limit the delay of its acknowledgements
+TIDY_SECS: Final = 1.0  # of idleness, until space is returned to the disk and the log is shortened
+TIDY_AGAIN_SECS: Final = 0.05  # if there is more to return than one turn does
+TIDY_BUSY_SECS: Final = 10.0  # if the store is never idle
+PROBE_PAGES: Final = 64  # pages returned at once while there is hardly space to write
 PROBE_CHANGES_MAX: Final = 1_000  # rows that are settled in one transaction then
 
 Calls = list[tuple[Any, ...]]
-"""What one wake-up hands in: a method of Group and its arguments, each."""
+"""Calls of one wake-up: a method of Group and its arguments, each."""
 CallSoon = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)
 class Figures:
-    """What telemetry reads. Octets are those of the encoded messages, seconds those of the last commit."""
+    """Figures of the store for metrics. `octets` are encoded bytes, `commit_secs` is of the last commit."""
 
     commits: int = 0
     messages: int = 0
     octets: int = 0
-    pending: int = 0  # messages handed in, whose sources wait to hear
-    pending_octets: int = 0  # what they weigh
+    pending: int = 0  # messages handed in, whose sources wait for the outcome
+    pending_octets: int = 0  # their weight in bytes
     file_octets: int = 0
     commit_secs: float = 0.0
     failures: int = 0
@@ -58,7 +58,7 @@ class Figures:
 
 
 class Writer:
-    """What the thread does. `run` ends when `calls` brings None."""
+    """Work of the writer thread. `run` ends when `calls` yields None."""
 
     def __init__(
         self,
@@ -71,16 +71,18 @@ class Writer:
         on_told: Callable[[], None],
         failure: str = "",
     ) -> None:
-        """`on_told` is called in the loop when less waits for the disk. `failure`: why the disk is known not
-        to take anything before it was tried.
+        """Prepare the thread.
+
+        `on_told` is called in the loop when less waits for the disk. `failure` is a known error of the disk,
+        for which nothing is tried at first.
         """
         self.calls: queue.SimpleQueue[Calls | None] = queue.SimpleQueue()
         self.call_soon: CallSoon = _call
         self.failure = failure
         figures.healthy = not failure
         figures.file_octets = database.size()
-        self.broken = False  # by a bug: nobody reads `calls` any more
-        self._heard = True  # by the loop, that there is a failure
+        self.broken = False  # by a bug: `calls` is no longer read
+        self._heard = True  # the loop knows of the failure, if there is one
         self.group = Group(database.index, database.letters)
         self._database = database
         self._reserve = reserve
@@ -90,12 +92,15 @@ class Writer:
         self._on_told = on_told
         self._probe_at = 0.0
         self._tidy_at = monotonic() + TIDY_BUSY_SECS
-        self._rest: float | None = TIDY_SECS  # until it is time to tidy; None: all is tidy
+        self._rest: float | None = TIDY_SECS  # seconds until it is time to tidy; None if everything is tidy
         self._ending = False
         database.checkpoints(0 if failure else reserve.pages)
 
     def run(self) -> None:
-        """Commit what comes until the end. An exception here is a bug, and leaves the store refusing."""
+        """Commit what arrives until the end.
+
+        An exception is a bug, and leaves the store refusing everything.
+        """
         try:
             while not self._ending:
                 self._turn()
@@ -107,7 +112,10 @@ class Writer:
             raise
 
     def end(self) -> None:
-        """After `run`: what is still kept, the mark of a clean end, a checkpoint, if the disk takes them."""
+        """Commit what is left, mark a clean shutdown and close the database, after `run`.
+
+        If the disk fails, only closes it.
+        """
         if not self.broken:
             try:
                 self._database.commit(self.group)
@@ -118,7 +126,7 @@ class Writer:
         self._database.close()
 
     def refuse_calls(self) -> None:
-        """The thread has ended early: whoever waits is told so."""
+        """Refuse all waiting calls, because the thread has ended early."""
         while True:
             try:
                 calls = self.calls.get_nowait()
@@ -135,13 +143,13 @@ class Writer:
                     self.call_soon(self._on_told)
 
     def heard(self) -> None:
-        """The loop knows of the failure; what it handed in before that has been refused."""
+        """Note that the loop knows of the failure, and that what it handed in before has been refused."""
         self._heard = True
         self._probe_at = monotonic()
 
     @property
     def refusal(self) -> Outcome:
-        """What a source hears while the store cannot write."""
+        """Outcome for sources while the store cannot write."""
         return refusal_of(self.failure)
 
     def _turn(self) -> None:
@@ -168,7 +176,7 @@ class Writer:
             self._commit()
 
     def _next(self) -> Calls | None:
-        """What comes next; None when it is time for something else, or to end."""
+        """Return the next calls, or None if something else is due or at the end."""
         patience = max(self._probe_at - monotonic(), 0.0) if self.failure else self._rest
         try:
             calls = self.calls.get(timeout=patience)
@@ -184,12 +192,12 @@ class Writer:
         try:
             for method, *arguments in rest:
                 method(group, *arguments)
-        except BaseException:  # a bug: those behind it are told so
+        except BaseException:  # a bug: the calls behind it get a refusal
             self.calls.put(list(rest))
             raise
 
     def _gather(self, calls: Calls | None) -> None:
-        """These, and whatever else has come, into the group."""
+        """Add these calls, and all others that have arrived, to the group."""
         while calls is not None:
             self._take(calls)
             if self.group.appended >= GROUP_MESSAGES_MAX:
@@ -203,7 +211,7 @@ class Writer:
     # Writing.
 
     def _commit(self) -> None:
-        """Write the group and tell whoever waits for it."""
+        """Write the group and report the outcome."""
         try:
             self._write()
         except DISK_ERRORS as error:
@@ -211,9 +219,9 @@ class Writer:
             self._refuse()
 
     def _write(self, changes_max: int | None = None) -> None:
-        """One transaction, of not more than so many settled rows; the others stay in the group.
+        """Write the group in one transaction, with at most `changes_max` settled rows; the others stay.
 
-        Raises one of DISK_ERRORS; then the group is as it was.
+        Raises one of DISK_ERRORS; then the group is unchanged.
         """
         started = perf_counter()
         group = self.group
@@ -244,7 +252,7 @@ class Writer:
         self.group.changes = deferred
 
     def _refuse(self) -> None:
-        """Nothing can be written: forget the messages, unless there is nothing left to write."""
+        """Drop the messages of the group and report a refusal, or success if there was nothing to write."""
         group = self.group
         nothing = not group.changed and next(group.runs(), None) is None
         group.forget()
@@ -256,7 +264,7 @@ class Writer:
             self.call_soon(partial(self._tell_all, told, outcome, messages, octets))
 
     def _tell_all(self, told: list[Done], outcome: Outcome, messages: int, octets: int) -> None:
-        """In the event loop."""
+        """Call the waiting callbacks with the outcome, in the event loop."""
         figures = self._figures
         figures.pending -= messages
         figures.pending_octets -= octets
@@ -265,7 +273,7 @@ class Writer:
         for done in told:
             try:
                 done(outcome)
-            except Exception as error:  # it concerns whoever waited, and nobody behind
+            except Exception as error:  # a failure of one callback must not affect the others
                 contained("store", error)
         self._on_told()
 
@@ -277,15 +285,16 @@ class Writer:
         self._figures.healthy = False
         self._probe_at = monotonic()
         self._reserve.give_up()
-        self._database.checkpoints(0)  # `tidy` makes them, when there is room
+        self._database.checkpoints(0)  # `tidy` makes checkpoints while there is space
         if not told:
             self._heard = False
             self.call_soon(partial(self._on_health, False))
 
     def _probe(self) -> None:
-        """Try to write what is kept, in small portions, each of which may make room for the next.
+        """Try to write what is left, in small portions, each of which may free space for the next.
 
-        Healthy again only when the log is empty and the reserve can be had, too, and the loop has heard.
+        The store is healthy again only if the log is empty, the reserve is allocated, and the loop knows of
+        the failure.
         """
         try:
             self._write(PROBE_CHANGES_MAX)
@@ -320,10 +329,10 @@ class Writer:
 
 
 def refusal_of(failure: str) -> Outcome:
-    """What a source hears of a failure of the disk."""
+    """Return the outcome for sources after a failure of the disk."""
     return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {failure}")
 
 
 def _call(function: Callable[[], None]) -> None:
-    """Before there is a loop to run it."""
+    """Call the function at once, before there is an event loop to run it."""
     function()

@@ -1,14 +1,14 @@
-"""Where blocks go: the segment in use, the next one, and the end of the oldest ones.
+"""End of a journal's shard: the segment in use, the next one, and the deletion of the oldest.
 
-One process writes one shard of one folder. A block is written at a remembered offset, so that one that failed
-half-way is written over when it is tried again. What the process before left incomplete at the end is cut
-off when the shard is opened, and numbering goes on behind the last block that is whole; for this the newest
-segment is kept however old it is.
+One process writes one shard of one folder. A block is written at a known offset, so that a block that failed
+halfway is overwritten by the next attempt. An incomplete end that an earlier process left is cut off when the
+shard is opened, and numbering continues behind the last complete block; the newest segment is therefore kept,
+however old.
 
-A segment is complete when it is large or old enough, or has too many small blocks. Then an index is put
-behind its last block; one with many small blocks is written anew with few large ones, and the small segments
-of a time that is over are put together as one. This is done beside the file that is read, which is then
-replaced: whoever reads has the old one or the new one, and a crash leaves one of them.
+A segment is complete when it is large or old enough, or has too many small blocks. Then an index is written
+behind its last block. A segment with many small blocks is rewritten with few large ones, and the small
+segments of a past period are merged into one. Rewriting happens in another file, which then replaces the
+first: a reader sees the old file or the new one, and a crash leaves one of them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 
-RETENTION_SECS: Final = 60.0  # between two looks at what may go
-PIECES_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
-MERGED_FROM: Final = 16  # small blocks; fewer are left as they are
-SMALL_MAX: Final = 256  # small blocks in the segment in use: as much as anybody has to read one by one
-CACHED_OCTETS: Final = 4 * 1_048_576  # of a segment's end stay in memory, for who reads what is new
-MERGED_PART: Final = 4  # of a segment's size: what is larger is not put together with others
-PERIOD_SECS: Final = 3_600.0  # whose segments become one, when their age has no limit
+RETENTION_SECS: Final = 60.0  # between two checks of the retention limits
+PIECES_MAX: Final = 1_000  # of one system call (IOV_MAX is 1 024)
+MERGED_FROM: Final = 16  # small blocks; a segment with fewer is not rewritten
+SMALL_MAX: Final = 256  # small blocks in the segment in use, which readers read one by one
+# Bytes at a segment's end that stay in the page cache, for readers of new rows.
+CACHED_OCTETS: Final = 4 * 1_048_576
+MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
+PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
 Pwritev = Callable[[int, Sequence[Octets], int], int]
 
 
 class Appender:
-    """The end of one shard. All methods but the constructor belong to the writer's thread.
+    """Appending to one shard. All methods but the constructor belong to the writer's thread.
 
-    Limits of 0 do not limit. `next`: the sequence number of the next row; `cut`: octets that were cut off.
-    Raises JournalError when another process writes the shard, or the folder cannot be written.
+    Limits of 0 do not limit. `next` is the sequence number of the next row, `cut` the number of bytes that
+    were cut off. The constructor raises JournalError if another process writes the shard, or the folder
+    cannot be written.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Appender:
         self._period = segment_secs or PERIOD_SECS
         self._summary = Summary(0, 0)  # of the segment in use
         self._merging_failed: set[Path] = set()
-        self._to_merge = True  # whether there may be segments to put together
+        self._to_merge = True  # True if there may be segments to merge
         self._periods_known: dict[tuple[Path, int], int] = {}
         self._utc = utc
         self._pwritev = pwritev
@@ -83,11 +85,11 @@ class Appender:
         self.segments = 0
         self._file: int | None = None
         self._octets = 0
-        self._let_go_to = 0  # octets that need not stay in memory
+        self._let_go_to = 0  # offset up to which the file need not stay in the page cache
         self._opened = utc()
         self._unsynced = False
         self._synced = utc()
-        self._looked: WallTime | None = None  # at what may go
+        self._looked: WallTime | None = None  # time of the last check of the retention limits
         self._lock = -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,9 +103,9 @@ class Appender:
             raise
 
     def append(self, blocks: Sequence[Laid]) -> int:
-        """Write some of `blocks`, which follow each other; returns how many, at least one.
+        """Write some of the consecutive `blocks`. Return how many, at least one.
 
-        Raises OSError; the journal is then as it was before.
+        Raises OSError; then the journal is unchanged.
         """
         first = blocks[0]
         if self._file is not None and self._is_full(first.header.octets):
@@ -124,7 +126,7 @@ class Appender:
         try:
             self._write(self._file, pieces, octets)
         except OSError:
-            with suppress(OSError):  # what is left of it would be written over, or cut at the next start
+            with suppress(OSError):  # otherwise the rest is overwritten, or cut off at the next start
                 os.ftruncate(self._file, self._octets)
             raise
         for header, _, statistics in blocks[:count]:
@@ -135,7 +137,7 @@ class Appender:
         return count
 
     def tick(self) -> None:
-        """What is due by the clock: sync, the next segment, retention. Raises OSError."""
+        """Do what is due by the clock: sync, the next segment, retention, merging. Raises OSError."""
         now = self._utc()
         if self._file is not None and self._is_full(0):
             self._finish()
@@ -147,7 +149,7 @@ class Appender:
             self._put_together(now)
 
     def close(self) -> None:
-        """Sync what was written, and let others write the shard. Raises OSError."""
+        """Sync what was written, and release the shard. Raises OSError."""
         try:
             if self._file is not None:
                 self._leave()
@@ -180,7 +182,7 @@ class Appender:
         return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
 
     def _recover(self) -> None:
-        """Find the end of the newest segment, cut what is behind it, and go on there if there is room."""
+        """Continue at the end of the newest segment, unless it is complete, and cut off what is behind it."""
         remove_leftovers(self.folder, self.shard)
         own = self._without_repeats(self._own())
         self.segments = len(own)
@@ -212,7 +214,7 @@ class Appender:
             self._unsynced = True
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
-        """What is left where a merge had put rows into one file and was killed before it deleted others."""
+        """Delete segments whose rows a merge had copied before it was killed, and return the others."""
         left: list[Segment] = []
         reached = 0
         for segment in own:
@@ -235,12 +237,15 @@ class Appender:
         if self._sync_secs:
             folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fsync(folder)  # the name of the file, too, has to survive
+                os.fsync(folder)  # the name of the file has to survive, too
             finally:
                 os.close(folder)
 
     def _is_full(self, octets: int) -> bool:
-        """Whether `octets` more belong to the next segment; one without a row is never full."""
+        """Return True if `octets` more bytes belong to the next segment.
+
+        A segment without rows is never full.
+        """
         if self._summary.next == self._summary.first:
             return False
         if self._summary.small >= SMALL_MAX:
@@ -268,16 +273,19 @@ class Appender:
         self._let_go(self._file)
 
     def _let_go(self, file: int) -> None:
-        """What is on the disk need not stay in the system's memory too, where it takes the place of what is
-        read more often, and where a page that is new may cost more than all that is written into it."""
+        """Drop written pages from the page cache, except the latest.
+
+        There they would displace pages that are read more often, and a new page may cost more than everything
+        that is written into it.
+        """
         begin, end = self._let_go_to, (self._octets // CACHED_OCTETS - 1) * CACHED_OCTETS
-        if end > begin and hasattr(os, "posix_fadvise"):  # not everywhere
-            with suppress(OSError):  # no harm is done
+        if end > begin and hasattr(os, "posix_fadvise"):  # not on every system
+            with suppress(OSError):  # only a hint
                 os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
             self._let_go_to = end
 
     def _finish(self) -> None:
-        """The segment in use is complete: its end says what is in it, or it is written anew."""
+        """Complete the segment in use: append an index, or rewrite it if it has many small blocks."""
         summary = self._summary
         assert self._file is not None
         if summary.small < MERGED_FROM:
@@ -298,11 +306,11 @@ class Appender:
             self._sync()
         self._file = None
         now = self._utc()
-        os.utime(file, (now, now))  # its age goes by this clock, not by a wall clock that may be set
+        os.utime(file, (now, now))  # retention uses this clock, not a wall clock that may be set
         os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:
-        """Write complete segments anew as one; when that cannot be they stay as they are."""
+        """Merge complete segments into one. Return False, and leave them unchanged, if that fails."""
         try:
             merge_segments(segments, level=self._level)
         except (OSError, DamageError):
@@ -312,21 +320,21 @@ class Appender:
         return True
 
     def _put_together(self, now: WallTime) -> None:
-        """Merge the segments of one time that is over, if they are several and not too large for one."""
+        """Merge the segments of one past period, if there are several and they are not too large."""
         own = [one for one in self._own() if self._file is None or one.first != self._summary.first]
         for some in self._periods(own, now):
             if self._merge(some):
-                return  # others come with the next tick
+                return  # the next tick merges others
         self._to_merge = False
 
     def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
-        """Segments that follow each other and should be one: of the same period, which is over."""
+        """Yield lists of consecutive segments to merge: of the same period, which is over."""
         waiting: list[Segment] = []
         period, octets = -1, 0
         for segment in own:
             of = self._period_of(segment)
             most = (self._segment_bytes or sys.maxsize) // MERGED_PART
-            if segment.octets > most:  # the few of a busy hour are left as they are
+            if segment.octets > most:  # the few large segments of a busy hour are not merged
                 of = -1
             fits = of == period and octets + segment.octets <= most * MERGED_PART
             if not fits:
@@ -341,7 +349,7 @@ class Appender:
             yield waiting
 
     def _period_of(self, segment: Segment) -> int:
-        """The number of the period that its rows were settled in; -1: it is to be left alone."""
+        """Return the number of the period in which a segment's rows were settled; -1 to leave it alone."""
         known = self._periods_known.get((segment.path, segment.inode))
         if known is None:
             summary = None
@@ -354,7 +362,7 @@ class Appender:
         return known
 
     def _retire(self) -> None:
-        """Delete the oldest segments beyond the limits, never the newest."""
+        """Delete the oldest segments beyond the retention limits, never the newest."""
         self._looked = now = self._utc()
         own = self._own()
         octets = sum(segment.octets for segment in own)
@@ -371,7 +379,7 @@ class Appender:
 
 
 def _age(segment: Segment, now: WallTime) -> float:
-    """Seconds since the last row was written."""
+    """Return the seconds since the last row was written."""
     try:
         return now - WallTime(segment.path.stat().st_mtime)
     except FileNotFoundError:

@@ -1,5 +1,7 @@
-"""What a batch is made of, if it is bursts: messages that a connection sent together, and that differ in
-nothing but their bodies."""
+"""Bursts of a batch: messages that a connection sent together and that differ only in their bodies.
+
+The publisher of a batch collects them, and the journal encodes a burst without examining each message.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from gateway.model.message import Message
 
 
 class Bursts:
-    """The bursts of a batch, for a journal, which then need not look at each message: when the next ones have
-    taken its place in the caches, that costs as much as all that is written of it.
+    """Bursts of a batch for the journal, which then need not examine each message.
 
-    `firsts`, as they came in, `targets` (where a burst is delivered) and `lengths` are parallel; `bodies` is
-    by slot, as far as the batch was published in bursts.
+    When other messages have displaced them from the processor's caches, examining them costs as much as
+    writing them. `firsts` (the first message of each burst, as received), `targets` (where it is delivered)
+    and `lengths` are parallel; `bodies` is by slot, for the published part of the batch.
     """
 
     __slots__ = ("bodies", "firsts", "lengths", "targets")
@@ -24,7 +26,7 @@ class Bursts:
         self.bodies: list[bytes] = []
 
     def add(self, messages: list[Message], target: Address) -> None:
-        """A burst whose messages only change their address to `target`, or not even that."""
+        """Add a burst whose messages change at most their address, to `target`."""
         self.firsts.append(messages[0])
         self.targets.append(target)
         self.lengths.append(len(messages))

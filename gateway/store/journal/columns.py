@@ -1,7 +1,7 @@
-"""Which columns the journal has, and by which buffers of a block.
+"""Columns of the journal, and the buffers of a block that each uses.
 
-Several columns share buffers: those of a sender have one run of indices; an address and a set of properties
-are octets, of which each column says something else.
+Several columns share buffers: those of a sender have the same indices; those of an address or of a property
+set are different texts of the same bytes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from gateway.store.journal.format import ABSENT, TEXT_OF, Column, Kind
 
 
 class Names:
-    """The numbers of the buffers, in the order in which `Encoder.encode` lists them."""
+    """Numbers of the buffers, in the order in which `Encoder.encode` lists them."""
 
     def __init__(self, *names: str) -> None:
         self._numbers = {name: number for number, name in enumerate(names)}
 
     def coded(self, name: str, indices: str, entries: str) -> Column:
-        """A column whose rows are `indices` into the dictionary `entries`."""
+        """Return a column whose rows are `indices` into the dictionary `entries`."""
         numbers = self._numbers
         valid = numbers.get(f"{entries} valid", ABSENT)
         buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} octets"])
         return Column(name, Kind.CODED, buffers)
 
     def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
-        """A column whose rows are `indices` into octets; `text` is what it says of them."""
+        """Return a column whose rows are `indices` into encoded entries; it shows their part `text`."""
         numbers = self._numbers
         buffers = (numbers[indices], *[numbers[f"{entries} {part}"] for part in WIRE])
         return Column(name, Kind.CODED, (*buffers, TEXT_OF[text]))
 
     def plain(self, name: str, kind: Kind) -> Column:
-        """A column with buffers of its own."""
+        """Return a column with buffers of its own."""
         numbers = self._numbers
         valid = numbers.get(f"{name} valid", ABSENT)
         if kind is Kind.BINARY:
@@ -52,16 +52,24 @@ WAS_STORED: Final = "stored"
 WAS_DELIVERED: Final = "delivered"
 WAS_BURIED: Final = "dead letter"
 WAS_DROPPED: Final = "dropped"
-"""What `reason_text` says of an outbox: it has accepted the message; it has left it, in one of three ways.
-Behind the last two stands ": " and why."""
+"""Values of `reason_text` for an outbox.
+
+The outbox accepted the message, or the message left it in one of three ways.
+
+The last two are followed by ": " and the reason.
+"""
 LEFT_OUTBOX: Final = f"^({WAS_DELIVERED}$|({WAS_BURIED}|{WAS_DROPPED})(: |$))"
-"""A regular expression for what has left; the message has another row, of when it was accepted."""
+"""Regular expression for messages that left an outbox. They have another row, of when they were accepted."""
 WAS_UNROUTED: Final = "unrouted"
-"""Text of what was rejected before it had a target: refused by a limit or a rule, or returned to its sender.
-Behind it stands ": " and why."""
+"""Value of `reason_text` for a message that was rejected before it had a target.
+
+A limit or a rule refused it, or it was returned to its sender. The text is followed by ": " and the reason.
+"""
 NO_TRAFFIC: Final = f"{LEFT_OUTBOX}|^{WAS_UNROUTED}(: |$)"
-"""A regular expression for rows that are no message of their own to whoever goes through the traffic again:
-it has another row, or it never came in."""
+"""Regular expression for rows that a replay of the traffic skips.
+
+Their messages have another row, or were never accepted.
+"""
 
 RECIPIENT: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")

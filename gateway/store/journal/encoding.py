@@ -1,11 +1,11 @@
-"""What has gathered -> the buffers of one block.
+"""Encoding of gathered rows as the buffers of one block.
 
-What repeats is written once in a dictionary and by number in the rows: senders, addresses and property sets
-by row, routes and outcomes by part. Those of the rows live on from block to block, so that traffic which
-repeats itself finds its numbers (and the dictionary's octets) ready. A message costs a few list
-comprehensions and look-ups; there is no function call and no tuple per row.
+Repeated values are written once in a dictionary, and as numbers in the rows: senders, addresses and property
+sets by row, routes and outcomes by part. The dictionaries of rows persist from block to block, so that
+repeated traffic finds its numbers (and the dictionary's bytes) ready. A message costs a few list
+comprehensions and look-ups, without a function call or a tuple for each row.
 
-A message that crossed was two: the one that came in, which a backtest needs, and the one that went out.
+A message that crossed has two versions: the received one, which a backtest needs, and the delivered one.
 Content and guarantees are recorded of the first, `delivered_*` and `target_*` of the second.
 """
 
@@ -52,37 +52,39 @@ from gateway.store.journal.wires import (
     set_entries,
 )
 
-LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
-ROWS_USUAL: Final = 4_096  # of a part; the places of more are written each time
+LATEST: Final = 9e12  # POSIX seconds that fit 64 bits as microseconds; a peer may claim more
+ROWS_USUAL: Final = 4_096  # of a part; the places of more rows are encoded each time
 _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
 _TIME: Final = struct.Struct("<q").pack
 
 
 _LaneKey = tuple[RowLabels, str]
-"""And the protocol that its messages came in."""
+"""Labels, and the protocol in which the messages were received."""
 ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
-    """Makes blocks; keeps what they have in common."""
+    """Encoder of blocks, with the dictionaries that blocks share."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self._senders = Entries(len(SENDER))
-        self._sender_numbers: dict[int, bytes] = {}  # by identity, which is cheaper than the hash of a tuple
-        self._kept: list[Sender] = []  # those senders, so that an identity keeps its meaning
+        self._sender_numbers: dict[int, bytes] = {}  # by identity, which is faster than the hash of a tuple
+        self._kept: list[Sender] = []  # those senders, so that no identity is reused
         self._sources = _Addresses()
         self._targets = _Addresses()
         self._sets = Wires()
         self._set_numbers: dict[PropertySet, bytes] = {}
 
     def afresh(self) -> Encoder:
-        """One that remembers nothing."""
+        """Return an encoder with empty dictionaries."""
         return Encoder(self._shard)
 
     def encode(self, base: int, gathering: Gathering) -> Draft:
-        """The block of what has gathered, whose first row is number `base`. The bodies stay where they
-        are: their memory may be used again when the block is written."""
+        """Return the block of the gathered rows, of which the first has number `base`.
+
+        Bodies are not copied: their memory may be reused only after the block is written.
+        """
         parts, rows = gathering.parts, gathering.rows
         heads = [part.heads for part in parts]
         by_part = _by_part(parts)
@@ -138,7 +140,7 @@ class Encoder:
 
     @property
     def apart(self) -> Apart:
-        """What had better be gathered for the next block with an entry for each row."""
+        """Columns whose next values should be gathered with an entry for each row."""
         return Apart(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
@@ -162,14 +164,14 @@ class Encoder:
 
 
 class _Encoded(NamedTuple):
-    """The buffers of columns that share a dictionary of octets."""
+    """Buffers of columns that share a dictionary of encoded entries."""
 
     indices: Buffer
     entries: list[Buffer]
 
 
 class _Addresses:
-    """Where the rows of blocks came from, or where they went."""
+    """Dictionary of the source addresses, or of the target addresses, of blocks."""
 
     def __init__(self) -> None:
         self._known = Wires()
@@ -179,17 +181,20 @@ class _Addresses:
 
     @property
     def differ(self) -> bool:
-        """Whether the next ones are not to be looked for."""
+        """True if the next addresses are not looked up."""
         return self._known.differ
 
     def passed(self, rows: int) -> None:
-        """So many rows have not been looked for, nor are they wanted."""
+        """Count rows that were not looked up."""
         self._known.passed(rows)
 
     def encoded(
         self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
     ) -> _Encoded:
-        """Those of a block: `own`, or those of `runs`. The addresses of a part are of one protocol."""
+        """Return the buffers of a block's addresses, from `own` entries or from `runs`.
+
+        All addresses of a part are of one protocol.
+        """
         known, parts, rows = self._known, gathering.parts, gathering.rows
         if own is not None:
             known.passed(rows)
@@ -199,7 +204,7 @@ class _Addresses:
             self._nowhere = b""
         self._fresh = 0
         found: list[Runs[bytes]] = []
-        # One look-up table for each protocol, for wires of two may be equal.
+        # One look-up table for each protocol, because two protocols may have equal wires.
         at = 0
         for protocol, same in groupby(runs, _protocol_of):
             some = list(same)
@@ -241,7 +246,7 @@ def _indices(numbers: Runs[bytes]) -> Buffer:
 
 
 def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
-    """Sizes, validity, offsets, octets."""
+    """Return the buffers of the bodies: sizes, validity, offsets, bytes."""
     parts, rows = gathering.parts, gathering.rows
     runs = chained([part.sizes for part in parts])
     even = runs.lengths is not None and runs.objects.count(runs.objects[0]) == len(runs.objects)
@@ -259,14 +264,14 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
 
 
 class _ByPart(NamedTuple):
-    """Buffers of the rows and of the dictionaries."""
+    """Buffers of columns that are constant in a part: of the rows and of the dictionaries."""
 
     rows: list[Buffer]
     entries: list[bytes]
 
 
 def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
-    """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
+    """Return the columns that are constant in each part. Their dictionaries belong to the block alone."""
     recipients: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
     received, settled, recipient, result, counts = [], [], [], [], []
@@ -312,19 +317,19 @@ def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
 
 
 def _protocol_of(runs: Runs[Address]) -> str:
-    """ "" when there are none."""
+    """Return the protocol of the addresses, or "" if there are none."""
     return runs.objects[0].protocol if runs.objects else ""
 
 
 def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
-    """Assurance, durable and retain."""
+    """Return the columns of assurance, durable and retain."""
     lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
     columns = zip(*[part.columns for part in parts], strict=True)
     return [repeated(b"".join(column), 1, lengths) for column in columns]
 
 
 def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
-    """The same as they went out; the sources' own buffers when nothing changed them."""
+    """Return the columns of assurance, durable and retain as delivered; `flags` itself if nothing changed."""
     if all(part.went is None for part in parts):
         return flags
     return _flags([part.heads.guarantees if part.went is None else part.went for part in parts])
@@ -341,7 +346,7 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
 
 
 def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
-    """Validity and values; nothing when no row expires."""
+    """Return validity and values of the expiry times; empty buffers if no row expires."""
     if all(head.expires is None for head in heads):
         return b"", b""
     expires = list(

@@ -1,7 +1,7 @@
-"""A dictionary of a block, and the buffers that its texts make.
+"""Dictionary of a block, and the buffers of its texts.
 
-It lives on from block to block, so that traffic which repeats itself finds its numbers (and the dictionary's
-octets) ready.
+A dictionary persists from block to block, so that repeated traffic finds its numbers (and the dictionary's
+bytes) ready. It is cleared when most of it is unused or when it becomes too large.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
+# Of a dictionary, which must be limited because peers choose addresses and properties.
+ENTRIES_MAX: Final = 65_536
 ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
-EVEN_OCTETS_MAX: Final = 4_096  # of a value, for offsets that are remembered
+EVEN_OCTETS_MAX: Final = 4_096  # bytes of a value for which offsets are cached
 NUMBER: Final = struct.Struct("<I").pack
 
 
 def octets_of(text: str) -> bytes:
-    """Valid UTF-8 of any text; a lone surrogate, which has none, becomes its escape."""
+    """Encode any text as valid UTF-8; a lone surrogate becomes its escape sequence."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -27,7 +28,7 @@ def octets_of(text: str) -> bytes:
 
 
 def bitmap(present: Sequence[int]) -> bytes:
-    """A validity buffer: a bit for each element (0 or 1), least significant first."""
+    """Return a validity buffer: a bit for each element (0 or 1), least significant first."""
     digits = bytes(present).translate(_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
@@ -36,7 +37,7 @@ _DIGITS: Final = b"01" + bytes(254)
 
 
 class Entries:
-    """A dictionary of the block: for each entry its texts, one for each column that uses it."""
+    """Dictionary of a block: for each entry its texts, one for each column that uses it."""
 
     __slots__ = ("_buffers", "_octets", "_stale", "_texts", "_were")
 
@@ -51,7 +52,7 @@ class Entries:
         return len(self._texts[0])
 
     def add_all(self, entries: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """New entries; returns their numbers."""
+        """Add entries and return their encoded numbers."""
         first = len(self._texts[0])
         for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
             column += texts
@@ -62,7 +63,10 @@ class Entries:
         return [numbers[at : at + 4] for at in range(0, 4 * count, 4)]
 
     def begin(self, rows: int) -> bool:
-        """A block of `rows` begins. True: start afresh, for most of what is here is not in use."""
+        """Begin a block of `rows`.
+
+        Return True if the dictionary was cleared, because it was mostly unused.
+        """
         count = len(self)
         afresh = (
             self._stale or count > 2 * rows + 64 or count > ENTRIES_MAX or self._octets > ENTRIES_OCTETS_MAX
@@ -76,8 +80,8 @@ class Entries:
         return afresh
 
     def end(self, rows: int) -> list[bytes]:
-        """The buffers, when all rows of the block have their numbers."""
-        # Entries that were mostly new beside old ones: traffic that does not repeat itself.
+        """Return the buffers once all rows of the block have their numbers."""
+        # Most entries are new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:
             self._buffers = []
@@ -87,7 +91,7 @@ class Entries:
 
 
 def offsets(sizes: list[int]) -> bytes:
-    """The offsets of values of these sizes: int32, one more than there are values."""
+    """Return the offsets of values with these sizes: int32, one more than there are values."""
     count = len(sizes)
     if sizes.count(sizes[0]) == count:
         return even_offsets(sizes[0], count)
@@ -95,7 +99,7 @@ def offsets(sizes: list[int]) -> bytes:
 
 
 def even_offsets(size: int, count: int) -> bytes:
-    """The offsets of `count` values of one size; devices send bodies of a few sizes for ever."""
+    """Return the offsets of `count` values of one size; devices keep sending bodies of a few sizes."""
     if size > EVEN_OCTETS_MAX:
         return struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
     return _even_offsets(size, 1 << count.bit_length())[: 4 * count + 4]

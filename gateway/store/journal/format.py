@@ -1,44 +1,46 @@
-"""How the octets of a journal lie, for whoever writes or reads them.
+"""Byte format of the journal, for its writer and its readers.
 
-A journal is a folder of *segments*, `<shard>-<sequence of the first row, 20 digits>.gwj`; a segment is blocks
-one behind the other; a block is what one flush wrote, complete in itself. All numbers are little-endian; a
-block's length and everything in it starts at a multiple of 8 octets from the start of the block.
+A journal is a folder of *segments*, `<shard>-<sequence of the first row, 20 digits>.gwj`. A segment is a
+sequence of blocks. A block is what one flush wrote, complete in itself. All numbers are little-endian; the
+size of a block and the position of everything in it are multiples of 8 bytes from the start of the block.
 
-    header      72 octets, HEADER below; its last four are the CRC-32 of the 68 before
-    low water   8 octets: a time, see below
-    directory   where the buffers lie, then which columns there are
-    buffers     in any order, zero octets between them
+    header      72 bytes, HEADER below; its last four are the CRC-32 of the 68 before
+    low water   8 bytes: a time, see below
+    directory   positions of the buffers, then the columns
+    buffers     in any order, with zero bytes between them
 
-The content CRC covers everything behind the header. The directory is, for each buffer, three uint32: its
-offset in the block, the octets stored there, and its octets; where these differ it is compressed (zlib, RFC
-1950), or written as runs. Of those the octets stored have their highest bit set, and are: two uint32, the
-number of runs and the octets of a value; for each run a uint32, its length in values; zeros up to a multiple
-of 8; the value of each run. Two buffers may lie at the same place. An empty buffer has three zeros. Then for
-each column: its kind (one octet), the length of its name (one octet), one octet for each buffer of its kind
-with that buffer's number in the table (255: the column has no such buffer), for kind 9 one octet more, and
-its name in ASCII; then zeros up to a multiple of 8. A reader passes over columns whose names it does not
-know, and must refuse kinds that it does not know.
+The content CRC covers everything behind the header. The directory has three uint32 for each buffer: its
+offset in the block, its stored size and its size, in bytes. If the sizes differ, the buffer is compressed
+(zlib, RFC 1950) or written as runs. For runs the highest bit of the stored size is set, and the stored bytes
+are: two uint32, the number of runs and the size of a value; for each run a uint32, its length in values;
+zeros up to a multiple of 8; the value of each run. Two buffers may have the same position. An empty buffer
+has three zeros. Then follows for each column: its kind (one byte), the length of its name (one byte), one
+byte for each buffer of its kind with that buffer's number in the table (255: the column has no such buffer),
+for kind 9 one further byte, and its name in ASCII; then zeros up to a multiple of 8. A reader ignores columns
+with unknown names, and must refuse unknown kinds.
 
-| kind      | buffers                            | a row                                              |
-|-----------|------------------------------------|----------------------------------------------------|
-| 1 int64   | validity, values                   | eight octets, signed                               |
-| 2 uint32  | validity, values                   | four octets                                        |
-| 3 uint8   | validity, values                   | one octet                                          |
-| 4 time    | validity, values                   | int64: microseconds since 1970-01-01 UTC           |
-| 5 boolean | validity, values                   | one octet, 0 or 1                                  |
-| 6 text    | validity, offsets, octets          | UTF-8 between two int32 offsets (rows + 1 of them) |
-| 7 binary  | validity, offsets, octets          | the same without an encoding                       |
-| 8 coded   | indices, validity, offsets, octets | uint32: the place of its text in a dictionary      |
-| 9 wire    | indices, forms, offsets, octets    | the same, of an entry that a protocol has written  |
+| kind      | buffers                           | a row                                               |
+|-----------|-----------------------------------|-----------------------------------------------------|
+| 1 int64   | validity, values                  | eight bytes, signed                                 |
+| 2 uint32  | validity, values                  | four bytes                                          |
+| 3 uint8   | validity, values                  | one byte                                            |
+| 4 time    | validity, values                  | int64: microseconds since 1970-01-01 UTC            |
+| 5 boolean | validity, values                  | one byte, 0 or 1                                    |
+| 6 text    | validity, offsets, bytes          | UTF-8 between two int32 offsets (rows + 1 of them)  |
+| 7 binary  | validity, offsets, bytes          | bytes between two int32 offsets (rows + 1 of them)  |
+| 8 coded   | indices, validity, offsets, bytes | uint32: the position of its text in a dictionary    |
+| 9 wire    | indices, forms, offsets, bytes    | uint32: the position of its entry, see below        |
 
-The dictionary of a coded column is its last three buffers, as of kind 6; it is the block's own. A text may be
-there twice, or not be used by any row, so what it lacks no row has, but not the other way round.
+The dictionary of a coded column is its last three buffers, as of kind 6; it belongs to the block alone. A
+text may be in it twice, or not be used by any row. A text that is not in it is in no row, but the reverse
+does not hold.
 
-The dictionary of a wire column has octets, of which its texts are made, and a form (one octet) for
-each entry. Without indices the entry of a row is that of its own place. The octet more in the directory says
-which text the column is: 0, 1 and 2 are of an address, as one text, its scope and its name; 3 and 4 are of
-properties, as JSON and their message id. Of form 0 the octets are these texts themselves (three, or two),
-each behind its length, a uint32 (2^32 - 1: null). The others are as a protocol writes it:
+The dictionary of a wire column has entries in the form of a protocol, from which its texts are derived, and a
+form (one byte) for each entry. Without indices each row has the entry at its own position. The further byte
+in the directory says which text the column shows: 0, 1 and 2 are those of an address, as one text, its scope
+and its name; 3 and 4 are those of properties, as JSON and their message id. An entry of form 0 has these
+texts themselves (three, or two), each behind its length, a uint32 (2^32 - 1: null). The other forms are those
+of the protocols:
 
 | form         | an address                                    | properties                                 |
 |--------------|-----------------------------------------------|--------------------------------------------|
@@ -46,27 +48,27 @@ each behind its length, a uint32 (2^32 - 1: null). The others are as a protocol 
 | 2 AMQP 0-9-1 | exchange and routing key, two short strings   | of a content header, from the flags on     |
 | 3 AMQP/Fast  | `queue`, `topic` or `peer`, a colon, the name | of a message's head, behind the body-size  |
 
-Nulls: a validity buffer has a bit for each row (of a dictionary: for each text), least significant first, 1:
-there is a value; without the buffer there are no nulls. A column whose values, offsets or indices are empty
-in a block with rows is null in every row. These are the layouts of Apache Arrow.
+A validity buffer has a bit for each row (in a dictionary: for each text), least significant first. 1 means
+that there is a value, 0 is null; without the buffer there are no nulls. A column whose values, offsets or
+indices are empty in a block with rows is null in every row. These are the layouts of Apache Arrow.
 
-The sequence number of a row is the header's `base` plus its place in the block; no number is used twice. A
+The sequence number of a row is the header's `base` plus its position in the block; no number is used twice. A
 block with flag GAP has no rows: `rows` numbers from `base` on were not written, and a JSON object behind the
-header says why (`reason`: "backlog", "unwritable" or "error"; `text`).
+header gives the reason (`reason`: "backlog", "unwritable" or "error"; `text`).
 
-The low-water mark of a block is a time, int64 as kind 4: of all that was received before it nothing was open
-any more when the block was made, so no later block of the shard has a row with an earlier `received`, unless
-the wall clock was set back. 0: not known. A block with flag MARK has no rows and says nothing else; while
-nothing crosses there is one a minute.
+The low-water mark of a block is a time, int64 as in kind 4, or 0 if unknown. When the block was written,
+every message received before that time was settled. No later block of the shard therefore has a row with an
+earlier `received`, unless the wall clock was set back. A block with flag MARK has no rows, only the mark;
+without traffic there is one each minute.
 
-The last block of a segment that is complete has the flag INDEX, no rows, and what is in the segment: a JSON
-object behind the mark (`gateway/store/journal/summary.py` has its keys), spaces up to a multiple of 8, then
-"GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is the one in use, or its
-writer was killed. Segments that are complete may be written anew with fewer, larger blocks and the same
-rows, under the name of the first of them; the others are deleted then, and for a moment rows may be there
-twice. So a reader goes by sequence numbers, passes over rows that it has seen, and looks for the files again
-when one is gone. An incomplete block at the end of the last segment is torn: a reader stops before it (it may
-be in the middle of being written), the writer cuts it off when it starts.
+The last block of a complete segment has the flag INDEX, no rows, and a summary of the segment: a JSON object
+behind the mark (`gateway/store/journal/summary.py` has its keys), spaces up to a multiple of 8, then
+"GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is in use, or its writer
+was killed. Complete segments may be rewritten with fewer, larger blocks and the same rows, under the name of
+the first of them. The others are deleted afterwards, so for a moment rows may exist twice. A reader therefore
+goes by sequence numbers, skips rows that it has seen, and lists the files again when one is missing. An
+incomplete block at the end of the last segment is torn: a reader stops before it, since it may still be
+written, and the writer cuts it off when it starts.
 """
 
 from __future__ import annotations
@@ -83,34 +85,35 @@ from gateway.errors import GatewayError
 Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
 VERSION: Final = 4
-"""The one format that is read and written: that of release 0.1.0. What came before was never released."""
-GAP: Final = 1  # flag: rows are missing here
-INDEX: Final = 2  # flag: what is in the segment that ends here
+"""The only format that is read and written: that of release 0.1.0. Earlier formats were never released."""
+GAP: Final = 1  # flag: rows are missing
+INDEX: Final = 2  # flag: summary of the segment that ends here
 MARK: Final = 4  # flag: only the low-water mark
 HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
 HEADER_OCTETS: Final = HEADER.size + 4
 LOW_WATER: Final = struct.Struct("<q")
-LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size  # of a block, for its Header; the directory follows
-ABSENT: Final = 255  # in place of a buffer's number
+# Bytes of a block that contain its Header; the directory follows.
+LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size
+ABSENT: Final = 255  # instead of a buffer's number
 ALIGNMENT: Final = 8
-EXPANDED_MAX: Final = 1_040  # octets of each that is compressed: zlib makes 1 032 at most
-BUFFER_OCTETS_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB besides
-RUNS: Final = 1 << 31  # in the octets stored: they are runs
-COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
+EXPANDED_MAX: Final = 1_040  # decompressed bytes for each compressed byte: zlib has 1 032 at most
+BUFFER_OCTETS_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB in addition
+RUNS: Final = 1 << 31  # flag in the stored size: the buffer is written as runs
+COMPRESSED_FROM: Final = 64  # bytes; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
 class JournalError(GatewayError):
-    """A journal that cannot be written or read; the text says where and why."""
+    """Error of a journal that cannot be written or read; the text says where and why."""
 
 
 class DamageError(JournalError):
-    """Octets of a journal are not what was written."""
+    """Error of a journal whose bytes are not those that were written."""
 
 
 class Kind(IntEnum):
-    """The kind of a column."""
+    """Kind of a column."""
 
     INT64 = 1
     UINT32 = 2
@@ -121,7 +124,7 @@ class Kind(IntEnum):
     BINARY = 7
     CODED = 8
     WIRE = 9
-    """Only in a directory: a Column of it is CODED, for so it is read, and has TEXT_OF as a fifth buffer."""
+    """Only in a directory: its Column is CODED, because it is read so, and has TEXT_OF as a fifth buffer."""
 
 
 BUFFERS: Final = {
@@ -136,14 +139,17 @@ BUFFERS: Final = {
     Kind.WIRE: 5,
 }
 TEXT_OF: Final = {"address": 0, "scope": 1, "name": 2, "properties": 3, "message_id": 4}
-"""What a wire column says of an entry. The first ADDRESS_TEXTS are of addresses."""
+"""Part of an entry that a wire column shows. The first ADDRESS_TEXTS are parts of addresses."""
 ADDRESS_TEXTS: Final = 3
 ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
 
 
 class Header(NamedTuple):
-    """What a block's header says. `octets`: of the whole block. Times are in microseconds UTC: `first_us`
-    and `last_us` of the earliest and latest receipt in it, `low_us` the low-water mark (0: not known)."""
+    """Header of a block. `octets` is the size of the whole block in bytes.
+
+    Times are in microseconds UTC: `first_us` and `last_us` of the earliest and latest receipt in the block,
+    `low_us` is the low-water mark (0 if unknown).
+    """
 
     flags: int
     shard: int
@@ -160,18 +166,21 @@ class Header(NamedTuple):
 
     @property
     def gap(self) -> bool:
-        """True: the numbers base to base + rows were not written."""
+        """True if the rows from `base` to `base` + `rows` were not written."""
         return bool(self.flags & GAP)
 
     @property
     def next(self) -> int:
-        """The sequence number behind the block."""
+        """Sequence number behind the block."""
         return self.base + self.rows
 
 
 class Column(NamedTuple):
-    """A column of a block. `buffers`: numbers in the block's table, ABSENT where there is none. A fifth says
-    what a CODED column is of its entries, which are octets of a protocol."""
+    """Column of a block.
+
+    `buffers` are numbers in the block's table, ABSENT for a missing buffer. A fifth number names the part of
+    its encoded entries that a CODED column shows.
+    """
 
     name: str
     kind: Kind
@@ -179,12 +188,12 @@ class Column(NamedTuple):
 
 
 def padding(octets: int) -> bytes:
-    """The zeros behind `octets` octets."""
+    """Return the zero bytes that follow `octets` bytes."""
     return _PADDING[-octets % ALIGNMENT]
 
 
 def encode_header(header: Header) -> bytes:
-    """The 72 octets."""
+    """Encode a header as 72 bytes."""
     raw = HEADER.pack(
         MAGIC,
         VERSION,
@@ -205,9 +214,9 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header | None:
-    """The header in the first LOOK_OCTETS of a block; None when they are no header, or are damaged.
+    """Decode the header in the first LOOK_OCTETS bytes of a block. Return None if it is missing or damaged.
 
-    Raises JournalError when it is of another format.
+    Raises JournalError if the block is of another format.
     """
     if len(raw) < LOOK_OCTETS or not raw.startswith(MAGIC):
         return None
@@ -228,7 +237,7 @@ def decode_header(raw: bytes) -> Header | None:
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
-    """The second part of the directory."""
+    """Encode the columns, the second part of the directory."""
     return b"".join(
         bytes((_kind_written(kind, buffers), len(name), *buffers)) + name.encode("ascii")
         for name, kind, buffers in columns
@@ -240,7 +249,7 @@ def _kind_written(kind: Kind, buffers: tuple[int, ...]) -> Kind:
 
 
 def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
-    """The columns that `encode_columns` wrote. Raises DamageError for what no writer writes."""
+    """Decode what `encode_columns` wrote. Raises DamageError for anything else."""
     columns = []
     at = 0
     for _ in range(count):
@@ -258,8 +267,10 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
 
 
 class BlockStatistics(NamedTuple):
-    """What the rows of a block have in common, for the index of its segment: the first and the last time of
-    settlement, in microseconds UTC, and the routes."""
+    """Statistics of a block for the index of its segment.
+
+    First and last time of settlement, in microseconds UTC, and the routes.
+    """
 
     first_us: int
     last_us: int
@@ -267,8 +278,10 @@ class BlockStatistics(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """A block in pieces, to put one behind the other. Until `seal` they lack the header's octets, and the
-    header the CRC."""
+    """Block in pieces, to be written one after the other.
+
+    Until `seal` the pieces lack the header's bytes, and the header its CRC.
+    """
 
     header: Header
     pieces: list[Octets]
@@ -276,7 +289,7 @@ class Laid(NamedTuple):
 
 
 class Repeated:
-    """A buffer of values of `width` octets, each repeated: how often, is in `lengths`."""
+    """Buffer of values of `width` bytes, each repeated as often as `lengths` says."""
 
     __slots__ = ("lengths", "octets", "values", "width")
 
@@ -290,7 +303,7 @@ class Repeated:
         return self.octets
 
     def encoded(self) -> bytes:
-        """Its runs, or the values one by one when that is shorter."""
+        """Return the buffer as runs, or as single values if that is shorter."""
         count = len(self.lengths)
         head = 4 * count + 8
         head += -head % ALIGNMENT
@@ -301,13 +314,16 @@ class Repeated:
 
 
 def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
-    """The values one by one."""
+    """Return the values, each repeated as often as `lengths` says."""
     places = range(0, len(values), width)
     return b"".join([values[at : at + width] * count for at, count in zip(places, lengths, strict=True)])
 
 
 def decode_runs(stored: memoryview, octets: int) -> bytes:
-    """The octets of a buffer that is written as runs. Raises DamageError when those are not as many."""
+    """Return the `octets` bytes of a buffer that is written as runs.
+
+    Raises DamageError if they do not fit.
+    """
     if len(stored) >= 8 and octets <= BUFFER_OCTETS_MAX:
         count, width = struct.unpack_from("<II", stored)
         head = 4 * count + 8
@@ -323,8 +339,10 @@ Buffer = Octets | Repeated
 
 
 class Draft(NamedTuple):
-    """A block before it is laid out. `columns` is what `encode_columns` made. A buffer that stands there
-    twice (the same object) will be written once. Without columns the only buffer is the content.
+    """Block before it is laid out.
+
+    `columns` comes from `encode_columns`. A buffer that occurs twice (the same object) is written once.
+    Without columns the only buffer is the content.
     """
 
     header: Header
@@ -334,7 +352,7 @@ class Draft(NamedTuple):
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
-    """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
+    """Lay out a block; `seal` completes it. `level` is that of zlib, and 0 does not compress."""
     header, columns, buffers, statistics = draft
     if not columns:
         (given,) = buffers
@@ -370,7 +388,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
-    """What is written of a buffer, and its flag."""
+    """Return what is written of a buffer, and the flag in its stored size."""
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
         return made, RUNS if len(made) < len(buffer) else 0
@@ -380,9 +398,10 @@ def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
 
 
 def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
-    """The block as it is written: its header in front, and of the rest few pieces, for what lies in memory
-    of its own is not copied. `crc32` is zlib's, or another that is as good and faster; it lets the
-    interpreter's lock go: a thread that wants that gets it here.
+    """Return the block as it is written: its header first, and the rest in few pieces.
+
+    Separate memory (a memoryview) is not copied. `crc32` is that of zlib or a faster equivalent; it releases
+    the interpreter lock, for which another thread may be waiting.
     """
     pieces: list[Octets] = []
     crc = 0
@@ -398,14 +417,16 @@ def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
 
 
 def _compressed(buffer: Octets, level: int) -> Octets:
-    """`buffer` compressed, or itself when that gains nothing: equal lengths mean that it is not."""
+    """Return `buffer` compressed, or itself if that gains nothing: equal sizes mean uncompressed."""
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer
 
 
 def decompressed(stored: Octets, octets: int) -> bytes:
-    """The octets of a buffer that is compressed. Raises DamageError when those are not as many, without
-    making more of them than that: a journal may come from elsewhere."""
+    """Return the `octets` bytes of a compressed buffer. Raises DamageError if the size differs.
+
+    Never decompresses more than that, because a journal may come from an untrusted source.
+    """
     if octets > min(EXPANDED_MAX * len(stored), BUFFER_OCTETS_MAX):
         raise DamageError(f"a buffer of {len(stored)} octets cannot be {octets}")
     machine = zlib.decompressobj()
@@ -419,15 +440,15 @@ def decompressed(stored: Octets, octets: int) -> bytes:
 
 
 def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
-    """The places of the buffers: (offset, stored, octets)."""
+    """Return the places of the buffers, as (offset, stored size, size) in bytes."""
     return list(_BUFFER.iter_unpack(directory[: count * _BUFFER.size]))
 
 
 def mark_draft(shard: int, base: int, low_us: int) -> Draft:
-    """A block that only says up to when the journal is complete."""
+    """Return a block that only has the time up to which the journal is complete."""
     return Draft(Header(MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
 
 
 def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:
-    """A block that says that `rows` rows from `base` on were not written; `reason` is a JSON object."""
+    """Return a block for `rows` rows from `base` on that were not written; `reason` is a JSON object."""
     return Draft(Header(GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])

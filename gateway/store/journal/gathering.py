@@ -1,9 +1,9 @@
-"""What the event loop leaves of settled messages until there are enough of them for a block.
+"""Columns of settled messages, gathered on the event loop until they fill a block.
 
-What their columns have is taken out of the messages at once, and the octets of bodies are copied; of those
-that differ in nothing else only the first is looked at. So a message can go when it has been delivered. Kept
-until their block is made, a few thousand messages fill the caches, and each that comes after them has to be
-made in cold memory.
+The columns are copied out of the messages at once, and so are the bytes of bodies; of messages that differ
+only in their bodies the first one is examined. A message can therefore be freed once it is delivered. If a
+few thousand messages were kept until their block is encoded, they would fill the processor's caches, and
+later messages would be created in cold memory.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from gateway.store.journal.runs import RUN_ALIKE, Runs, alike_in, lengths_of, ru
 from gateway.store.journal.wires import NOWHERE_ENTRY, Entered, address_entries, set_entries
 
 MEMORY_OCTETS: Final = 1_048_576
-NEARLY_FULL: Final = MEMORY_OCTETS - MEMORY_OCTETS // 8  # a memory, so that what comes next most likely fits
-COPIED_OCTETS: Final = MEMORY_OCTETS // 16  # of a block that waits; for so few no memory is kept
-MEMORIES_MAX: Final = 16  # that wait to be used again; more may be in use
+# Size of a memory at which it is flushed, so that the next part most likely fits.
+NEARLY_FULL: Final = MEMORY_OCTETS - MEMORY_OCTETS // 8
+# Of a waiting block; a smaller content is copied instead of keeping its memory.
+COPIED_OCTETS: Final = MEMORY_OCTETS // 16
+MEMORIES_MAX: Final = 16  # that wait to be reused; more may be in use
 NOWHERE: Final[Runs[Address]] = Runs([], None)
 NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
 
 
 class RowLabels(NamedTuple):
-    """What a recipient says about every message that takes it. `route`: "" when they stayed in their own
-    world. `endpoint` and `protocol` are the target's. `reshapes`: the route may change assurance, durable or
-    retain.
+    """Labels that a recipient gives to all its messages.
+
+    `route` is "" for messages that stayed in their own namespace. `endpoint` and `protocol` are the target's.
+    `reshapes` is True if the route may change assurance, durable or retain.
     """
 
     route: str
@@ -44,13 +47,13 @@ class RowLabels(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Messages that were settled together, all of them in one way.
+    """Messages that were settled together with one outcome.
 
-    `messages` are as they were handed to the sink; None: a route refused `sources`. `sources` are as they
-    came in; None: they are `messages`. The times are UTC in microseconds. `slots`: places in what was
-    received together; None: from 0 on. `origins`: where `messages` came from when nothing else changed but
-    the count of hops; then there are no `sources`. `bursts`: the same messages again, in their order, when
-    all of them came so.
+    `messages` are as they were handed to the sink, or None if a route refused `sources`. `sources` are as
+    they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
+    are their places in what was received together, or None for 0, 1, 2 ... `origins` are the source addresses
+    if nothing else but the hop count changed; then there are no `sources`. `bursts` are the same messages in
+    order, if all of them were received in bursts.
     """
 
     labels: RowLabels
@@ -65,21 +68,25 @@ class Settled(NamedTuple):
 
     @property
     def heads(self) -> list[Message]:
-        """They as they came in, but for their addresses and hops if `origins` say where from."""
+        """Messages as received, except for their addresses and hops if there are `origins`."""
         return self.sources or self.messages or []
 
 
 class Guarantees(NamedTuple):
-    """Assurance, durable and retain of messages, an octet each, and for how many rows each of them stands;
-    None: for one."""
+    """Assurance, durable and retain of messages, one byte each.
+
+    `lengths` is the number of rows for which each value stands, or None for one row.
+    """
 
     columns: tuple[bytes, bytes, bytes]
     lengths: Sequence[int] | None
 
 
 class Heads(NamedTuple):
-    """What messages say besides address, properties and body, for as many rows each as `guarantees` stand
-    for. `expires` None: none of them does."""
+    """Fields of messages besides address, properties and body, with rows as in `guarantees`.
+
+    `expires` is None if no message expires.
+    """
 
     guarantees: Guarantees
     hops: bytes
@@ -87,12 +94,13 @@ class Heads(NamedTuple):
 
 
 class SettledRows(NamedTuple):
-    """What is left of `Settled`, for `rows` rows.
+    """Columns of `Settled`, for `rows` rows.
 
-    `protocol` is that of `sources`, where they came from. `heads` and `sets` are as they came in. `targets`
-    is where they went, None: nowhere else, NOWHERE: nowhere at all; `went` is as they went out, None: as they
-    came in. `sizes` are of the bodies; `whole` says which of these are recorded, None: all of them, or none
-    at all. Of sets and addresses whose entries are written nothing is left.
+    `protocol` is that of the source addresses. `heads` and `sets` are as received. `targets` are the target
+    addresses: None if they equal the sources, NOWHERE if there is no target. `went` is as delivered, or None
+    if it equals the received guarantees. `sizes` are those of the bodies in bytes; `whole` says which bodies
+    are recorded, or is None if all or none are. Sets and addresses whose entries are already encoded are
+    empty here.
     """
 
     labels: RowLabels
@@ -113,8 +121,11 @@ class SettledRows(NamedTuple):
 
 
 class Memories:
-    """Memory for the octets of blocks, used again and again: pages that are new come from the system, which
-    costs as much as it does to make the block. One thread takes, another may give back."""
+    """Pool of memory for the bytes of blocks.
+
+    New pages from the system cost as much as encoding a block, so memory is reused. One thread takes it,
+    another may return it.
+    """
 
     __slots__ = ("_free",)
 
@@ -122,20 +133,20 @@ class Memories:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Memory of MEMORY_OCTETS."""
+        """Return memory of MEMORY_OCTETS bytes."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap(-1, MEMORY_OCTETS, MAP_PRIVATE | MAP_ANONYMOUS))
 
     def give_back(self, memory: memoryview) -> None:
-        """Nobody reads it any more."""
+        """Return memory that is no longer read to the pool."""
         if len(self._free) < MEMORIES_MAX:
             self._free.append(memory)
 
 
 class Held:
-    """Octets, one behind the other, in memory as far as they fit there."""
+    """Consecutive bytes, in a memory as far as they fit."""
 
     __slots__ = ("_more", "memory", "taken")
 
@@ -145,7 +156,7 @@ class Held:
         self._more: list[bytes] = []
 
     def put(self, octets: bytes) -> None:
-        """The next ones."""
+        """Append bytes."""
         begin = self.taken
         self.taken = end = begin + len(octets)
         if end <= MEMORY_OCTETS:
@@ -155,12 +166,15 @@ class Held:
 
     @property
     def lent(self) -> bool:
-        """Whether `octets` are the memory itself. While the disk is full a quiet gateway makes a small block
-        a second: if each kept its memories there would be no end to them."""
+        """True if `octets` returns the memory itself.
+
+        While the disk is full a quiet gateway still encodes a small block each second; if each kept its
+        memories, they would grow without limit.
+        """
         return self.taken > COPIED_OCTETS and not self._more
 
     def octets(self) -> Octets:
-        """All of them."""
+        """Return all bytes."""
         if self.lent:
             return self.memory[: self.taken]
         held = self.taken - sum(map(len, self._more))
@@ -168,7 +182,7 @@ class Held:
 
 
 class Apart(NamedTuple):
-    """Of what most likely differs from row to row, so that it is written as often."""
+    """Columns whose values most likely differ from row to row, and get an entry for each row."""
 
     sets: bool = False
     sources: bool = False
@@ -179,8 +193,10 @@ TOGETHER: Final = Apart()
 
 
 class OwnEntries:
-    """The entries of a column whose rows, or runs of these, have one each. They are copied at once, while the
-    processor has them in its caches, and what they come from can go."""
+    """Entries of a column whose rows, or runs of rows, have one each.
+
+    They are copied at once, while they are in the processor's caches, so that their messages can be freed.
+    """
 
     __slots__ = ("_forms", "_lengths", "held", "sizes")
 
@@ -191,7 +207,7 @@ class OwnEntries:
         self._lengths: list[tuple[Sequence[int] | None, int]] = []
 
     def add(self, entered: Entered, lengths: Sequence[int] | None) -> None:
-        """Entries, and for how many rows each stands."""
+        """Add entries, with the number of rows for which each stands."""
         forms, octets = entered
         self._forms.append(forms)
         self._lengths.append((lengths, len(forms)))
@@ -200,31 +216,34 @@ class OwnEntries:
 
     @property
     def forms(self) -> bytes:
-        """An octet each."""
+        """Forms of the entries, one byte each."""
         return b"".join(self._forms)
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        """For how many rows each stands."""
+        """Number of rows for which each entry stands."""
         return lengths_of(self._lengths)
 
 
 class Gathering:
-    """The rows of a block to be. Bodies of up to `body_bytes_max` octets are recorded; 0: none. `sets`,
-    `sources` and `targets` are what is written of those that are `apart`."""
+    """Rows of a future block.
+
+    Bodies of up to `body_bytes_max` bytes are recorded; 0 records none. `sets`, `sources` and `targets` are
+    the encoded entries of the columns that are `apart`.
+    """
 
     __slots__ = ("body_bytes_max", "held", "octets", "parts", "rows", "sets", "sources", "targets")
 
     def __init__(self, memories: Memories, *, body_bytes_max: int, apart: Apart = TOGETHER) -> None:
         self.held = Held(memories.take())
-        """The bodies that are recorded."""
+        """Bodies that are recorded."""
         self.sets = OwnEntries(memories.take()) if apart.sets else None
         self.sources = OwnEntries(memories.take()) if apart.sources else None
         self.targets = OwnEntries(memories.take()) if apart.targets else None
         self.parts: list[SettledRows] = []
         self.rows = 0
         self.octets = 0
-        """Of all bodies: they are held when their messages are."""
+        """Size of all bodies in bytes, recorded or not."""
         self.body_bytes_max = body_bytes_max
 
     @property
@@ -233,16 +252,16 @@ class Gathering:
         return [self.held, *[entries.held for entries in own if entries is not None]]
 
     def memories(self, *, lent: bool) -> list[memoryview]:
-        """Those that are to be given back when the block is written, or those that may be at once."""
+        """Return the memories to free after the block is written (`lent`), or at once (not `lent`)."""
         return [held.memory for held in self._held if held.lent is lent]
 
     @property
     def nearly_full(self) -> bool:
-        """Whether there is soon no room for what is written of properties, or of addresses."""
+        """True if there is soon no space for the entries of properties or of addresses."""
         return any(held.taken > NEARLY_FULL for held in self._held[1:])
 
     def add(self, settled: Settled) -> None:
-        """Messages, one at least. Those that came in bursts are not looked at again."""
+        """Add messages, at least one. Those that were received in bursts are not examined one by one."""
         labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
         went: Guarantees | None = None
         targets: Runs[Address] | None
@@ -280,7 +299,7 @@ class Gathering:
     def _addresses(
         self, came: Runs[Address], targets: Runs[Address] | None, rows: int
     ) -> tuple[Runs[Address], Runs[Address] | None]:
-        """What is left of them when their entries are written, if they are apart."""
+        """Encode the entries of addresses that are `apart`, and return the addresses that are left."""
         if self.sources is not None:
             self.sources.add(address_entries(came.objects), came.lengths)
         if self.targets is not None:
@@ -310,7 +329,7 @@ class Gathering:
         return Runs(sets, lengths)
 
     def _take(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
-        """Copy what is recorded of them."""
+        """Copy the bodies that are recorded. Return their sizes, and which ones are recorded."""
         most = self.body_bytes_max
         sizes = list(map(len, bodies))
         count, largest = len(sizes), sizes[0]
@@ -323,7 +342,7 @@ class Gathering:
             return runs, None
         if largest <= most:
             octets = b"".join(bodies)
-            if len(octets) == total:  # or one of them is a file (model/spooled.py), and not looked at
+            if len(octets) == total:  # otherwise one of them is a file (model/spooled.py), which is not read
                 self.held.put(octets)
                 return runs, None
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
@@ -336,7 +355,7 @@ def _whole_length(runs: Runs[Message]) -> list[int]:
 
 
 def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
-    """`hop`: they have come one hop further."""
+    """Return the fields of messages. With `hop` they have crossed one route more than when received."""
     if len(runs.objects) > 1 and _alike(runs.objects):
         runs = Runs(runs.objects[:1], _whole_length(runs))
     messages = runs.objects
@@ -347,8 +366,10 @@ def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
 
 
 def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
-    """Of messages that came one by one, their runs, unless these are short: the connections of one wake-up
-    are read one after the other."""
+    """Return the runs of senders; of single messages only if the runs are long enough.
+
+    The connections of one wake-up are read one after the other, so their messages form runs.
+    """
     messages, lengths = runs
     if lengths is not None:
         return Runs([message.sender for message in messages], lengths)
@@ -381,8 +402,10 @@ def _guarantees(runs: Runs[Message]) -> Guarantees:
 
 
 def _alike(messages: list[Message]) -> bool:
-    """Whether all have the same guarantees, hops and time to live, as most of what devices send has. One look
-    at all of it costs a fraction of what columns cost, and the first difference ends it."""
+    """Return True if all messages have the same guarantees, hops and expiry, as most of a device's have.
+
+    Comparing all costs a fraction of encoding columns, and the first difference ends it.
+    """
     first = messages[0]
     assurance, durable, retain = first.assurance, first.durable, first.retain
     hops, expires = first.hops, first.expires
@@ -402,7 +425,7 @@ _ONE_LESS: Final = bytes((0, *range(255)))
 
 
 def _small(numbers: list[int]) -> bytes:
-    """An octet each; a peer may claim more hops than fit."""
+    """Encode numbers as one byte each; a peer may claim more hops than fit."""
     try:
         return bytes(numbers)
     except ValueError:
@@ -410,5 +433,5 @@ def _small(numbers: list[int]) -> bytes:
 
 
 def addresses_of(runs: Runs[Message]) -> Runs[Address]:
-    """Their addresses."""
+    """Return the addresses of messages."""
     return Runs([message.address for message in runs.objects], runs.lengths)

@@ -1,7 +1,7 @@
-"""The mapping files by which rows were made, beside the journal: rows name them by their versions.
+"""Mapping files by which rows were built, stored beside the journal; rows name them by version.
 
-In the folder `mappings` VERSION-NAME has the text of the file NAME as it was then. They stay when their rows
-have gone: an archive has those rows still.
+In the folder `mappings` the file VERSION-NAME has the text of the file NAME in that version. It stays when
+its rows are deleted, because an archive still has those rows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 FOLDER: Final = "mappings"
 NAME: Final = re.compile(r"([0-9a-f]+)-(.+)")
-VERSIONS_MAX: Final = 1_000  # of the newest; somebody may have a program write the mapping
+VERSIONS_MAX: Final = 1_000  # the newest ones; a program may write the mapping often
 
 
 class MappingVersion(NamedTuple):
-    """A mapping file: its version, its name without folders, and where its text is."""
+    """Stored mapping file: its version, its name without folders, and the path of its text."""
 
     version: str
     name: str
@@ -25,7 +25,10 @@ class MappingVersion(NamedTuple):
 
 
 def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
-    """Write those that are not there; `texts` has the file and its text by version. Raises OSError."""
+    """Write the mapping files that are not stored yet, and delete the oldest beyond VERSIONS_MAX.
+
+    `texts` has file name and text by version. Raises OSError.
+    """
     folder = journal / FOLDER
     fresh = {f"{version}-{Path(file).name}": text for version, (file, text) in texts.items()}
     there = {one.path.name for one in versions(journal)}
@@ -42,12 +45,12 @@ def keep(journal: Path, texts: Mapping[str, tuple[str, str]]) -> None:
 
 
 def folders_of(journal: Path, shards: Iterable[str]) -> list[Path]:
-    """The folders that may have mapping files: the journal's, and those below it in which its shards lie."""
+    """Return the folders that may have mapping files: the journal's, and those of its shards below it."""
     return [journal, *(journal / head for head in sorted({one.rpartition("/")[0] for one in shards}) if head)]
 
 
 def versions(journal: Path) -> list[MappingVersion]:
-    """Those that are there."""
+    """Return the stored mapping files."""
     folder = journal / FOLDER
     names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     return [MappingVersion(found[1], found[2], path) for found, path in names if found is not None]

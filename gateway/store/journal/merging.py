@@ -1,8 +1,9 @@
-"""Many small blocks -> few large ones, with the same rows and numbers.
+"""Merging of many small blocks into few large ones, with the same rows and numbers.
 
-A gateway that has little to do writes two rows at a time, and a block of two rows costs as much to plan, to
-read and to keep as one of thousands. Columns are put together as they lie; of a dictionary only what a row
-uses is taken on. Blocks that are large enough are copied, and so is what this gateway would not write itself.
+A gateway with little traffic writes two rows at a time, and a block of two rows costs as much to plan, read
+and keep as one of thousands. Columns are joined as they are; of a dictionary only the entries that a row uses
+are copied. Blocks that are large enough are copied, and so are those with columns that this gateway would not
+write.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ Known = TypeVar("Known")
 
 
 class _Dictionary:
-    """The texts that rows of merged blocks use, each once."""
+    """Dictionary of the texts that rows of merged blocks use."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
         self.numbers: dict[tuple[bytes, ...], int] = {}
 
     def indices(self, block: Block) -> bytes:
-        """The indices of a block into this dictionary."""
+        """Return the indices of a block into this dictionary."""
         buffers = [block.buffers(name) for name in self._columns]
         found = buffers[0][0].cast("I")
         texts = [(starts.cast("i"), octets) for _, _, starts, octets in buffers]
         return _renumbered(found, self.numbers, lambda at: tuple([_slice(*text, at) for text in texts]))
 
     def buffers(self) -> list[bytes]:
-        """What is written of it."""
+        """Return the buffers of the dictionary."""
         entries = Entries(len(self._columns))
         entries.add_all(list(self.numbers))
         return entries.end(0)
 
 
 class _Octets:
-    """Likewise, the entries that a protocol has written, each with its form before it."""
+    """Dictionary of the encoded entries that rows of merged blocks use, each with its form before it."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
 
     def indices(self, block: Block, name: str) -> bytes:
-        """The indices of a block into this dictionary, of a column."""
+        """Return the indices of a column of a block into this dictionary."""
         places, forms, offsets, octets = block.entries(name)
         found = places.cast("I") if places else range(block.header.rows)
         starts = offsets.cast("i")
@@ -77,13 +78,13 @@ class _Octets:
         )
 
     def buffers(self) -> list[Buffer]:
-        """What is written of it."""
+        """Return the buffers of the dictionary."""
         octets = [entry[1:] for entry in self._numbers]
         return wire_buffers(bytes([entry[0] for entry in self._numbers]), octets)
 
 
 def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Callable[[int], Known]) -> bytes:
-    """The numbers of a block's entries among all, those that are new included."""
+    """Return the new numbers of a block's entries, adding the entries that are new."""
     here = {}
     for one in set(found):
         entry = entry_at(one)
@@ -99,7 +100,7 @@ def _slice(starts: memoryview, octets: memoryview, at: int) -> bytes:
 
 
 def merged(blocks: Sequence[Block]) -> Draft:
-    """One block of all their rows, which follow each other. All have this gateway's columns."""
+    """Return one block with the rows of consecutive blocks. All must have this gateway's columns."""
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
     origins, goals, sets = _Octets(), _Octets(), _Octets()
@@ -153,7 +154,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
 
 
 def _runs(values: bytes, width: int) -> Buffer:
-    """The values, or their runs when those are shorter."""
+    """Return the values, or their runs if those are shorter."""
     first, count = values[:width], len(values) // width
     if first * count == values:
         return Repeated(first, width, [count])
@@ -172,7 +173,7 @@ def _same(one: Buffer, other: Buffer) -> bool:
 
 
 def _present(valid: memoryview, rows: int) -> list[int]:
-    """Whether there is a value, for each row."""
+    """Return, for each row, 1 if it has a value and 0 otherwise."""
     return [valid[at >> 3] >> (at & 7) & 1 for at in range(rows)] if valid else [1] * rows
 
 
@@ -190,7 +191,7 @@ def _expiries(blocks: Sequence[Block]) -> tuple[bytes, Buffer]:
 
 
 def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
-    """Validity, offsets, octets."""
+    """Return validity, offsets and bytes of the joined bodies."""
     sizes: list[int] = []
     present: list[int] = []
     found: list[memoryview] = []
@@ -211,15 +212,16 @@ def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
 
 
 Piece = Block | tuple[Header, bytes, BlockStatistics | None]
-"""A block to merge, or one to copy."""
+"""Block to merge, or to copy."""
 
 
 def merge_segments(
     segments: Sequence[Segment], *, level: int = 0, pause: Callable[[], None] = lambda: None
 ) -> int:
-    """Write segments that are complete and follow each other anew, as one under the first one's name, with an
-    index. Returns its octets. `pause` is called now and then. Raises OSError; DamageError when a block is not
-    sound, or rows are missing without a gap: then everything stays as it was.
+    """Merge consecutive complete segments into one, under the first one's name. Return its size in bytes.
+
+    The new segment has an index. `pause` is called between blocks. Raises OSError, and DamageError if a block
+    is damaged or rows are missing without a gap; then everything stays unchanged.
     """
     first = segments[0]
     draft = first.path.with_name(f"{first.path.name}.tmp")
@@ -275,7 +277,7 @@ def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Octets], BlockS
 
 
 def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
-    """The blocks in order, each row once. What says only how far the journal is complete is noted."""
+    """Yield the blocks in order, each row once, and record the low-water marks in `summary`."""
     expected = summary.first
     for segment in segments:
         with segment.path.open("rb", buffering=0) as file:
@@ -307,14 +309,14 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
 
 
 def _ours(block: Block) -> bool:
-    """Whether this gateway would write it so; a reader of another one's keeps what we do not know."""
+    """Return True if this gateway would write the block so; other columns are for other readers and kept."""
     return tuple(block.columns.values()) == COLUMNS and all(
         block.buffers(name)[0] for name in ("client", "route", "outcome")
     )
 
 
 def statistics_of(block: Block) -> BlockStatistics | None:
-    """What a writer knows of its block, from what is written; None when it has other columns."""
+    """Return the statistics of a block, from its content; None if it has other columns."""
     if "settled" not in block.columns or "route" not in block.columns:
         return None
     settled = block.buffers("settled")[1].cast("q")
@@ -324,6 +326,6 @@ def statistics_of(block: Block) -> BlockStatistics | None:
 
 
 def remove_leftovers(folder: Path, shard: int) -> None:
-    """Files that a merge has begun and not ended."""
+    """Delete files that a merge has begun and not completed."""
     for path in folder.glob(f"{shard}-*.gwj.tmp"):
         path.unlink(missing_ok=True)

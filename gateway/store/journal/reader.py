@@ -1,15 +1,14 @@
-"""Everybody else's side of the journal: blocks, rows, and what is missing between them.
+"""Reader of the journal: blocks, rows, and what is missing between them.
 
-A reader may run beside a live writer, in any process, on any machine that sees the folder; it keeps open the
-one file that it reads, and in memory what the ends of files say of them. The writer may put a file in the
-place of several meanwhile: what is open stays as it was, and what is not found is looked for again, by its
-numbers. The folder holds the segments of any number of shards, itself or
-one folder below (one for each replica). A position is a sequence number of a shard, that of the next row
-wanted.
+A reader may run beside a live writer, in any process, on any machine that sees the folder. It keeps open only
+the file that it reads, and in memory the summaries of complete files. The writer may meanwhile replace
+several files by one: an open file stays as it was, and a missing one is looked up again by its numbers. The
+folder has the segments of any number of shards, itself or one folder below (one for each replica). A position
+is a sequence number of a shard, that of the next row wanted.
 
-What cannot be read is never passed over in silence. A Gap stands in the stream for rows that the writer
-dropped; for rows that retention deleted or that damage took, there is an error, or with `skip` a Gap too. An
-incomplete block at the end of a shard is not there yet.
+Unreadable rows are never skipped silently. A Gap in the stream stands for rows that the writer dropped. Rows
+that retention deleted or that are damaged raise an error, or with `skip` become a Gap, too. An incomplete
+block at the end of a shard is treated as not yet written.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from gateway.store.journal.segments import (
 from gateway.store.journal.summary import Span, Summary, is_small, summary_of, wider
 
 Only = Mapping[str, Collection[str]]
-"""Texts that a row must have one of, by the name of a coded column."""
+"""Texts of which a row must have one, by the name of a coded column."""
 
 Row = dict[str, Any]
 Expand = Callable[[memoryview, int], bytes | memoryview]
@@ -71,7 +70,7 @@ _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway ha
 
 
 class GoneError(JournalError):
-    """Rows that were asked for are gone: retention has deleted them. `first` is the first row there is."""
+    """Error for requested rows that retention has deleted. `first` is the first row that exists."""
 
     def __init__(self, shard: str, wanted: int, first: int) -> None:
         super().__init__(
@@ -83,14 +82,14 @@ class GoneError(JournalError):
 
 
 class NoFolderError(JournalError):
-    """There is no such folder."""
+    """Error for a folder that does not exist."""
 
 
 class Gap(NamedTuple):
-    """`rows` rows from number `first` on are missing.
+    """Missing rows: `rows` rows from number `first` on.
 
     `reason` is the writer's: `backlog` (the disk was too slow), `unwritable` (it refused), `error` (a bug);
-    or the reader's: `damage`, `gone` (retention). `where`: the file and offset, if there is one.
+    or the reader's: `damage`, `gone` (retention). `where` is the file and offset, if there is one.
     """
 
     shard: str
@@ -102,14 +101,14 @@ class Gap(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a block begins or ends."""
+    """File and offset at which a block begins or ends."""
 
     path: Path
     offset: int
 
 
 class Extent(NamedTuple):
-    """What there is of a shard: rows `first` to before `next`. Times are of receipt, microseconds UTC."""
+    """Extent of a shard: rows `first` to before `next`. Times are of receipt, in microseconds UTC."""
 
     shard: str
     first: int
@@ -122,21 +121,23 @@ class Extent(NamedTuple):
     first_us: int | None
     last_us: int | None
     low_us: int | None = None
-    """Of all that was received before, nothing is open; None: not known."""
+    """Time before which everything received is settled; None if unknown."""
 
     small: int = 0
-    """Blocks that will be merged with others when their segment is complete."""
+    """Number of blocks that will be merged with others when their segment is complete."""
 
     replaced: int = 0
-    """Blocks that were merged into fewer."""
+    """Number of blocks that were merged into fewer."""
 
     unindexed: int = 0
-    """Segments whose end does not say what is in them."""
+    """Number of segments without an index at their end."""
 
 
 class Stretch(NamedTuple):
-    """Blocks that follow each other, with rows `first` to before `next`, from `place` to before `end`.
-    `routes` None: not known. Times are of receipt, microseconds UTC."""
+    """Consecutive blocks with rows `first` to before `next`, from `place` to before `end`.
+
+    `routes` is None if unknown. Times are of receipt, in microseconds UTC.
+    """
 
     first: int
     next: int
@@ -149,7 +150,7 @@ class Stretch(NamedTuple):
 
 
 class _OpenBlock(NamedTuple):
-    """A block in an open file, of which rows from `begin` on have not been seen."""
+    """Block in an open file, of which rows from `begin` on are wanted."""
 
     file: BinaryIO
     at: At
@@ -157,7 +158,7 @@ class _OpenBlock(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Octets that a protocol has written (format.py, kind 9). `indices` empty: each row has its own."""
+    """Encoded entries of a column (format.py, kind 9). If `indices` is empty, each row has its own."""
 
     indices: memoryview
     forms: memoryview
@@ -167,8 +168,11 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block whose octets are sound. Its buffers are views of them; only runs and what is compressed
-    are copied. Wanted are its rows from `begin` to before `end`; the columns have all of them."""
+    """Block whose bytes are sound.
+
+    Its buffers are views of the bytes; only runs and compressed buffers are copied. Rows from `begin` to
+    before `end` are wanted; the columns have all rows.
+    """
 
     shard: str
     at: At
@@ -179,23 +183,25 @@ class Block:
     end: int
     expand: Expand = decode_runs
     _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
-    _texts: dict[tuple[int, int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # likewise
+    _texts: dict[tuple[int, int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # as above
 
     @property
     def header(self) -> Header:
-        """Rows, base, times."""
+        """Header of the block: rows, base, times."""
         return self.at.header
 
     def buffers(self, name: str) -> tuple[memoryview, ...]:
-        """The buffers of a column in its kind's order (format.py); an empty view where there is none. Those
-        of a column of octets that a protocol has written are made here, as of any coded column."""
+        """Return the buffers of a column in its kind's order (format.py); an empty view for a missing buffer.
+
+        A column of encoded entries is decoded into the buffers of a coded column.
+        """
         numbers = self.columns[name].buffers
         if len(numbers) == BUFFERS[Kind.WIRE]:
             return self._told(numbers)
         return tuple(map(self._buffer, numbers))
 
     def entries(self, name: str) -> Entries:
-        """What a column of octets that a protocol has written has in the block."""
+        """Return the encoded entries of a column of kind 9."""
         indices, forms, offsets, octets, _ = self.columns[name].buffers
         return Entries(*map(self._buffer, (indices, forms, offsets, octets)))
 
@@ -204,7 +210,7 @@ class Block:
         places = self._buffer(indices)
         if not places:  # each row has its own
             places = memoryview(array("I", range(self.at.header.rows)).tobytes())
-        # They need the protocols, which who asks for no such column does without.
+        # Imported here because it needs the protocols, which readers of other columns do without.
         from gateway.store.journal.wires import address_dictionaries, set_dictionary
 
         entries = map(self._buffer, (forms, offsets, octets))
@@ -221,13 +227,13 @@ class Block:
         return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:
-        """The dictionary of a coded column."""
+        """Return the dictionary of a coded column."""
         _, valid, offsets, octets = self.buffers(name)
         values = _slices(offsets, octets)
         return _with_nulls([str(value, "utf-8") for value in values], valid)
 
     def values(self, name: str) -> list[Any]:
-        """A column as Python values: int, bool, str, bytes or None. Times are microseconds UTC."""
+        """Return a column as Python values: int, bool, str, bytes or None. Times are in microseconds UTC."""
         kind = self.columns[name].kind
         rows = self.at.header.rows
         if kind is Kind.CODED:
@@ -248,7 +254,7 @@ class Block:
         return _with_nulls(plain, valid)
 
     def rows(self) -> Iterator[Row]:
-        """The rows that are wanted, each with its `shard` and `sequence`."""
+        """Yield the wanted rows, each with its `shard` and `sequence`."""
         names = list(self.columns)
         base = self.at.header.base
         for place, values in enumerate(zip(*map(self.values, names), strict=True)):
@@ -256,7 +262,7 @@ class Block:
                 yield {"shard": self.shard, "sequence": base + place, **dict(zip(names, values, strict=True))}
 
     def may_hold(self, only: Only) -> bool:
-        """False: no row has what `only` asks for. Looks at the dictionaries, not at the rows."""
+        """Return False if no row matches `only`. Checks the dictionaries, not the rows."""
         for name, wanted in only.items():
             column = self.columns.get(name)
             if column is not None and column.kind is Kind.CODED and not set(wanted) & {*self.texts(name)}:
@@ -280,7 +286,7 @@ class Block:
 def block_from(
     shard: str, at: At, octets: bytes, begin: int | None = None, expand: Expand = decode_runs
 ) -> Block:
-    """The block of these octets, which are sound."""
+    """Return the block of these bytes, which must be sound."""
     header = at.header
     directory = octets[LOOK_OCTETS : LOOK_OCTETS + header.directory_octets]
     places = buffer_table(directory, header.buffers)
@@ -304,19 +310,22 @@ def _slices(offsets: memoryview, octets: memoryview) -> list[memoryview]:
 
 
 class JournalReader:
-    """Reads the journal in a folder. `skip`: go on behind damage and what is gone, with a Gap in its place;
-    without it that raises DamageError or GoneError."""
+    """Reader of the journal in a folder.
+
+    With `skip` it continues behind damaged and deleted rows, with a Gap in their place; otherwise those raise
+    DamageError or GoneError.
+    """
 
     def __init__(self, folder: Path, *, skip: bool = False, expand: Expand = decode_runs) -> None:
-        """`expand` is `decode_runs`, or what does the same faster."""
+        """Create a reader. `expand` is `decode_runs` or a faster equivalent."""
         self.folder = folder
         self.skip = skip
         self.expand = expand
         self._summaries: dict[Path, tuple[Segment, Summary | None]] = {}
-        self._listing: dict[str, list[Segment]] | None = None  # by shard; None: look each time
+        self._listing: dict[str, list[Segment]] | None = None  # by shard; None to list the folder each time
 
     def segments(self, shard: str | None = None) -> list[Segment]:
-        """The files as they are now, in order of shard and sequence. Raises NoFolderError."""
+        """Return the current files, in order of shard and sequence. Raises NoFolderError."""
         listing = self._listing
         if listing is None and shard is not None:
             head = shard.rpartition("/")[0]
@@ -340,7 +349,7 @@ class JournalReader:
 
     @contextmanager
     def at_a_glance(self) -> Iterator[None]:
-        """Meanwhile the files are listed once, and again only when one is gone. Raises NoFolderError."""
+        """List the files once inside this context, and again only if one is missing. Raises NoFolderError."""
         self._listing = self._listed()
         try:
             yield
@@ -352,16 +361,18 @@ class JournalReader:
             self._listing = self._listed()
 
     def is_there(self) -> bool:
-        """Whether the folder is there, and has segments."""
+        """Return True if the folder exists and has segments."""
         return self.folder.is_dir() and bool(self.segments())
 
     def shards(self) -> list[str]:
-        """The shards that have segments."""
+        """Return the shards that have segments."""
         return sorted({segment.shard for segment in self.segments()})
 
     def extent(self, shard: str) -> Extent:
-        """What there is of a shard, by what its files say, or the headers of their blocks. Damage is passed
-        over here."""
+        """Return the extent of a shard, from the summaries of its files or the headers of their blocks.
+
+        Damaged blocks are ignored here.
+        """
         segments = self.segments(shard)
         first = behind = segments[0].first if segments else 0
         total = Summary(first, first)
@@ -396,8 +407,10 @@ class JournalReader:
         )
 
     def missing(self, shard: str, from_us: int | None = None, to_us: int | None = None) -> int:
-        """Rows that are missing between those that were received from `from_us` to before `to_us`
-        (microseconds UTC): what is around a gap says about when that was."""
+        """Return how many rows are missing among those received from `from_us` to before `to_us`.
+
+        Times are in microseconds UTC. The rows around a gap tell roughly when it was.
+        """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
         wanted = _Wanted(from_us, to_us)
@@ -407,12 +420,12 @@ class JournalReader:
                 total += 0 if wanted.misses(around, None) else first - behind
             if next_ > behind:
                 behind, last_us = next_, times[1]
-        if (end := self.end(shard)) > behind:  # it ends with a gap
+        if (end := self.end(shard)) > behind:  # the shard ends with a gap
             total += 0 if to_us is not None and last_us is not None and last_us >= to_us else end - behind
         return total
 
     def _around(self, shard: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Rows that are there, those that follow each other together; and between when they came."""
+        """Yield runs of existing rows with their times of receipt: (first, next, (first time, last time))."""
         segments = self.segments(shard)
         for segment in segments:
             summary, _ = self._described(segment, last=segment is segments[-1])
@@ -420,7 +433,7 @@ class JournalReader:
                 yield span.first, span.next, (span.first_us, span.last_us)
 
     def end(self, shard: str) -> int:
-        """The number behind the newest row."""
+        """Return the number behind the newest row."""
         segments = self.segments(shard)
         behind = segments[-1].first if segments else 0
         summary = self.summary(segments[-1]) if segments else None
@@ -431,8 +444,10 @@ class JournalReader:
         return behind
 
     def low_water(self, shard: str, before: int | None = None) -> int | None:
-        """Of all that was received before this time (microseconds UTC) there is nothing behind row `before`
-        (None: the newest). None: not known yet."""
+        """Return a time (microseconds UTC) before which no row behind row `before` was received.
+
+        With `before` None the whole shard is considered. Returns None if no time is known.
+        """
         segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
         found = 0
         for segment in segments:
@@ -448,8 +463,7 @@ class JournalReader:
         return found or None
 
     def summary(self, segment: Segment) -> Summary | None:
-        """What the end of a file says is in it; None: it is in use, or its
-        writer was killed."""
+        """Return the summary at the end of a file; None if the file is in use or its writer was killed."""
         known = self._summaries.get(segment.path)
         if known is not None and known[0] == segment:
             return known[1]
@@ -461,12 +475,12 @@ class JournalReader:
 
     def _summary_in(self, file: BinaryIO, segment: Segment) -> Summary | None:
         found = summary_of(file, segment)
-        if found is not None:  # else it may become complete without a change of what was listed
+        if found is not None:  # otherwise it may become complete without a change of the listing
             self._summaries[segment.path] = segment, found
         return found
 
     def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
-        """What is in a file; and whether its end says so."""
+        """Return the summary of a file, and True if its own index has it."""
         summary = self.summary(segment)
         if summary is not None:
             return summary, True
@@ -479,18 +493,16 @@ class JournalReader:
         return made, False
 
     def index(self, shard: str, start: int | None = None, *, near: Place | None = None) -> Iterator[At | Gap]:
-        """The blocks of a shard from the one that holds row `start` on (None: the first), by their headers:
-        contents are not read, and not checked. Ends at the end of what is written now.
+        """Yield the blocks of a shard from the one with row `start` on (None: the first), as far as written.
 
-        `near` is where that block, or the end of the one before it, was found earlier; it spares the walk
-        over the blocks before it.
+        Only headers are read; contents are not checked. `near` is where that block, or the end of the one
+        before it, was found earlier; it saves the walk over the blocks before it.
         """
         for item in self._scan(shard, start, near):
             yield item if isinstance(item, Gap) else item.at
 
     def stretches(self, shard: str, start: int, *, near: Place | None = None) -> Iterator[Stretch | Gap]:
-        """As `index`, but of files that are complete what their ends say: about a mebibyte of blocks at a
-        time, however many they are."""
+        """Yield what `index` yields, but for complete files stretches of about 1 MiB of blocks."""
         expected = start
         for item in self._scan(shard, start, near, whole=True):
             if isinstance(item, Stretch | Gap):
@@ -512,15 +524,18 @@ class JournalReader:
         whole: bool = False,
         wanted: _Wanted | None = None,
     ) -> Iterator[Any]:
-        """The blocks (`_OpenBlock`) and gaps from row `start` on, each row once; what `wanted` excludes is
-        passed over where a file says so. `whole`: of complete files Stretches."""
+        """Yield the blocks (`_OpenBlock`) and gaps from row `start` on, each row once.
+
+        Blocks that `wanted` excludes are skipped where a file's summary shows it. With `whole`, complete
+        files yield Stretches.
+        """
         segments = self.segments(shard)
         if not segments:
             return
         scan = _Scan(shard, segments[0].first if start is None else start, near, whole, wanted)
         looked: tuple[int, list[tuple[Path, int]]] | None = None
         while segments:
-            # What is listed may have been merged or deleted since: look once more before that is a loss.
+            # Listed files may have been merged or deleted since: list them again before reporting a loss.
             listed = [(one.path, one.inode) for one in segments]
             again = looked != (scan.expected, listed)
             looked = scan.expected, listed
@@ -531,8 +546,10 @@ class JournalReader:
     def _scan_files(
         self, scan: _Scan, segments: list[Segment], listed: list[tuple[Path, int]] | None
     ) -> Generator[Any, None, bool]:
-        """Yield what these files hold from the row that `scan` expects. Return False if they are to be listed
-        once more, since one is gone or has changed; never with `listed` None, which is how they were listed.
+        """Yield what these files hold from the expected row on. Return False to have them listed again.
+
+        That is the case if one is missing or has changed. With `listed` None, the files were listed again
+        already, and the result is True.
         """
         later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
         for segment in segments[max(0, later - 1) :]:
@@ -542,7 +559,7 @@ class JournalReader:
                 if listed is not None:
                     self._look_again()
                     return False
-                continue  # whatever comes next shows what is missing
+                continue  # the next block shows what is missing
             with file:
                 last = segment is segments[-1]
                 if not (yield from self._scan_file(scan, file, segment, listed, last=last)):
@@ -558,7 +575,7 @@ class JournalReader:
         *,
         last: bool,
     ) -> Generator[Any, None, bool]:
-        """As `_scan_files`, of one file."""
+        """Yield what one file holds from the row that `scan` expects; see `_scan_files`."""
         for item in self._within(file, segment, scan, last=last):
             first, behind = _range(item)
             if behind <= scan.expected:
@@ -582,7 +599,7 @@ class JournalReader:
     def _within(
         self, file: BinaryIO, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[At | Stretch | range]:
-        """Yield what one file holds from about the expected row; a range for rows that are not wanted."""
+        """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
         expected, near, wanted = scan.expected, scan.near, scan.wanted
         known = self._summaries.get(segment.path)
         summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
@@ -622,9 +639,11 @@ class JournalReader:
     def _walk(
         file: BinaryIO, segment: Segment, offset: int, *, last: bool, passed: Mapping[int, Span] | None = None
     ) -> Iterator[At | Span]:
-        """The blocks with rows, and gaps, of one file from `offset` on; not those in the spans `passed`. What
-        damage took is missed by its sequence numbers. The very last block counts when its content is sound,
-        for a crash of the machine may have left only some of it."""
+        """Yield the blocks with rows, and the gaps, of one file from `offset` on, without the spans `passed`.
+
+        Damaged blocks show as missing sequence numbers. The very last block counts only if its content is
+        sound, because a crash of the machine may have left a part of it.
+        """
         while True:
             if passed and (span := passed.get(offset)) is not None:
                 yield span
@@ -642,7 +661,10 @@ class JournalReader:
                 yield item
 
     def _missing(self, shard: str, first: int, base: int, at: At) -> Gap:
-        """Rows first to base - 1 are in no block: retention took them, if nothing older is left."""
+        """Return a Gap for rows `first` to `base` - 1, which are in no block; without `skip`, raise an error.
+
+        Retention deleted them if nothing older is left (GoneError); otherwise they are damaged (DamageError).
+        """
         older = [one for one in self.segments(shard) if one.first < base and one.path != at.path]
         if at.offset == 0 and not older:
             if not self.skip:
@@ -653,18 +675,20 @@ class JournalReader:
         return Gap(shard, first, base - first, "damage", "these rows are in no sound block", str(at.path))
 
     def _told(self, shard: str, at: At, file: BinaryIO) -> Gap:
-        """What the writer says of rows that it did not write."""
+        """Return the Gap that the writer has recorded for rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
         octets = content_of(file, at)
-        if octets is None:  # the header has said what matters
+        if octets is None:  # the header has the numbers
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
         given = json.loads(octets[LOOK_OCTETS:])
         return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
 
     def read(self, shard: str, at: At) -> Block:
-        """The block that `index` found, or its rows where they are now. Raises DamageError; GoneError when
-        they were deleted since."""
+        """Return the block that `index` found, or its rows where they are now.
+
+        Raises DamageError, and GoneError if they were deleted since.
+        """
         header = at.header
         try:
             with at.path.open("rb", buffering=0) as file:
@@ -704,10 +728,11 @@ class JournalReader:
         end: int | None = None,
         near: Place | None = None,
     ) -> Iterator[Block | Gap]:
-        """The blocks of a shard that may hold rows from number `start` to before `end`, received from
-        `from_us` to before `to_us`, with the texts of `only`; whole, so that rows which do not fit may be
-        among them. A block out of the time range is not read, one without the texts is not decoded. `near`:
-        as in `index`.
+        """Yield the whole blocks of a shard that may have matching rows; other rows may be among them.
+
+        Matching rows have numbers from `start` to before `end`, were received from `from_us` to before
+        `to_us` (microseconds UTC) and have the texts of `only`. A block outside the time range is not read,
+        one without the texts is not decoded. For `near` see `index`.
         """
         routes = None if only is None else only.get("route")
         for item in self._scan(shard, start, near, wanted=_Wanted(from_us, to_us, routes)):
@@ -725,10 +750,10 @@ class JournalReader:
                     if isinstance(block, Gap) or only is None or block.may_hold(only):
                         yield block
             if end is not None and behind >= end:
-                return  # what is wrong behind it is not asked for
+                return  # what is wrong behind it was not requested
 
     def _read(self, shard: str, found: _OpenBlock) -> Block | Gap:
-        """The block, or a Gap in the place of what cannot be read."""
+        """Return the block, or with `skip` a Gap if it is damaged."""
         at, header = found.at, found.at.header
         try:
             return block_from(shard, at, self._sound(found.file, at), found.begin, self.expand)
@@ -746,7 +771,7 @@ class JournalReader:
         to_us: int | None = None,
         only: Only | None = None,
     ) -> Iterator[Row | Gap]:
-        """As `blocks`, but exactly the rows that fit."""
+        """Yield exactly the rows that match; see `blocks`."""
         for block in self.blocks(shard, start, from_us=from_us, to_us=to_us, only=only):
             if isinstance(block, Gap):
                 yield block
@@ -763,8 +788,10 @@ class JournalReader:
     def follow(
         self, shard: str, start: int, *, wait: Callable[[], bool] | None = None, only: Only | None = None
     ) -> Iterator[Block | Gap]:
-        """As `blocks`, and what is written later. `wait` is called when there is nothing new: it waits a
-        while and returns whether to go on; the default waits 0.2 s, for ever.
+        """Yield what `blocks` yields, and what is written later.
+
+        `wait` is called when there is nothing new; it waits a while and returns True to continue. The default
+        waits 0.2 s, forever.
         """
         position = start
         while True:
@@ -780,13 +807,15 @@ class JournalReader:
                 return
 
     def verify(self, shard: str) -> Iterator[Gap | Hole]:
-        """Everything that is wrong with a shard or missing in it, with every block read and checked. A Hole
-        that reaches to the end of the shard is torn, or a live writer is about to fill it."""
+        """Yield everything that is wrong or missing in a shard, after reading and checking every block.
+
+        A Hole that reaches to the end of the shard is a torn block, or a live writer is about to fill it.
+        """
         segments = self.segments(shard)
         for segment in segments:
             try:
                 file = segment.path.open("rb", buffering=0)
-            except FileNotFoundError:  # retention was faster
+            except FileNotFoundError:  # deleted by retention
                 continue
             with file:
                 yield from _holes(file, segment, last=segment is segments[-1])
@@ -797,14 +826,14 @@ class JournalReader:
 
 
 class _Wanted(NamedTuple):
-    """Rows of which times (microseconds UTC, of receipt) and routes are asked for."""
+    """Times of receipt (microseconds UTC) and routes of the requested rows."""
 
     from_us: int | None = None
     to_us: int | None = None
     routes: Collection[str] | None = None
 
     def misses(self, received: Sequence[int], routes: Collection[str] | None) -> bool:
-        """Whether rows with these times and routes (None: not known) are all of no interest."""
+        """Return True if no row with these times and routes (None if unknown) is wanted."""
         first_us, last_us = received
         return (
             (self.from_us is not None and last_us < self.from_us)
@@ -815,7 +844,7 @@ class _Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class _Scan:
-    """A walk over a shard: which row is expected next, and which rows are asked for."""
+    """State of a walk over a shard: the next expected row, and the requested rows."""
 
     shard: str
     expected: int
@@ -828,14 +857,14 @@ _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _range(item: At | Stretch | range) -> tuple[int, int]:
-    """The rows of it: the first, and the one behind."""
+    """Return the number of the first row, and that behind the last."""
     if isinstance(item, At):
         return item.header.base, item.header.next
     return (item.first, item.next) if isinstance(item, Stretch) else (item.start, item.stop)
 
 
 def _leads_to(file: BinaryIO, near: Place, expected: int) -> bool:
-    """Whether the block of row `expected` is there, or further on; the file may be another than it was."""
+    """Return True if the block of row `expected` is at or behind `near`, in a file that may have changed."""
     at = block_at(file, near.path, near.offset)
     return near.offset == size_of(file) if at is None else at.header.base <= expected
 
@@ -853,7 +882,7 @@ def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:
 
 
 def fits(row: Row, only: Only | None) -> bool:
-    """Whether a row has what `only` asks for."""
+    """Return True if a row has the texts that `only` requires."""
     return only is None or all(row.get(name) in texts for name, texts in only.items())
 
 

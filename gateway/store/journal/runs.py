@@ -1,9 +1,9 @@
-"""Runs of equal objects: the messages of a connection in one wake-up have one sender, often one address too.
+"""Runs of equal objects, such as the sender or the address of consecutive messages of a connection.
 
-Then a look-up for each run is enough, if the runs are found for less than the look-ups cost. One look at all
-that messages may differ in, the first difference ends it, finds the runs of those that differ in their bodies
-only. For objects that are the same or not there is a shorter way: to look where a run should end, and to
-count, which takes a tenth of the time of looking at each.
+One look-up for each run is enough, if finding the runs costs less than the look-ups. `alike_in` compares
+everything besides bodies until the first difference, and finds runs of messages that differ only in their
+bodies. For objects that are identical or not, `runs_of` is faster: it checks where a run should end and
+counts, which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from gateway.model.message import Message
 from gateway.store.journal.format import Buffer, Repeated
 
-RUN: Final = 32  # as long a run is looked up faster once than for each message (measured)
-RUN_ALIKE: Final = 8  # so many messages for each run pay for the look at all of them (measured)
-SLACK: Final = 64  # rows that are looked at before that is held against them
-SAMPLED: Final = 13  # one of so many is looked at; a prime, for clients send eights and hundreds
+# From this length on, one look-up for each run is faster than one for each message (measured).
+RUN: Final = 32
+RUN_ALIKE: Final = 8  # messages for each run from which comparing all of them is worthwhile (measured)
+SLACK: Final = 64  # messages compared before the result is judged
+SAMPLED: Final = 13  # sampling interval; a prime, because clients send eights and hundreds
 Kind = TypeVar("Kind")
 
 
 class Runs(NamedTuple, Generic[Kind]):
-    """Objects, and for how many rows each of them stands. `lengths` None: for one."""
+    """Objects, with the number of rows for which each stands; `lengths` None means one row."""
 
     objects: list[Kind]
     lengths: Sequence[int] | None
 
 
 def alike_in(messages: list[Message]) -> Runs[Message]:
-    """The first message of each run that differs in its bodies only; all of them when runs are short."""
+    """Return the first message of each run of messages that differ only in bodies; all if runs are short."""
     if len(messages) <= RUN_ALIKE:
         return Runs(messages, None)
     one = messages[0]
@@ -66,7 +67,7 @@ def alike_in(messages: list[Message]) -> Runs[Message]:
 
 
 def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
-    """All of them, one behind the other."""
+    """Return the runs joined."""
     if len(several) == 1:
         return several[0]
     objects = list(chain.from_iterable([one.objects for one in several]))
@@ -77,29 +78,29 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
 
 
 def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
-    """The lengths of runs, one behind the other; with each how many there are, for None: of one row each."""
+    """Return the lengths of runs joined; each comes with their number, for None: of one row each."""
     if all(lengths is None for lengths, _ in several):
         return None
     return list(chain.from_iterable([[1] * count if known is None else known for known, count in several]))
 
 
 def spread(runs: Runs[Kind]) -> list[Kind]:
-    """The objects as they stand in the rows."""
+    """Return the objects row by row."""
     if runs.lengths is None:
         return runs.objects
     return list(chain.from_iterable(map(repeat, runs.objects, runs.lengths)))
 
 
 def repeated(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
-    """Values of `width` octets, each as often as its run is long."""
+    """Return values of `width` bytes, each repeated as often as its run is long."""
     return values if lengths is None else Repeated(values, width, lengths)
 
 
 def runs_of(objects: list[Kind]) -> Runs[Kind]:
-    """The same objects that stand together; each for itself when a sample says that it does not pay.
+    """Return the runs of identical objects, or each object by itself if a sample shows only short runs.
 
-    A run is taken to be as long as the one before, or else its end is found by halving; counting tells
-    whether that was right. A long run may come as several.
+    A run is assumed to be as long as the one before; otherwise its end is found by bisection. Counting
+    verifies the assumption. A long run may be returned as several.
     """
     sample = list(map(is_, objects[:-1:SAMPLED], objects[1::SAMPLED]))
     if RUN * sum(sample) <= (RUN - 1) * len(sample):
@@ -120,7 +121,7 @@ def runs_of(objects: list[Kind]) -> Runs[Kind]:
 
 
 def _end_of_run(objects: list[Kind], at: int, length: int) -> int:
-    """Where the run that begins at `at` ends if it is one whenever both its ends are the same."""
+    """Return where the run from `at` ends, assuming that it is one whenever both its ends are identical."""
     one, end = objects[at], len(objects)
     low, high = at, at + length
     while high < end and objects[high] is one:

@@ -1,4 +1,7 @@
-"""The files of a journal, and the blocks in one of them: found, checked, and found again behind damage."""
+"""Files of a journal, and the blocks in a file: listing, checking, and searching behind damage.
+
+The functions read headers and check CRCs; columns and rows are decoded in reader.py.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,23 @@ from gateway.store.journal.format import (
     decode_header,
 )
 
-try:  # zlib's takes ten times as long: more than all else that is done with a few columns of a block
+try:  # zlib's takes ten times as long, more than everything else that is done with a few columns
     from isal.isal_zlib import crc32
 except ImportError:  # a reader without the gateway's own dependencies
     from zlib import crc32
 
 NAME: Final = re.compile(r"(\d{1,10})-(\d{20})\.gwj")
-LEVELS: Final = 2  # of folders below that of a journal: a replica's, and a worker's in it
-SEARCH_OCTETS: Final = 1_048_576  # read at a time when looking for the next block
+LEVELS: Final = 2  # levels of folders below a journal's: a replica's, and a worker's in it
+SEARCH_OCTETS: Final = 1_048_576  # bytes read at once when searching for the next block
 
 
 class Segment(NamedTuple):
-    """A file of a journal. `shard` is its number, behind the names of the folders in which it lies below the
-    journal's, each with a slash; `first` is the sequence number of its first row; `octets` its size when it
-    was seen, `inode` which file that was."""
+    """File of a journal.
+
+    `shard` is its number, after the names of the folders below the journal's, each with a slash. `first` is
+    the sequence number of its first row. `octets` is its size in bytes when it was listed, `inode` identifies
+    the file.
+    """
 
     path: Path
     shard: str
@@ -41,7 +47,7 @@ class Segment(NamedTuple):
 
 
 class At(NamedTuple):
-    """A block: which file, where in it, and its header."""
+    """Block: its file, its offset there, and its header."""
 
     path: Path
     offset: int
@@ -49,12 +55,12 @@ class At(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind it."""
+        """Offset behind the block."""
         return self.offset + self.header.octets
 
 
 class Hole(NamedTuple):
-    """Octets of a file that are no block, though blocks follow."""
+    """Bytes of a file that are no block, although blocks follow."""
 
     path: Path
     offset: int
@@ -62,12 +68,12 @@ class Hole(NamedTuple):
 
 
 def segment_name(shard: int, first: int) -> str:
-    """The name of the segment whose first row is number `first`."""
+    """Return the name of the segment whose first row has number `first`."""
     return f"{shard}-{first:020}.gwj"
 
 
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
-    """The segments of one folder, in order of shard and sequence."""
+    """Return the segments of one folder, in order of shard and sequence."""
     found = []
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)
@@ -75,14 +81,14 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
             continue
         try:
             stat = path.stat()
-        except FileNotFoundError:  # retention was faster
+        except FileNotFoundError:  # deleted by retention
             continue
         found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), stat.st_size, stat.st_ino))
     return sorted(found, key=lambda segment: (segment.shard, segment.first))
 
 
 def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:
-    """The same of a folder and those below it, whose names come before that of a shard."""
+    """Return the segments of a folder and of the folders below it, whose names precede their shards'."""
     found = segments_in(folder, prefix)
     for below in sorted(folder.iterdir()) if levels else ():
         if NAME.fullmatch(below.name) is None and below.is_dir():
@@ -91,14 +97,15 @@ def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list
 
 
 def size_of(file: BinaryIO) -> int:
-    """The size of an open file, as it is now; it stands at its end then."""
+    """Return the current size of an open file in bytes, and move its position to the end."""
     return file.seek(0, SEEK_END)
 
 
 def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
-    """The blocks of a file from `offset` on, by their headers; ends before an incomplete one at its end.
+    """Yield the blocks of a file from `offset` on, and a Hole for each damaged part between them.
 
-    `file` is unbuffered. Raises JournalError when a block is of another format.
+    Only the headers are read. An incomplete block at the end of the file is not yielded. `file` must be
+    unbuffered. Raises JournalError if a block is of another format.
     """
     while True:
         at = block_at(file, path, offset)
@@ -107,7 +114,7 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
             if following is None:
                 return
             at = block_at(file, path, offset)
-            if at is None:  # else a live writer completed it, and wrote on, while we searched
+            if at is None:  # otherwise a live writer completed it, and wrote on, during the search
                 yield Hole(path, offset, following.offset)
                 at = following
         yield at
@@ -115,7 +122,7 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
 
 
 def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
-    """The block at `offset`; None when there is no complete one. Its content is not looked at."""
+    """Return the block at `offset`, or None if there is no complete one. The content is not checked."""
     file.seek(offset)
     try:
         header = decode_header(file.read(LOOK_OCTETS))
@@ -127,7 +134,7 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
 
 
 def content_of(file: BinaryIO, at: At) -> bytes | None:
-    """The whole block; None when its content is not what was written."""
+    """Return the whole block, or None if its content is damaged."""
     file.seek(at.offset)
     octets = file.read(at.header.octets)
     if len(octets) < at.header.octets:
@@ -136,7 +143,7 @@ def content_of(file: BinaryIO, at: At) -> bytes | None:
 
 
 def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
-    """The next block behind damage: one with a sound header and content, for bodies may hold anything."""
+    """Return the next block with sound header and content, searching from `offset` behind damage."""
     while True:
         file.seek(offset)
         chunk = file.read(SEARCH_OCTETS)
@@ -149,4 +156,4 @@ def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
             place = chunk.find(MAGIC, place + 1)
         if len(chunk) < SEARCH_OCTETS:
             return None
-        offset += SEARCH_OCTETS - ALIGNMENT  # the magic may lie across two chunks
+        offset += SEARCH_OCTETS - ALIGNMENT  # the magic may cross two chunks

@@ -1,4 +1,4 @@
-"""A row of the journal for people and programs."""
+"""Rows of the journal as JSON documents, for people and programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.store.journal.reader import Row
 
 
 def document_of(row: Row) -> dict[str, Any]:
-    """In words of JSON: times in ISO 8601, properties as an object, the body as text or in base64."""
+    """Return a row as JSON values: times in ISO 8601, properties as an object, the body as text or base64."""
     document = dict(row)
     for name in ("received", "settled", "expires"):
         document[name] = None if row[name] is None else time_of(row[name])
@@ -27,5 +27,5 @@ def document_of(row: Row) -> dict[str, Any]:
 
 
 def time_of(microseconds: int) -> str:
-    """A time of the journal."""
+    """Return a time of the journal, in microseconds, in ISO 8601."""
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")

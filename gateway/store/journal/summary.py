@@ -1,7 +1,7 @@
-"""What is in a segment that is complete: its last block says it, so that nobody reads the others to plan.
+"""Summary of a complete segment, stored in its last block, so that planning need not read the others.
 
-The JSON object has the keys of `Summary`. `spans` are runs of blocks that follow each other, about a mebibyte
-of them: offset, first row, row behind, octets, and the earliest and latest receipt.
+The JSON object has the keys of `Summary`. `spans` are runs of consecutive blocks, about 1 MiB each: offset,
+first row, row behind, bytes, and the earliest and latest receipt.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gateway.store.journal.format import (
 from gateway.store.journal.segments import Segment, block_at, content_of, size_of
 
 SPAN_OCTETS: Final = 1_048_576
-ROUTES_MAX: Final = 1_000  # that are listed; of more a segment only says that it does not know
+ROUTES_MAX: Final = 1_000  # in the list; a segment with more has no list
 SMALL_ROWS: Final = 512
-SMALL_OCTETS: Final = 131_072  # a block with fewer rows than that may hold large bodies, and is not small
+SMALL_OCTETS: Final = 131_072  # bytes; a block with few rows may have large bodies, and is not small then
 TRAILER: Final = struct.Struct("<8sQ")
 TRAILER_MAGIC: Final = b"GWJINDEX"
 
 
 class Span(NamedTuple):
-    """Blocks that follow each other in a file."""
+    """Consecutive blocks in a file."""
 
     offset: int
     first: int
@@ -45,8 +45,11 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Summary:
-    """What is in a segment: rows `first` to before `next`, `missing` of them in gaps. Times are microseconds
-    UTC, 0 without rows. `routes` None: too many to list. `replaced`: blocks that were merged into these."""
+    """Summary of a segment: rows `first` to before `next`, `missing` of them in gaps.
+
+    Times are in microseconds UTC, 0 without rows. `routes` is None if there are too many to list. `replaced`
+    is the number of blocks that were merged into these.
+    """
 
     first: int
     next: int
@@ -65,7 +68,7 @@ class Summary:
     def add(
         self, offset: int, header: Header, statistics: BlockStatistics | None, *, small: bool = False
     ) -> None:
-        """A block follows. `statistics` None: they are not known."""
+        """Add the block that follows. `statistics` is None if unknown."""
         self.low_us = max(self.low_us, header.low_us)
         self.next = header.next
         if header.flags & (INDEX | MARK):
@@ -97,26 +100,26 @@ class Summary:
             )
 
     def has(self, routes: Iterable[str]) -> bool:
-        """False: no row took one of these."""
+        """Return False if no row took one of these routes."""
         return self.routes is None or not self.routes.isdisjoint(routes)
 
     def place_of(self, number: int) -> int:
-        """The offset of a block at or before the one with this row."""
+        """Return the offset of a block at or before the one with this row."""
         return next((span.offset for span in reversed(self.spans) if span.first <= number), 0)
 
 
 def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
-    """A span of times with another one; (0, 0): none yet."""
+    """Return a span of times extended by another; (0, 0) is the empty span."""
     return (first, last) if span == (0, 0) else (min(span[0], first), max(span[1], last))
 
 
 def is_small(header: Header) -> bool:
-    """Whether a block should be merged with its neighbours."""
+    """Return True if a block should be merged with its neighbours."""
     return 0 < header.rows < SMALL_ROWS and header.octets < SMALL_OCTETS and not header.gap
 
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
-    """The block for the end of a segment, at `offset` of its file."""
+    """Return the block for the end of a segment, at `offset` of its file."""
     given = asdict(summary)
     given["routes"] = None if summary.routes is None else sorted(summary.routes)
     text = json.dumps(given, separators=(",", ":")).encode()
@@ -127,7 +130,10 @@ def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
 
 
 def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
-    """What the end of a segment says, if it is complete; None when it does not, or not soundly."""
+    """Return the summary at the end of a segment; None if it is not complete or its end is damaged.
+
+    Raises DamageError if the summary itself cannot be decoded.
+    """
     size = size_of(file)
     if size < TRAILER.size:
         return None
@@ -143,7 +149,7 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
         return None
     try:
         given = json.loads(octets[LOOK_OCTETS : -TRAILER.size])
-        given = {name: given[name] for name in Summary.__slots__}  # a later gateway may say more
+        given = {name: given[name] for name in Summary.__slots__}  # a later gateway may write more keys
         given["routes"] = None if given["routes"] is None else set(given["routes"])
         given["spans"] = [Span(*span) for span in given["spans"]]
         given["received"], given["settled"] = tuple(given["received"]), tuple(given["settled"])

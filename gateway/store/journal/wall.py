@@ -1,8 +1,8 @@
-"""From the event loop's clock to the wall clock's microseconds, always the same for the same time.
+"""Conversion of the event loop's clock to wall-clock microseconds, always the same for the same time.
 
-A message may be settled hours after it came, and once for each target; the wall clock may be set in between.
-So what a time is by the wall clock is decided by when it was, not by when it is asked: rows of one message
-agree, and their `received` is what a clock on the wall showed.
+A message may be settled hours after it was received, and once for each target; the wall clock may be set in
+between. The wall-clock time is therefore determined by when the event was, not by when it is converted: rows
+of one message agree, and their `received` is what a wall clock showed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from typing import Final
 
 from gateway.model.times import Monotonic, WallTime
 
-SECOND: Final = 1_000_000  # in microseconds
-LOOK_SECS: Final = 0.1  # between two looks at the difference between the clocks
-SLACK_SECS: Final = 0.02  # by which it may be off; each change of it moves what came in between
-CHANGES_MAX: Final = 64  # that are remembered; times before them are told by the oldest
+SECOND: Final = 1_000_000  # microseconds
+LOOK_SECS: Final = 0.1  # between two comparisons of the clocks
+SLACK_SECS: Final = 0.02  # tolerated deviation; each correction shifts the times since the one before
+CHANGES_MAX: Final = 64  # that are stored; earlier times use the oldest
 
 
 class WallClock:
-    """Both clocks, and how far they were apart when. Belongs to the event loop, and is asked `now`
-    first."""
+    """Both clocks, and the history of their difference.
+
+    For the event loop only, which must call `now` first.
+    """
 
     def __init__(self, clock: Callable[[], Monotonic], utc: Callable[[], WallTime]) -> None:
         self._clock = clock
         self._utc = utc
         self._offsets: list[float] = []
-        self._changed: list[Monotonic] = []  # one fewer: the last time that was told by the offset before
+        self._changed: list[Monotonic] = []  # one fewer: the last time to which the offset before applies
         self._last: Monotonic | None = None
         self._looked: Monotonic | None = None
 
     def now(self) -> Monotonic:
-        """The loop's clock."""
+        """Return the loop clock's time, and compare the clocks if that is due."""
         now = self._clock()
         if self._looked is None or now - self._looked > LOOK_SECS:
             self._looked = now
@@ -41,7 +43,7 @@ class WallClock:
         return now
 
     def micros(self, at: Monotonic) -> int:
-        """What the wall clock showed then, in microseconds."""
+        """Return what the wall clock showed at a time of the loop clock, in microseconds."""
         changed = self._changed
         offset = self._offsets[-1 if not changed or at > changed[-1] else bisect_left(changed, at)]
         return int((at + offset) * SECOND)

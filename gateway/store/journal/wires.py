@@ -1,11 +1,10 @@
-"""Addresses and properties as their protocols write them, and the texts that are told of them.
+"""Addresses and property sets as encoded entries, and the texts that readers see.
 
-The journal keeps the octets that came: to write JSON of each set of properties that is new costs more than
-all else that the journal does with a message, and most rows are never asked for it. Whoever asks for a column
-has its texts made here, by what the gateway itself would have made of the octets.
-
-An octet before the octets says whose they are: FORMS. TEXTS are the texts themselves, of what no protocol has
-written, or one of somebody else's.
+The journal stores the received bytes: writing JSON for each new property set costs more than everything else
+that the journal does with a message, and most rows are never read. A reader that requests such a column gets
+its texts from here, as the gateway itself would have derived them from the bytes. A byte before the entry
+(FORMS) names the protocol. The form TEXTS has the texts themselves, for entries without the bytes of a
+built-in protocol.
 """
 
 from __future__ import annotations
@@ -30,28 +29,31 @@ AddressTexts = tuple[bytes, bytes | None, bytes]
 SetTexts = tuple[bytes, bytes | None]
 TEXTS: Final = 0
 U32: Final = Struct("<I").pack
-NULL: Final = U32(0xFFFF_FFFF)  # in the place of a length
+NULL: Final = U32(0xFFFF_FFFF)  # instead of a length
 FORM_OF: Final = {name: dialect.wire_form for name, dialect in DIALECTS.items() if dialect.wire_form}
 WRITERS: Final = {dialect.wire_form: dialect for dialect in DIALECTS.values() if dialect.wire_form}
-PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
+PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; a larger one is recorded as {"omitted": bytes}
 MALFORMED: Final[SetTexts] = (b'{"malformed":true}', None)
-TOLD: Final = "journal"  # the key in PropertySet.forms
+TOLD: Final = "journal"  # key in PropertySet.forms
 ROWS_APART: Final = 65_536
-APART_FROM: Final = 64  # rows of a block, half of which must be new
-REMEMBERED: Final = 4_096  # sets and addresses, whose texts are wanted for block after block; and
-REMEMBERED_OCTETS: Final = 1_024  # the largest that is worth it
+APART_FROM: Final = 64  # rows of a block, of which half must be new
+REMEMBERED: Final = 4_096  # sets and addresses cached for readers of block after block
+REMEMBERED_OCTETS: Final = 1_024  # bytes of the largest cached one
 
 
 def words_of(address: Address) -> AddressTexts:
-    """An address as the journal has it: as one text, its scope if its protocol has any, and its name."""
+    """Return the journal's texts of an address: as one text, its scope (None without scopes), its name."""
     dialect = dialect_of(address)
     scope = None if dialect.scope_word is None else octets_of(address.scope)
     return octets_of(dialect.show(address)), scope, octets_of(address.name)
 
 
 def recorded(found: PropertySet) -> SetTexts:
-    """What the journal says of a property set, JSON and message id; remembered in its `forms`, unless it is
-    soon made again: most sets of texts come once."""
+    """Return JSON and message id of a property set in the journal.
+
+    The result is cached in the set's `forms`, except for sets of texts, which are fast to encode and mostly
+    occur once.
+    """
     if found.read_texts is not None:
         made = encode_texts(found.read_texts, found.raw)
         if made is not None and len(made) <= PROPERTIES_OCTETS_MAX:
@@ -75,11 +77,11 @@ def _recorded(found: PropertySet) -> SetTexts:
 
 
 def framed(texts: Texts) -> bytes:
-    """The octets of texts, each behind its length."""
+    """Return the bytes of texts, each behind its length."""
     return b"".join([NULL if text is None else U32(len(text)) + text for text in texts])
 
 
-NOWHERE_TEXTS: Final = framed((None, None, None))  # of an address that there is none of
+NOWHERE_TEXTS: Final = framed((None, None, None))  # of a missing address
 
 
 def _unframed(octets: bytes) -> Texts:
@@ -97,12 +99,12 @@ def _unframed(octets: bytes) -> Texts:
 
 
 Entered = tuple[bytes, list[bytes]]
-"""Entries: their forms, and their octets."""
+"""Encoded entries: their forms, and their bytes."""
 NOWHERE_ENTRY: Final[Entered] = bytes((TEXTS,)), [NOWHERE_TEXTS]
 
 
 def address_entries(addresses: list[Address]) -> Entered:
-    """An entry for each of addresses of one protocol."""
+    """Return an entry for each address; all are of one protocol."""
     form = FORM_OF.get(addresses[0].protocol, TEXTS)
     if form == TEXTS:
         return bytes(len(addresses)), [framed(words_of(one)) for one in addresses]
@@ -110,7 +112,7 @@ def address_entries(addresses: list[Address]) -> Entered:
 
 
 def set_entries(sets: list[PropertySet]) -> Entered:
-    """An entry for each."""
+    """Return an entry for each property set."""
     if not sets:
         return b"", []
     protocol = sets[0].protocol
@@ -131,9 +133,10 @@ def set_entries(sets: list[PropertySet]) -> Entered:
 
 
 class Wires:
-    """A dictionary of octets. It lives on from block to block, as one of texts does (entries.py), where most
-    of what comes has been there before. Where most is new, to look for it costs more than to write it again:
-    then every row has an entry of its own, for as long as ROWS_APART, after which it is looked for once more.
+    """Dictionary of encoded entries, which persists from block to block like one of texts (entries.py).
+
+    Where most entries are new, looking them up costs more than writing them again: then every row gets its
+    own entry for ROWS_APART rows, after which entries are looked up again.
     """
 
     __slots__ = ("_apart", "_differ", "_entries", "_forms")
@@ -141,11 +144,11 @@ class Wires:
     def __init__(self) -> None:
         self._entries = Entries(1)
         self._forms = bytearray()
-        self._differ = False  # most rows of the last block that was looked at
-        self._apart = 0  # rows that are not looked for
+        self._differ = False  # most rows of the last block that was looked up
+        self._apart = 0  # remaining rows that are not looked up
 
     def begin(self, rows: int) -> bool:
-        """A block begins whose rows are looked for. True: nothing is known any more."""
+        """Begin a block whose rows are looked up. Return True if the dictionary was cleared."""
         if not self._entries.begin(rows) and not self._differ:
             return False
         self._entries = Entries(1)
@@ -153,12 +156,12 @@ class Wires:
         return True
 
     def add_all(self, forms: bytes, octets: Sequence[bytes]) -> list[bytes]:
-        """New entries; returns their numbers."""
+        """Add entries and return their encoded numbers."""
         self._forms += forms
         return self._entries.add_all([(one,) for one in octets])
 
     def end(self, rows: int, fresh: int) -> list[Buffer]:
-        """The buffers, when all rows have their numbers; `fresh` entries were made for them."""
+        """Return the buffers once all rows have their numbers; `fresh` entries were added for them."""
         self._differ = rows >= APART_FROM and fresh > rows // 2
         if self._differ:
             self._apart = ROWS_APART
@@ -166,38 +169,40 @@ class Wires:
 
     @property
     def differ(self) -> bool:
-        """Whether what comes next is not to be looked for."""
+        """True if the next rows are not looked up."""
         return self._apart > 0
 
     def passed(self, rows: int) -> None:
-        """So many rows have not been looked for."""
+        """Count rows that were not looked up."""
         self._apart = max(self._apart - rows, 0)
 
 
 def wire_buffers(forms: bytes, octets: list[bytes]) -> list[Buffer]:
-    """Those of a dictionary of these entries."""
+    """Return the buffers of a dictionary with these entries."""
     return held_buffers(forms, list(map(len, octets)), b"".join(octets))
 
 
 def held_buffers(forms: bytes, sizes: list[int], octets: Octets) -> list[Buffer]:
-    """The same of entries that lie one behind the other."""
+    """Return the buffers of a dictionary whose entries are joined."""
     return [_forms_buffer(forms), offsets(sizes), octets]
 
 
 def _forms_buffer(forms: bytes) -> Buffer:
-    """Mostly all are one."""
+    """Return the buffer of forms, as one run if they are all equal."""
     return Repeated(forms[:1], 1, [len(forms)]) if forms.count(forms[0]) == len(forms) else forms
 
 
 # --- for readers
 
 Dictionary = tuple[Octets, ...]
-"""Validity, offsets and octets, as of a coded column."""
+"""Validity, offsets and bytes, as of a coded column."""
 
 
 def address_dictionaries(forms: memoryview, starts: memoryview, octets: memoryview) -> list[Dictionary]:
-    """What the columns have that share a dictionary of addresses, one for each in the order of their texts.
-    Raises DamageError."""
+    """Return the dictionaries of the columns that share entries of addresses, in the order of their texts.
+
+    Raises DamageError for an unknown form.
+    """
     kinds = set(forms)
     if len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
         plain: Dictionary = b"", starts, octets
@@ -207,8 +212,10 @@ def address_dictionaries(forms: memoryview, starts: memoryview, octets: memoryvi
 
 
 def set_dictionary(forms: memoryview, starts: memoryview, octets: memoryview, *, ids: bool) -> Dictionary:
-    """What a column has of a dictionary of property sets: their message ids, which need no JSON of them, or
-    their JSON. Raises DamageError."""
+    """Return the dictionary of message ids (`ids`), which needs no JSON, or of the JSON of property sets.
+
+    Raises DamageError for an unknown form.
+    """
     read = _message_id if ids else _set_text
     return _dictionary(tuple([read(form, entry) for form, entry in _entries(forms, starts, octets)]))
 

@@ -1,15 +1,15 @@
-"""The gateway's side of the journal: the event loop leaves parts behind, a thread writes them to the disk.
+"""Writer of the journal: the event loop records parts, and a thread writes them to the disk.
 
-`record` copies the bodies; when enough rows have gathered it makes columns of them, and leaves those to the
-thread, which writes; when little happens it makes the columns too. It does not make them
-all: to get the interpreter's lock from a busy event loop takes a thread 5 ms, more when the loop lets it go
-for moments in between, and while it waits the loop pays for each of those moments. So it should need the lock
-seldom (measured with a CRC in the thread: 0.5 us more for each message, or nothing gained when it is one for
-the block; with all of it there: a third of the messages not recorded, at half the speed).
+`record` copies the bodies. When enough rows have gathered, the event loop encodes them as columns and leaves
+the block to the thread, which writes it; with little traffic the thread encodes, too. The thread does not
+encode everything, because a thread needs 5 ms to get the interpreter lock from a busy event loop, and more if
+the loop releases it for moments in between, each of which costs the loop time. (Measured: with the CRC in the
+thread 0.5 us more for each message, or no gain with one for the block; with everything in the thread a third
+of the messages unrecorded, at half the speed.)
 
-A message is never held up: when the disk cannot follow (slow, or full), rows beyond the backlog are dropped
-and counted, and a GAP block takes their numbers, so that no reader mistakes the journal for complete. What is
-still in memory when the process is killed is lost: the journal is a record, not a store.
+A message is never delayed. If the disk is too slow or full, rows beyond the backlog are dropped and counted,
+and a GAP block takes their numbers, so that no reader takes the journal for complete. What is still in memory
+when the process is killed is lost: the journal is a record, not a store.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_d
 from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.wall import SECOND, WallClock
 
-CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit is
-FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
-WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
+CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit
+FLUSH_OCTETS: Final = 4 * 1_048_576  # bytes of bodies after which rows are encoded
+WRITE_OCTETS: Final = 2 * 1_048_576  # bytes of blocks after which the thread is woken
 WRITE_BLOCKS_MAX: Final = 100  # at a time
-MARK_SECS: Final = 60.0  # between two low-water marks when nothing crosses
+MARK_SECS: Final = 60.0  # between two low-water marks without traffic
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the journal is written. A limit of 0 does not limit.
+    """Options of writing a journal. A limit of 0 does not limit.
 
-    `compress`: zlib's level, 0 to 9; 0: not at all. `body_bytes_max`: larger bodies are left out; 0: all are.
-    `sync_interval_secs`: between fsyncs; 0: never. `backlog_bytes_max`: of blocks that wait for the disk.
+    `compress` is zlib's level, 0 to 9; 0 does not compress. Bodies larger than `body_bytes_max` bytes are
+    left out; 0 leaves out all. `sync_interval_secs` is the time between fsyncs; 0 never syncs.
+    `backlog_bytes_max` limits the blocks that wait for the disk.
     """
 
     segment_bytes: int = 64 * 1_048_576
@@ -72,8 +73,10 @@ _Sources = list[Message] | list[Address]
 
 
 class _Block(NamedTuple):
-    """What waits for the disk: a draft when the thread is to lay it out. `memories` are in use until it
-    is written."""
+    """Block that waits for the disk; a draft if the thread lays it out.
+
+    `memories` are in use until it is written.
+    """
 
     block: Draft | Laid
     octets: int
@@ -81,17 +84,18 @@ class _Block(NamedTuple):
 
 
 def nothing_open() -> None:
-    """Everything that came is settled."""
+    """Return None: everything received is settled."""
 
 
 class JournalWriter:
-    """Writes one shard of a journal.
+    """Writer of one shard of a journal.
 
-    `clock` is the event loop's, that `received` is told in; it is read there only. `tell` gets a
-    line for the log when writing begins to fail, and when it works again; the thread calls it, mostly.
-    `oldest` says when the oldest message came that is not settled (None: there is none).
-    Counters: `rows`, `blocks`, `octets` written, `dropped` rows, `errors` of the disk, `failed` rows that
-    could not be encoded (a bug). Raises JournalError as Appender does.
+    `clock` is the event loop's clock, in which `received` times are; it is read only there. `tell` gets a
+    line for the log when writing starts to fail and when it works again, mostly in the thread. `oldest`
+    returns when the oldest unsettled message was received, or None.
+
+    Counters: `rows`, `blocks`, `octets` (bytes) written, `dropped` rows, `errors` of the disk, `failed` rows
+    that could not be encoded (a bug). The constructor raises JournalError as Appender does.
     """
 
     def __init__(
@@ -128,24 +132,24 @@ class JournalWriter:
         self._utc = utc
         self._tell = tell
         self.rows = self.blocks = self.octets = self.errors = self.failed = 0
-        self.failure = ""  # what the disk said, while it says so
+        self.failure = ""  # current error of the disk
         # The event loop's.
         self._rows_in = 0
         self.dropped = 0
         self._oldest = oldest
-        # Of whoever has the lock: what gathers, and to make blocks of it.
+        # With the lock: what gathers, and encoding it.
         self._lock = threading.Lock()
         self._memories = Memories()
         self._gathering = self._gather()
         self._next = self._appender.next
-        self._accounted = 0  # of the dropped rows
-        self._queued = 0  # octets of blocks, ever
-        self._low_us = 0  # of all that was received before it, nothing is open and all is recorded
-        self._stands: tuple[int, Monotonic] | None = None  # which row is the next one, since when
+        self._accounted = 0  # dropped rows that a gap covers
+        self._queued = 0  # total bytes of queued blocks
+        self._low_us = 0  # everything received before is settled and recorded
+        self._stands: tuple[int, Monotonic] | None = None  # number of the next row, and since when
         # The thread's.
-        self._blocks: deque[_Block] = deque()  # others append
-        self._laid: list[Laid] = []  # the first of `_blocks`, ready to write
-        self._written = 0  # octets of blocks, ever
+        self._blocks: deque[_Block] = deque()  # The thread's.
+        self._laid: list[Laid] = []  # the first of `_blocks`, ready to be written
+        self._written = 0  # total bytes of written blocks
         self._failed_since = False
         self._wake = threading.Event()
         self._closing = False
@@ -154,37 +158,37 @@ class JournalWriter:
 
     @property
     def backlog(self) -> int:
-        """Rows that wait to be written."""
+        """Number of rows that wait to be written."""
         return self._rows_in - self.rows - self.failed
 
     @property
     def backlog_octets(self) -> int:
-        """Octets of blocks that wait to be written."""
+        """Size in bytes of the blocks that wait to be written."""
         return self._queued - self._written
 
     @property
     def healthy(self) -> bool:
-        """False: the disk refuses what is written."""
+        """False if the disk refuses writes."""
         return not self.failure
 
     @property
     def next(self) -> int:
-        """The sequence number of the next row that is written."""
+        """Sequence number of the next row."""
         return self._appender.next
 
     @property
     def folder(self) -> Path:
-        """Where the journal is."""
+        """Folder of the journal."""
         return self._appender.folder
 
     @property
     def segments(self) -> int:
-        """Files of this shard."""
+        """Number of files of this shard."""
         return self._appender.segments
 
     @property
     def cut(self) -> int:
-        """Octets of an incomplete block that were cut off at the start."""
+        """Size in bytes of the incomplete block that was cut off at the start."""
         return self._appender.cut
 
     # The event loop's.
@@ -199,11 +203,14 @@ class JournalWriter:
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
     ) -> None:
-        """A recipient's sink has settled `messages`, which are not changed afterwards; `received` is the
-        clock's time of their arrival. `sources` are, when they crossed, the same messages as they came in, or
-        only their addresses, when crossing changed nothing else and counted a hop. `slots`: their places in
-        what was received together, by which the rows of one message are known; None: from 0 on. `bursts`: the
-        same messages again, when that is how all of them came; then they need not be looked at one by one."""
+        """Record `messages` that a recipient's sink has settled, and which are not changed afterwards.
+
+        `received` is when they arrived, on the loop's clock. `sources` are the same messages as received, if
+        they crossed, or only their addresses if crossing changed nothing else and counted a hop. `slots` are
+        their places in what was received together, which identify the rows of one message; None for 0, 1, 2
+        ... `bursts` are the same messages, if all of them were received in bursts; then they are not examined
+        one by one.
+        """
         whole, origins = _apart(sources)
         self._keep(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
 
@@ -215,7 +222,7 @@ class JournalWriter:
         received: Monotonic,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """A route would not let `sources` cross, or they had no target: there is nothing that went out."""
+        """Record `sources` that a route refused or that had no target, so that nothing was delivered."""
         self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
     def _keep(self, settled: Settled, received: Monotonic) -> None:
@@ -230,21 +237,21 @@ class JournalWriter:
         now = wall.now()
         done, came = wall.micros(now), wall.micros(received)
         self._rows_in += count
-        with self._lock:  # the thread has it seldom, and for no longer than a block takes to be made
+        with self._lock:  # the thread rarely has it, and not longer than encoding a block takes
             for some in _slices(settled._replace(received_us=came, settled_us=done), self._rows_max):
                 self._add(some)
-            # What a route refuses is recorded before its batch counts as open.
+            # What a route refuses is recorded before its batch counts as unsettled.
             self._low_us = min(self._low(now), came) if settled.messages is None else self._low(now)
 
     def tick(self) -> None:
-        """Now and then: say how far the journal is complete though nothing has crossed."""
+        """Write a low-water mark now and then, which says up to when the journal is complete."""
         now = self._wall.now()
         with self._lock:
             self._low_us = self._low(now)
             quiet = not (self._gathering.rows or self.backlog or self.failure)
             if self._stands is None or self._stands[0] != self._next:
                 self._stands = self._next, now
-            # Also when it says nothing new, for it says that the gateway lives.
+            # Even without news, because it shows that the gateway is alive.
             if quiet and self._next and now - self._stands[1] >= MARK_SECS:
                 self._stands = self._next, now
                 self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
@@ -261,7 +268,7 @@ class JournalWriter:
             gathering = self._gathering
         try:
             gathering.add(settled)
-        except Exception as error:  # a bug of ours must cost what has gathered, not the gateway
+        except Exception as error:  # a bug must lose what has gathered, not stop the gateway
             self._queue(self._gap_for(gathering.rows + count, error))
             self._gathering = self._gather()
             return
@@ -270,9 +277,9 @@ class JournalWriter:
             self._flush()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what has gathered, once, and end the thread. What the disk does not take is lost and told.
+        """Write what has gathered, once, and end the thread. What the disk refuses is lost and reported.
 
-        Waits for the disk, for `timeout` seconds at most.
+        Waits for the disk for at most `timeout` seconds.
         """
         self._closing = True
         self._wake.set()
@@ -280,7 +287,7 @@ class JournalWriter:
         if self._disk_thread.is_alive():
             self._tell(f"the journal's disk does not answer; {self.backlog} rows are left to it")
 
-    # Of whoever has the lock.
+    # With the lock.
 
     def _gather(self) -> Gathering:
         return Gathering(
@@ -290,11 +297,11 @@ class JournalWriter:
         )
 
     def _flush(self) -> None:
-        """Make a block of what has gathered."""
+        """Encode what has gathered as a block, and queue it."""
         gathering = self._gathering
         if gathering.rows:
             draft = self._encoded(gathering)
-            self._gathering = self._gather()  # as the encoder wants it now
+            self._gathering = self._gather()  # with the columns apart that the encoder wants now
             self._queue(draft, gathering.memories(lent=True))
             for memory in gathering.memories(lent=False):
                 self._memories.give_back(memory)
@@ -306,7 +313,7 @@ class JournalWriter:
     def _queue(self, draft: Draft, memories: Sequence[memoryview] = ()) -> None:
         self._next = draft.header.next
         draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
-        if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
+        if self.options.compress:  # in the thread, because compression releases the interpreter lock
             block = _Block(draft, sum(map(len, draft.buffers)), memories)
         else:
             laid = seal(lay_out(draft, 0), crc32)
@@ -315,7 +322,7 @@ class JournalWriter:
         self._queued += block.octets
 
     def _dropped(self) -> Draft:
-        """The gap for what was dropped since the last one."""
+        """Return the gap for the rows that were dropped since the last one."""
         rows = self.dropped - self._accounted
         self._accounted += rows
         reason, text = ("unwritable", self.failure) if self._failed_since else ("backlog", "")
@@ -328,7 +335,7 @@ class JournalWriter:
         return gap_draft(self._appender.shard, self._next, rows, now_us, given)
 
     def _encoded(self, gathering: Gathering) -> Draft:
-        """The block of what has gathered; a gap when that fails."""
+        """Return the block of what has gathered, or a gap if encoding fails."""
         try:
             return self._encoder.encode(self._next, gathering)
         except Exception as error:  # as above
@@ -347,7 +354,7 @@ class JournalWriter:
         while not self._closing:
             if self._wake.wait(options.flush_interval_secs):
                 self._wake.clear()
-            else:  # little happens, so the loop leaves rows behind; else this would only disturb it
+            else:  # little traffic, so the loop leaves rows behind; otherwise this would only disturb it
                 with self._lock:
                     self._flush()
             self._write()
@@ -362,7 +369,7 @@ class JournalWriter:
         self._attempt(self._appender.close)
 
     def _write(self) -> None:
-        """Write all blocks that wait, and see to what is due by the clock."""
+        """Write all waiting blocks, and do what is due by the clock."""
         level = self.options.compress
         while self._blocks:
             if not self._laid:
@@ -376,7 +383,7 @@ class JournalWriter:
         self._attempt(self._appender.tick)
 
     def _append(self) -> None:
-        # A disk that is nearly full may have room for one.
+        # An almost full disk may have space for one block.
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
             _, octets, memories = self._blocks.popleft()
@@ -393,7 +400,7 @@ class JournalWriter:
             self._tell(f"the journal in {self._appender.folder} is written again")
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Do something with the disk; False when it refused."""
+        """Run an action on the disk. Return False if it failed."""
         try:
             action()
         except OSError as error:
@@ -407,7 +414,7 @@ class JournalWriter:
 
 
 def _apart(sources: _Sources | None) -> tuple[list[Message] | None, list[Address] | None]:
-    """Messages, or addresses only."""
+    """Return the sources as messages, or as addresses only."""
     if sources is None:
         return None, None
     if isinstance(sources[0], Message):
@@ -416,7 +423,7 @@ def _apart(sources: _Sources | None) -> tuple[list[Message] | None, list[Address
 
 
 def _slices(settled: Settled, most: int) -> Iterator[Settled]:
-    """They, in pieces that fit into a block."""
+    """Yield the messages in pieces that fit into a block."""
     count = len(settled.heads)
     if count <= most:
         yield settled
