@@ -1,8 +1,8 @@
-"""What has to happen at a time: messages that expire, queues that nobody uses.
+"""Timers of the broker: messages that expire, queues that are deleted when unused.
 
-One task sleeps until the first alarm is due. Times are UTC in seconds, as messages carry them. Queues come
-and go faster than their alarms ring, so an alarm that is cancelled lets go of what it would have called, and
-the heap is made anew when half of it is cancelled alarms.
+One task sleeps until the first alarm is due. Times are in POSIX seconds, as in messages. Queues come and go
+faster than their alarms are due, so a cancelled alarm drops its reference to the callback, and the heap is
+rebuilt when half of it is cancelled alarms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gateway import clock
 from gateway.containment import contained
 
 SLEEP_SECS_MAX: Final = 10.0  # the wall clock may be set, or the machine have slept
-CANCELLED_MAX: Final = 1_024  # alarms that may wait in vain, besides as many as do not
+# Cancelled alarms that may be in the heap, in addition to as many as are not cancelled.
+CANCELLED_MAX: Final = 1_024
 
 
 class Alarm:
@@ -33,14 +34,14 @@ class Alarm:
         self._alarms = alarms
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the call, if it was not made yet."""
         if self.call is not None:
             self.call = None
             self._alarms.one_cancelled()
 
 
 class Alarms:
-    """Calls functions when their time has come."""
+    """Scheduler of calls at given times."""
 
     def __init__(self) -> None:
         self._alarms: list[tuple[float, int, Alarm]] = []
@@ -52,7 +53,7 @@ class Alarms:
         return len(self._alarms)
 
     def set(self, utc: float, call: Callable[[], None]) -> Alarm:
-        """Call the function at `utc`, or soon when that has passed."""
+        """Schedule a call at `utc` (POSIX seconds), or soon if that has passed."""
         alarm = Alarm(self, utc, call)
         heapq.heappush(self._alarms, (utc, next(self._numbers), alarm))
         if self._sleep is not None and self._alarms[0][2] is alarm:
@@ -60,7 +61,7 @@ class Alarms:
         return alarm
 
     def one_cancelled(self) -> None:
-        """An alarm in the heap will not ring."""
+        """Count a cancelled alarm, and rebuild the heap if there are too many."""
         self._cancelled += 1
         if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
             self._alarms = [entry for entry in self._alarms if entry[2].call is not None]
@@ -68,7 +69,10 @@ class Alarms:
             self._cancelled = 0
 
     def ring(self, utc: float) -> float:
-        """Call what is due; returns when the next alarm is, infinity when there is none."""
+        """Call what is due.
+
+        Return when the next alarm is due, in POSIX seconds; infinity if there is none.
+        """
         due = []
         while self._alarms and self._alarms[0][0] <= utc:
             due.append(heapq.heappop(self._alarms)[2])
@@ -85,15 +89,15 @@ class Alarms:
 
     @property
     def due(self) -> float:
-        """When the next alarm is; infinity when there is none."""
+        """Time of the next alarm, in POSIX seconds; infinity if there is none."""
         return self._alarms[0][0] if self._alarms else math.inf
 
     async def run(self, rung: Callable[[], None]) -> None:
-        """Ring until cancelled; `rung` is called each time, to write what came of it."""
+        """Call what is due until cancelled; `rung` is called after each round to write the results."""
         while True:
             self.ring(clock.utc())
             rung()
-            due = self.due  # what was called may have set others
+            due = self.due  # the calls may have set further alarms
             with trio.CancelScope() as self._sleep:
                 await trio.sleep(max(0.0, min(due - clock.utc(), SLEEP_SECS_MAX)))
             self._sleep = None

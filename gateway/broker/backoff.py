@@ -1,8 +1,9 @@
-"""When, and how many at a time, messages go to a target that has released some of them: refused them for now.
+"""Back-off of messages to a target that has released (temporarily refused) some.
 
-After a release nothing is sent for a while, which doubles with each release in a row. Then one message goes
-alone; as long as the target accepts, more and more are on their way at a time. So a target that is full costs
-one message for each attempt, and what it has refused is overtaken at most by what was on its way with it.
+After a release nothing is sent for a while, which doubles with each release in a row. Then one message is
+sent alone, and as long as the target accepts, more and more may be in flight at a time. A full target costs
+one message for each attempt, and a refused message can be overtaken only by those that were in flight with
+it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from gateway.model.times import Monotonic
 UNLIMITED: Final = 1 << 30
 DOUBLINGS_MAX: Final = 6
 STREAK_MIN: Final = 16  # accepted messages before the window doubles
-STREAK: Final = 64  # the same, before it grows by one: at the ceiling
+STREAK: Final = 64  # accepted messages before the window grows by one: at the ceiling
 CEILING: Final = 32  # below it the window doubles, after the first release
-WINDOW_MAX: Final = 1_024  # a wider one is none
+WINDOW_MAX: Final = 1_024  # a wider window is unlimited
 
 
 class Backoff:
-    """The back-off of one target, or of one route to it. `window`: messages on their way at most."""
+    """Back-off of one target, or of one route to it. `window` is the maximum number of messages in flight."""
 
     __slots__ = ("_attempts", "_ceiling", "_jitter", "_secs_max", "_secs_min", "_streak", "_until", "window")
 
     def __init__(self, jitter: Callable[[], float], secs_min: float, secs_max: float) -> None:
-        """`jitter` gives numbers from 0 to 1. The wait is `secs_min` seconds, doubling up to `secs_max`."""
+        """Create a back-off that waits `secs_min` seconds, doubling up to `secs_max`.
+
+        `jitter` returns numbers from 0 to 1.
+        """
         self.window = UNLIMITED
         self._jitter = jitter
         self._secs_min = secs_min
@@ -41,7 +45,7 @@ class Backoff:
         return self._attempts > 0 and self._until is not None and now < self._until
 
     def released(self, now: Monotonic) -> None:
-        """Note that the target has released a message. Those that it releases while this waits count once."""
+        """Record that the target has released a message. Releases during the wait count once."""
         if not self.is_waiting(now):
             self._attempts += 1
             self._until = now + self.wait(self._attempts)
@@ -51,7 +55,7 @@ class Backoff:
         self._streak = 0
 
     def accepted(self, count: int) -> None:
-        """Note that the target has accepted so many messages."""
+        """Record that the target has accepted `count` messages."""
         self._attempts = 0
         if self.window < UNLIMITED:
             self._streak += count

@@ -1,8 +1,8 @@
-"""Bodies on disk, and the durable side of queues whose messages may have them.
+"""Bodies in files, and the durable side of queues whose messages may have them.
 
-The store keeps such a message with the name of the file; here are the files, by log and position, for as long
-as the store may give it back. A file is let go when the disk knows that its message is settled, not before: a
-message without its body must never be found there.
+The store has such a message with the name of its file. The files are here, by log and position, for as long
+as the store may return the message. A file is deleted only after the disk has recorded that its message is
+settled: a stored message without its body must never be found.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gateway.store.store import Store
 
 
 class Bodies:
-    """The spool of a gateway, and what of it the store refers to."""
+    """Spool of a gateway, and the bodies in it to which the store refers."""
 
     def __init__(self, limits: Limits, store: Store | None, shares: UserShares | None = None) -> None:
-        """Before the store starts. `shares` has the limit of the spool, by user. Raises StoreError."""
+        """Open the spool before the store starts. `shares` has its limit, by user. Raises StoreError."""
         self.spool = Spool(
             None if store is None else store.folder / "spool",
             octets_max=limits.spool_bytes_max,
@@ -34,18 +34,18 @@ class Bodies:
             memory_total_max=limits.fast_memory_total_bytes_max,
             shares=shares,
         )
-        # What nobody takes out of it, for its virtual host is not configured, stays on disk.
+        # The bodies of virtual hosts that are not configured stay on disk.
         self._by_log: dict[int, dict[int, Spooled]] = {}
         if store is not None:
             for log, position, body in store.use_bodies(self.spool.recall_body):
                 self._by_log.setdefault(log, {})[position] = body
 
     def of(self, log: Log) -> dict[int, Spooled]:
-        """Those that an earlier process has left in a log, by position."""
+        """Return the bodies that an earlier process has left in a log, by position."""
         return self._by_log.get(log.id, {})
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """What is here, by the names of the broker's gauges."""
+        """Return the values of the spool's gauges, by metric name."""
         return {
             "gateway_spool_bytes": lambda: self.spool.used,
             "gateway_spool_files": lambda: len(self.spool.files),
@@ -54,7 +54,7 @@ class Bodies:
 
 
 class SpooledStorage(QueueStorage):
-    """What a durable queue or subscription has on disk, bodies in files included."""
+    """Disk side of a durable queue or subscription, including bodies in files."""
 
     def __init__(
         self,
@@ -93,21 +93,21 @@ class SpooledStorage(QueueStorage):
         super()._written(part, start, stop, first, alone, outcome)
 
     def forget(self, positions: Sequence[int]) -> None:
-        """These messages need not survive any longer."""
+        """Forget settled messages, and free their files."""
         super().forget(positions)
         if self._bodies:
             gone = positions if isinstance(positions, range) else set(positions)
             self._let_go([position for position in self._bodies if position in gone])
 
     def clear(self, first: int | None) -> None:
-        """Forget everything from position `first` on; None: from what is on disk alone."""
+        """Forget everything from position `first` on, and free its files; None for all on disk alone."""
         log = self.log
         super().clear(first)
         if self.log is not log:
             self._let_go(list(self._bodies))
 
     def drop(self) -> None:
-        """The queue is deleted."""
+        """Delete the storage with its files, because the queue is deleted."""
         super().drop()
         self._let_go(list(self._bodies))
 
@@ -118,7 +118,7 @@ class SpooledStorage(QueueStorage):
 
 
 def _let_go(files: list[BodyFile], outcome: Outcome) -> None:
-    """What the disk has not been told may still be asked for after a crash."""
+    """Free the files after a commit; keep them if the commit failed, since a restart may need them."""
     if outcome is not ACCEPTED:
         for file in files:
             file.keep()

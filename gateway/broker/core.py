@@ -1,6 +1,7 @@
-"""What stands behind the dispatcher for messages that cannot simply be delivered, once: dead letters with
-their copies, the ids by which repeats are known, and the outboxes of the links. Put together here, and kept
-going.
+"""Central objects of the broker: dispatcher, dead letters, deduplication, pauses and outboxes.
+
+`BrokerCore` builds them once and connects them. It also runs what they do by the clock. Namespaces are not
+here: they join the dispatcher later.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def dispatcher_of(
     journaling: Journaling | None = None,
     tracing: Tracing | None = None,
 ) -> Dispatcher:
-    """The kind that records and traces what it has to, and costs nothing else."""
+    """Return a dispatcher of the class that records and traces what is configured, and nothing else."""
     given = (router, dead_letters, surroundings)
     if tracing is None:
         if journaling is None:
@@ -57,20 +58,23 @@ def dispatcher_of(
 
 
 class SharedOutboxes(Protocol):
-    """The outboxes of a link that are on a cluster of brokers."""
+    """Outboxes of a link that are queues of a cluster."""
 
     def of(self, route: Route) -> Namespace:
-        """That of a route in force."""
+        """Return the outbox of a route in force."""
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Stop handing out messages."""
 
     def states(self) -> list[OutboxState]:
-        """As they are now."""
+        """Return the current states of the outboxes."""
 
 
 class BrokerCore:
-    """Makes the dispatcher. Without a store everything here is in memory, and there are no outboxes."""
+    """Dispatcher with everything behind it.
+
+    Without a store everything is in memory, and there are no outboxes.
+    """
 
     def __init__(
         self,
@@ -87,8 +91,10 @@ class BrokerCore:
         tracing: Tracing | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Before the store starts. `common_letters` and `deduplication` are those of all replicas of a
-        cluster."""
+        """Build everything before the store starts.
+
+        `common_letters` and `deduplication` are those that all replicas of a cluster share.
+        """
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
         self._shared: dict[str, SharedOutboxes] = {}  # by link
@@ -107,7 +113,8 @@ class BrokerCore:
         )
         self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
-        self.left = None if journaling is None else journaling.left  # hears what leaves an outbox
+        # Reports the messages that leave an outbox.
+        self.left = None if journaling is None else journaling.left
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -139,30 +146,30 @@ class BrokerCore:
         self._journaling = journaling
 
     def _outbox(self, route: Route) -> Namespace | None:
-        """The outbox of a stored route, in the store or on the cluster."""
+        """Return the outbox of a route with `settle: stored`, in the store or on the cluster."""
         shared = self._shared.get(route.target_endpoint)
         if shared is not None:
             return shared.of(route)
         return None if self.outboxes is None else self.outboxes.of(route)
 
     def share_outboxes(self, link: str, outboxes: SharedOutboxes) -> None:
-        """Those of a link are on the cluster."""
+        """Use the cluster's outboxes for a link."""
         self._shared[link] = outboxes
 
     def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
-        """A link for outboxes. Its `link_up` is to be called whenever it has come up."""
+        """Add a link as a target of outboxes. Call `link_up` whenever it has connected."""
         if self.outboxes is not None and not given.outbox.shared:
             stated = given.outbox
             limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
             self.outboxes.add_target(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
 
     def link_up(self, name: str) -> None:
-        """The link can be given messages."""
+        """Resume the outboxes of a link that has connected."""
         if self.outboxes is not None:
             self.outboxes.link_up(name)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """These routes are in force; all links are known."""
+        """Put these routes in force, after all links were added."""
         routes = list(routes)
         if self.outboxes is not None:
             self.outboxes.use(routes)
@@ -175,7 +182,7 @@ class BrokerCore:
             self.outboxes.pause(self.pauses.routes)
 
     def targets(self, link: str, targets: Targets) -> Targets:
-        """What has to exist at a link: what its routes need, and where copies of dead letters go."""
+        """Return what must exist at a link: what its routes need, and the target of dead letter copies."""
         forward = self._forward
         if forward is None or forward.endpoint != link or not forward.dialect.queue_word:
             return targets
@@ -187,7 +194,7 @@ class BrokerCore:
         return Targets(scopes, queues, targets.names)
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
+        """Run what is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
         ticks = [self._quotas.tick, self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
@@ -203,33 +210,33 @@ class BrokerCore:
             flush()
 
     def handed_out(self, link: str) -> int:
-        """Messages that the outboxes have given to a link and still hold themselves."""
+        """Return how many messages the outboxes have handed to a link that it has not settled."""
         return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
     def stop(self) -> None:
-        """The gateway is leaving: outboxes hand out nothing more."""
+        """Stop the outboxes, because the gateway is shutting down."""
         if self.outboxes is not None:
             self.outboxes.stop()
         for shared in self._shared.values():
             shared.stop()
 
-    # What is shown.
+    # For operators and metrics.
 
     def outbox_states(self) -> list[OutboxState]:
-        """The outboxes as they are now."""
+        """Return the current states of all outboxes."""
         own = [] if self.outboxes is None else self.outboxes.states()
         return [*own, *(state for shared in self._shared.values() for state in shared.states())]
 
     def forwarded(self) -> Mapping[str, int]:
-        """Copies of dead letters, by what became of them."""
+        """Return the counts of forwarded dead letters, by result."""
         return {} if self.forwarding is None else self.forwarding.counted
 
     def forgotten_ids(self) -> Mapping[str, int]:
-        """Message ids that were forgotten before their time, by route."""
+        """Return how many message ids were forgotten before their window ended, by route."""
         return {ids.route: ids.forgotten for ids in self.deduplication}
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Its share of the broker's gauges."""
+        """Return the values of the core's gauges, by metric name."""
         return {
             "gateway_dead_letters": lambda: len(self.dead_letters),
             "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted,

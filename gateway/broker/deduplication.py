@@ -1,15 +1,14 @@
-"""Repeats refused: a message whose id a route has accepted within a window is not passed on again.
+"""Deduplication: a message whose id a route has accepted within a window is not passed on again.
 
-A route that deduplicates has a Guard in front of what it leads to. A new id is passed on, and its repeats are
-released until the first has been settled, so that nothing is accepted early; from then on they are accepted
-and go no further. Ids that were accepted are in memory, and in the store with the time when they may be
-forgotten.
+A route that deduplicates has a Guard in front of its end. A new id is passed on. Its repeats are released
+until the first one is settled, so that nothing is accepted too early; from then on they are accepted and
+dropped. Accepted ids are in memory, and in the store with the time when they may be forgotten.
 
-An id on disk implies that its message is on disk or settled. Where the target is ours (a queue, a session, an
+An id on disk implies that its message is on disk or settled. If the target is local (a queue, a session, an
 outbox) and writes the message, the id is handed to the store in the same wake-up, so that one transaction has
-both or neither. What the target accepts at once it has in memory only, and then the id is in memory only,
-too. A remote broker's acceptance comes later, as does that of whatever a paused route leads to: then the id
-is written first, and the source told when it is on disk.
+both or neither. What a local target accepts at once is in memory only, and so is its id. A remote broker
+accepts later, as does the end of a paused route: then the id is written first, and the source informed when
+it is on disk.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from gateway.model.times import Monotonic
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
-KIND: Final = "seen"  # the kind of thing in the store
-ID_OCTETS_MAX: Final = 255  # a longer id is remembered by its hash
-ADDRESSES_MAX: Final = 1_024  # whose recipients one guard remembers
+KIND: Final = "seen"  # kind of record in the store
+ID_OCTETS_MAX: Final = 255  # bytes; a longer id is stored as its hash
+ADDRESSES_MAX: Final = 1_024  # addresses whose recipients one guard caches
 
 UNSETTLED: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "a message with the same id is on its way and not accepted yet"
@@ -43,11 +42,16 @@ UNSETTLED: Final = Outcome(
 
 
 RecipientsOf = Callable[[Message], tuple[tuple[Recipient, ...], bool]]
-"""The recipients behind a guard for one message, and whether they are those of its address."""
+"""Function that returns a message's recipients behind a guard, and True if its address determines them.
+"""
 
 
 class Ids:
-    """The ids of one route: those accepted, oldest first, and until when (UTC); those on their way."""
+    """Message ids of one route.
+
+    `accepted` has the accepted ids, oldest first, with the time in POSIX seconds until which they are known.
+    `open` has the ids that are not settled.
+    """
 
     __slots__ = ("accepted", "forgotten", "is_loaded", "open", "route")
 
@@ -55,21 +59,22 @@ class Ids:
         self.route = route
         self.accepted: dict[str, float] = {}
         self.open: set[str] = set()
-        self.forgotten = 0  # before their time, since there were too many
-        self.is_loaded = False  # from the store, by a clock that may have been wrong
+        self.forgotten = 0  # before their time, because there were too many
+        self.is_loaded = False  # from the store, with times of a clock that may have been wrong
 
     def bound(self, until: float) -> None:
-        """Have ids from the store be forgotten by then: they were accepted now at the latest."""
+        """Limit the times of ids from the store to `until`, because they were accepted now at the latest."""
         if self.is_loaded:
             self.is_loaded = False
             self.accepted = {id: min(end, until) for id, end in self.accepted.items()}
 
 
 class RouteEnd(NamedTuple):
-    """What a route leads to, as a guard in front of it knows it.
+    """End of a route, as a guard in front of it sees it.
 
-    `local`: the target has or writes a message in the wake-up that brings it. `unrouted` is what a message
-    without a recipient is answered. `releasing` returns True while a paused route hands on what it held.
+    `local` is True if the target has or writes a message in the wake-up that brings it. `unrouted` is the
+    outcome of a message without a recipient. `releasing` returns True while a paused route hands on what it
+    held.
     """
 
     route: Route
@@ -80,7 +85,7 @@ class RouteEnd(NamedTuple):
 
 
 class Deduplication:
-    """The ids of all routes. Made before the store starts, if there is one."""
+    """Message ids of all routes. With a store it must be created before the store starts."""
 
     def __init__(self, store: Store | None = None, utc: Callable[[], float] = clock.utc) -> None:
         self.store = store
@@ -93,18 +98,18 @@ class Deduplication:
         return iter(self._ids.values())
 
     def of(self, route: str) -> Ids:
-        """The ids of a route, which outlive its rule."""
+        """Return the ids of a route; they outlive the route's rule."""
         found = self._ids.get(route)
         if found is None:
             found = self._ids[route] = Ids(route)
         return found
 
     def guard(self, end: RouteEnd) -> Guard:
-        """What stands in front of what a route leads to."""
+        """Return the guard of a route's end."""
         return Guard(self, end)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """These are in force. What is known of others is kept, for they may come back."""
+        """Do nothing: ids of routes that are not in force are kept, because the routes may return."""
 
     def _load(self, store: Store) -> None:
         utc = self.utc()
@@ -125,18 +130,18 @@ class Deduplication:
             ids.accepted, ids.is_loaded = {id: until for until, id in rows}, True
 
     def record(self, ids: Ids, id: str, until: float, *, beside: bool = False) -> None:
-        """Store an id; with `beside` only if the store takes the messages of this wake-up, too."""
+        """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
         if self.store is not None:
             put = self.store.put_beside if beside else self.store.put
             put(KIND, _key(ids, id), struct.pack(">d", until))
 
     def forget(self, ids: Ids, id: str) -> None:
-        """Have the store forget an id."""
+        """Delete an id from the store."""
         if self.store is not None:
             self.store.delete(KIND, _key(ids, id))
 
     def tick(self) -> None:
-        """Once a second: forget what is older than its window."""
+        """Forget ids that are older than their window."""
         utc = self.utc()
         for ids in self._ids.values():
             accepted = ids.accepted
@@ -151,8 +156,7 @@ class Deduplication:
 
 
 class Guard(OneSink):
-    """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything
-    changes."""
+    """Sink and namespace in front of the end of a route that deduplicates. Replaced when anything changes."""
 
     def __init__(self, deduplication: Deduplication, end: RouteEnd) -> None:
         route = end.route
@@ -172,7 +176,7 @@ class Guard(OneSink):
         self._ids_max = rule.ids_max
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on what is new."""
+        """Pass on new messages, accept or release repeats."""
         ids = self.ids
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
@@ -211,21 +215,23 @@ class Guard(OneSink):
             self._record_what_is_written(passed)
 
     def _record_what_is_written(self, passed: list[str]) -> None:
-        """Store the ids of messages that their targets have handed to the store just now: of those passed on
-        the ones that are not settled yet."""
+        """Store the ids of messages that their targets have just handed to the store.
+
+        These are the passed ids that are not settled yet.
+        """
         open_, until = self.ids.open, self._deduplication.utc() + self._window
         for id in passed:
             if id in open_:
                 self._deduplication.record(self.ids, id, until, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:
-        """These have come before, and are accepted."""
+        """Accept and count repeats of accepted messages."""
         if positions:
             self.route.duplicates += len(positions)
             part.settle_at(positions)
 
     def _recipients_for(self, part: SubBatch, at: int, message: Message) -> tuple[Recipient, ...]:
-        """Those of a message; where there are none it is answered."""
+        """Return the recipients of a message; if there are none, settle the message."""
         recipients = self._recipients.get(message.address)
         if recipients is None or message.retain:
             recipients, always = self._recipients_of(message)
@@ -244,13 +250,14 @@ class Guard(OneSink):
             return
         if id:
             self.ids.open.add(id)
-            self.ids.accepted.pop(id, None)  # too long ago; what is recorded now must not go with it
+            # Expired long ago; its deletion must not delete what is recorded now.
+            self.ids.accepted.pop(id, None)
         batch.add_from(part.slots[at], (at, id), [(recipient, message) for recipient in recipients])
 
-    # What the passage tells.
+    # Outcomes of passed messages.
 
     def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome) -> None:
-        """The messages at these positions of `part`, with these ids, have this outcome."""
+        """Settle the messages at these positions of `part`, with these ids, as the target has."""
         positions = [at for at, _ in rows]
         named = [id for _, id in rows if id]
         if outcome is not ACCEPTED:
@@ -272,8 +279,10 @@ class Guard(OneSink):
     def _accept(
         self, part: SubBatch, positions: list[int], named: list[str], until: float, written: Outcome
     ) -> None:
-        """The target has the messages, so they are accepted even where the disk failed us: the store goes on
-        trying to write the ids, and we know them.
+        """Accept messages that the target has, and remember their ids.
+
+        They are accepted even if the disk has failed: the ids are known, and the store keeps trying to write
+        them.
         """
         ids = self.ids
         accepted = ids.accepted
@@ -290,7 +299,10 @@ class Guard(OneSink):
 
 
 class PassedBatch:
-    """The source of what a guard passes on of one part. A receipt is (position in the part, id or "")."""
+    """Source of the messages that a guard passes on of one part.
+
+    A receipt is (position in the part, id or "").
+    """
 
     __slots__ = ("_guard", "_part")
 
@@ -301,7 +313,7 @@ class PassedBatch:
     def settle(
         self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """The target says what became of messages."""
+        """Pass the target's outcomes to the guard."""
         if refused is None:
             self._guard.settled(self._part, receipts, ACCEPTED)
             return
@@ -312,7 +324,7 @@ class PassedBatch:
             self._guard.settled(self._part, [receipts[at]], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Whoever published the part stops reading."""
+        """Pause reading from the connections that published the part."""
         return self._part.batch.source.hold(senders)
 
 

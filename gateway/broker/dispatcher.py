@@ -1,15 +1,12 @@
-"""The dispatcher: from a published message to every recipient that must take it.
+"""Dispatcher: from a published message to every recipient that must get it.
 
-A message goes to its own protocol's namespace, and through the routes that match its address into others.
-What the address alone decides is worked out once and kept as a RoutingEntry; sources hold entries in caches
-keyed by the octets that they read, and drop them when `generation` moves (a binding, a subscription or the
-mapping changed).
+A message goes to its own protocol's namespace, and through the routes that match its address into other
+namespaces. What the address alone determines is computed once and stored as a RoutingEntry. Sources cache
+entries, keyed by the bytes that they read, and drop them when `generation` changes (a binding, a subscription
+or the mapping changed). A route with `settle: stored` leads to its outbox in front of the link, and one that
+deduplicates to its guard in front of either.
 
-A route that settles when a message is stored leads to its outbox in front of the link, and one that refuses
-repeats to its guard in front of either.
-
-What goes wrong with a message on its way through here is the outcome of that message: of the one route that
-it met it on, if it was on a route.
+An error while a message is dispatched becomes the outcome of that message, on the route where it occurred.
 """
 
 from __future__ import annotations
@@ -47,8 +44,8 @@ from gateway.model.times import Monotonic
 from gateway.store.journal.columns import WAS_STORED
 from gateway.telemetry.stats import Latency
 
-PLANS_MAX = 4_096  # of addresses that each lead somewhere else no plan serves two
-FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
+PLANS_MAX = 4_096  # more plans would not be shared: each address would have its own
+FILTERS_MAX = 64  # subscriptions that change between two checks; with more, everything is looked up again
 log = structlog.get_logger(limited=True)
 
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
@@ -56,13 +53,13 @@ AddressOf = Callable[[str], Address | None]
 
 
 def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
-    """Where a message ends in a namespace; what retains it is not among them."""
+    """Return where a message ends in a namespace, without the sink that retains it."""
     found = namespace.sinks(message.address)
     return namespace.choose(message) if found is None else found
 
 
 class Nowhere:
-    """Where an address leads when that could not be worked out: each message meets the error."""
+    """Namespace for an address whose routing failed: each message meets the error."""
 
     retained = None
 
@@ -70,16 +67,18 @@ class Nowhere:
         self._error = error
 
     def sinks(self, address: Address) -> None:
-        """Every message is asked for."""
+        """Return None, so that `choose` is called for every message."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Raises the error."""
+        """Raise the error."""
         raise self._error.with_traceback(None)
 
 
 def misfit(route: Route, message: Message) -> Outcome | None:
-    """Return the outcome of a message that crossed a route before a reload, if its address is of another
-    protocol than the route's target now; None: it fits."""
+    """Return the outcome of a message that crossed a route before a reload and no longer fits its target.
+
+    Returns None if the address is of the protocol of the route's target.
+    """
     wanted, given = route.target.dialect.name, message.address.protocol
     if wanted == given:
         return None
@@ -88,10 +87,10 @@ def misfit(route: Route, message: Message) -> Outcome | None:
 
 
 class Misfits:
-    """The sink of messages that do not fit the target of their route any more."""
+    """Sink of messages that no longer fit the target of their route."""
 
     def publish(self, part: SubBatch) -> None:
-        """Reject them, each for its reason."""
+        """Reject the messages, each with its reason."""
         recipient = part.recipient
         assert isinstance(recipient, RouteRecipient)
         for at, message in enumerate(part.messages):
@@ -102,8 +101,10 @@ MISFITS: Final = Misfits()
 
 
 class RouteRecipient(Recipient):
-    """A recipient that a route leads to: keeps the route's tally, and a dead letter of each message that its
-    target rejects, under the route's name: if the route says so, or if the source cannot be told.
+    """Recipient that a route leads to.
+
+    It counts the route's messages. It also stores a dead letter for each message that the target rejects,
+    under the route's name, if the route says so or if the source cannot be informed.
     """
 
     __slots__ = ("_buries", "_dead_letters", "_latency", "route")
@@ -118,9 +119,12 @@ class RouteRecipient(Recipient):
         *,
         buries: bool = True,
     ) -> None:
-        """`dead_letters` None: there are none, and the source is told of every rejection. `buries`: the route
-        keeps what is rejected, whoever published it. `latency` observes how long messages have taken since
-        they were read; None: it is not measured."""
+        """Create the recipient of a sink and route.
+
+        Without `dead_letters` the source is informed of every rejection. `buries` is True if the route keeps
+        every rejected message, of any publisher. `latency` observes how long messages took since they
+        were read; None does not measure.
+        """
         super().__init__(sink, recorder)
         self.route = route
         self._dead_letters = dead_letters
@@ -129,21 +133,22 @@ class RouteRecipient(Recipient):
 
     @property
     def mandatory(self) -> bool:
-        """Whether a message that the sink's broker cannot route has to be refused."""
+        """True if a message that the sink's broker cannot route must be refused."""
         return self.route.mandatory
 
     @property
     def stored_first(self) -> bool:
-        """Delivered but not stored, a message would be gone after a crash, and so would its id."""
+        """True if messages must be stored before delivery: a crash would lose them but not their ids."""
         return self.route.rule.deduplicate is not None
 
     def sent(self, count: int) -> None:
-        """Count what is on its way."""
+        """Count messages that were sent to the sink."""
         self.route.in_flight += count
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
-        when that is safe.
+        """Count settled messages, record them, and settle them in their batch.
+
+        A rejected message becomes a dead letter if the route says so, and is accepted once that is safe.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -157,12 +162,12 @@ class RouteRecipient(Recipient):
         self.answer(part, messages, slots, outcome)
 
     def observe(self, part: SubBatch, count: int) -> None:
-        """So many messages of the part have been accepted."""
+        """Measure the latency of accepted messages of the part."""
         if self._latency is not None:
             self._latency.observe(clock.now() - part.batch.received, count)
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Tell the batch, or keep dead letters and tell it then."""
+        """Settle messages in their batch; store dead letters before, if necessary."""
         batch, letters = part.batch, self._dead_letters
         if outcome.verdict is Verdict.REJECTED:
             tell_rejected(self.route, outcome)
@@ -187,7 +192,7 @@ class RouteRecipient(Recipient):
         slots: list[int],
         outcome: Outcome,
     ) -> None:
-        """Keep dead letters, and tell the batch when they are safe, or that there is no room for them."""
+        """Store dead letters, and settle the messages when they are safe or if there is no space for them."""
         if messages and letters.has_room_for(messages):
             settle, full = partial(batch.settle, slots), partial(settle_at_route, batch, slots, self.route)
             letters.add(messages, self.route.name, outcome, settle, crossed=True, full=full)
@@ -198,15 +203,15 @@ class RouteRecipient(Recipient):
 
 
 class StagedRecipient(RouteRecipient):
-    """A recipient to a route's guard or outbox, behind which the tally is kept."""
+    """Recipient for a route's guard, gate or outbox, behind which the route's messages are counted."""
 
     __slots__ = ()
 
     def sent(self, count: int) -> None:
-        """It is not on its way yet."""
+        """Do nothing: the messages are not sent to the target yet."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Only tell the batch; the journal hears that an outbox has accepted."""
+        """Settle messages in their batch, and record those that an outbox has accepted."""
         if self.route.settle == "stored" and outcome is ACCEPTED:
             self.observe(part, len(messages))
         if self._recorder is not None and self.route.settle == "stored":
@@ -219,12 +224,12 @@ def _always() -> bool:
 
 
 class Surroundings(NamedTuple):
-    """What a dispatcher has around it.
+    """Objects around a dispatcher.
 
-    `links` are the endpoints that are remote brokers; `namespaces` has those that are here, by endpoint.
-    `outbox` gives that of a route with `settle: stored`; None when there is no store, and no such route.
-    `pauses`: which routes wait. `disk_healthy`: the store, if any, takes messages. `memory`: whether there is
-    enough for more of them, which sources ask.
+    `links` are the endpoints that are remote brokers; `namespaces` has the local ones, by endpoint. `outbox`
+    returns the outbox of a route with `settle: stored`; None without a store and such routes. `pauses` has
+    the paused routes. `disk_healthy` returns True if the store, if any, accepts messages. `memory` says
+    whether there is enough for more messages; sources check it.
     """
 
     deduplication: Deduplication | None = None
@@ -240,10 +245,10 @@ ALONE: Final = Surroundings()
 
 
 class Dispatcher:
-    """Joins the namespaces of all endpoints by the routes in force.
+    """Connection of the namespaces of all endpoints by the routes in force.
 
-    `requesters` has for each listener what finds the address at which its clients take answers, by the reply
-    address that they have said.
+    `requesters` has, for each listener, a function that finds the address at which a client receives replies,
+    by the reply address that the client has sent.
     """
 
     def __init__(self, router: Router, dead_letters: DeadLetters, surroundings: Surroundings = ALONE) -> None:
@@ -265,25 +270,26 @@ class Dispatcher:
         self._guards: dict[str, Guard] = {}
         self._entrances: dict[Route, Namespace | None] = {}
         self._unheard_routes: dict[Route, bool] = {}
-        self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what decides them
-        self.latencies: dict[str, Latency] = {}  # by the names of routes that are in force
-        self._told: set[tuple[str, object]] = set()  # of this wake-up, that the log knows
+        self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what determines them
+        self.latencies: dict[str, Latency] = {}  # by the names of routes in force
+        self._told: set[tuple[str, object]] = set()  # of this wake-up, already logged
         self._told_at = 0.0
-        self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
+        # Of the latest changes, if nothing else changed.
+        self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)
 
     def join(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
-        """An endpoint is there from now on. `requester` finds where its clients take answers, if they do."""
+        """Add an endpoint. `requester` finds where its clients receive replies, if they do."""
         self.namespaces[endpoint] = namespace
         if requester is not None:
             self.requesters[endpoint] = requester
         self.changed()
 
     def batch(self, source: Source, received: Monotonic) -> Batch:
-        """A batch for what `source` publishes here."""
+        """Return a batch for what `source` publishes here."""
         return Batch(source, received)
 
     def changed(self) -> None:
-        """What addresses lead to may have changed: entries made before are stale."""
+        """Invalidate all entries, because what addresses lead to may have changed."""
         self._filters.clear()
         self._changed()
 
@@ -296,12 +302,12 @@ class Dispatcher:
         self._plans.clear()
 
     def subscribed(self, pattern: list[str]) -> None:
-        """The same, of what leads to MQTT topics that match this filter (its levels), and of nothing else."""
+        """Invalidate entries of MQTT topics that match this filter (its levels), and no others."""
         self._filters.append(pattern)
         self._changed()
 
     def filters_since(self, generation: int) -> list[list[str]] | None:
-        """The filters of `subscribed` since `generation`; None: more than that has changed."""
+        """Return the filters of `subscribed` since `generation`, or None if more than that has changed."""
         count = self.generation - generation
         return None if count > len(self._filters) else list(self._filters)[len(self._filters) - count :]
 
@@ -315,10 +321,11 @@ class Dispatcher:
     def entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = ""
     ) -> RoutingEntry:
-        """Work out where messages from `endpoint` to `address` go.
+        """Compute where messages from `endpoint` to `address` go.
 
-        `namespace` is None for a link, whose broker has them already: they take routes only. `queue` is the
-        queue that a link consumed them from, if a route named it.
+        `namespace` is None for a link, whose broker has the messages already: they only take routes. `queue`
+        is the queue that a link consumed them from, if a route named it. An error becomes part of the entry,
+        and each message meets it.
         """
         try:
             return self._entry(endpoint, namespace, address, queue)
@@ -341,7 +348,7 @@ class Dispatcher:
                 and not address.name
                 and route.target_endpoint not in self.links
             ):
-                continue  # no client can ask for a name that is empty there
+                continue  # no client can request a name that is empty there
             if resolved is route.unheard:
                 decided.append(resolved)
                 ends.append(())
@@ -369,8 +376,7 @@ class Dispatcher:
         resolved_routes: tuple[ResolvedRoute, ...],
         ends: Sequence[tuple[Sink, ...] | None],
     ) -> RoutingPlan:
-        """The plan of addresses of an endpoint that lead to these sinks, and by resolved routes to these
-        ends."""
+        """Return the plan of addresses of an endpoint that lead to these sinks and ends of routes."""
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )
@@ -386,12 +392,12 @@ class Dispatcher:
         return plan
 
     def _unheard(self, route: Route) -> bool:
-        """Whether nobody is at the end of a route, whose scope is always the same, for any address."""
+        """Return True if no client can receive messages of a route that always leads to the same scope."""
         known = self._unheard_routes.get(route)
         if known is None:
             assert route.short is not None
             target = self._entrance(route)
-            nobody_at = getattr(target, "nobody_at", None)  # not every namespace can tell
+            nobody_at = getattr(target, "nobody_at", None)  # not every namespace has this method
             known = target is not None and nobody_at is not None and nobody_at(route.short.scope)
             if known and target is not None:
                 known = Branch(route, target, ()).idle
@@ -399,7 +405,7 @@ class Dispatcher:
         return known
 
     def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
-        """Where answers to a return address go."""
+        """Return the entry of a return address."""
         found = self.router.requester(address)
         if found is None:
             return AnswerEntry(address, "unknown", None)
@@ -422,15 +428,19 @@ class Dispatcher:
         return None if find is None else find(requester.text)
 
     def answered_at(self, address: Address) -> tuple[str, Address] | None:
-        """To which endpoint and address there a return address leads, for who asks whether its publisher may
-        publish there. None: it is none, or leads nowhere."""
+        """Return endpoint and address to which a return address leads, or None if it leads nowhere.
+
+        Used to check whether its publisher may publish there.
+        """
         found = self.router.requester(address)
         there = None if found is None else self._address_of(found)
         return None if found is None or there is None else (found.endpoint, there)
 
     def end(self, route: Route) -> Namespace | None:
-        """What a route leads to: its endpoint, or what is in front of it, an outbox or, of a route that is
-        paused, its gate. None: it is not here."""
+        """Return what a route leads to: its endpoint, its outbox or, if it is paused, its gate.
+
+        Returns None if the endpoint is not here.
+        """
         end = self._last(route)
         pauses = self.pauses
         if end is None or self.outboxed(route) or not (pauses.routes or pauses.gates):
@@ -452,15 +462,15 @@ class Dispatcher:
         return () if end is None else self._behind(end, route, message)[0]
 
     def outboxed(self, route: Route) -> bool:
-        """Whether what a route leads to is an outbox."""
+        """Return True if the route leads to an outbox."""
         return route.settle == "stored" and self._outbox is not None
 
     def staged(self, route: Route, sink: Sink) -> bool:
-        """Whether this sink of a route is a stage on the way, behind which its tally is kept."""
+        """Return True if a route's sink is a stage before its target, behind which messages are counted."""
         return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is Gate
 
     def _entrance(self, route: Route) -> Namespace | None:
-        """`end`, or the guard in front of it; found once for all addresses."""
+        """Return the `end` of a route, or the guard in front of it; looked up once for all addresses."""
         try:
             return self._entrances[route]
         except KeyError:
@@ -481,9 +491,10 @@ class Dispatcher:
         return guard
 
     def ends_here(self, route: Route) -> bool:
-        """Return True if the target has a message in the wake-up that brings it: in memory at once, or in
-        the transaction of that wake-up. False for what a remote broker has to confirm, and for what waits in
-        front of a paused route.
+        """Return True if the target has a message in the wake-up that brings it.
+
+        It is then in memory at once, or in the transaction of that wake-up. Returns False for a remote
+        broker, which must confirm, and for the gate of a paused route.
         """
         if route.settle == "stored":
             return True
@@ -491,7 +502,7 @@ class Dispatcher:
         return not gated and route.target_endpoint not in self.links
 
     def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
-        """The recipients of a message at the end of a route, and whether the address alone decides them."""
+        """Return a message's recipients at the end of a route, and True if the address determines them."""
         known = end.sinks(message.address)
         sinks = end.choose(message) if known is None else known
         recipients = [self._recipient(sink, route) for sink in sinks]
@@ -499,14 +510,15 @@ class Dispatcher:
         return (*recipients, *retaining), known is not None and not retaining
 
     def _retaining(self, namespace: Namespace, message: Message, endpoint: str = "") -> list[Recipient]:
-        """What keeps the message where it is retained; nothing if it is not."""
+        """Return the recipient that retains the message, if it is retained there."""
         if not message.retain or namespace.retained is None:
             return []
         return [self._recipient(namespace.retained, None, endpoint)]
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """Put a message on its recipients. False: there is none, and the receipt is still the caller's to
-        answer.
+        """Put a message on its recipients.
+
+        Return False if there is none; then the caller settles the receipt.
         """
         plan = entry.plan
         recipient = plan.only
@@ -532,7 +544,8 @@ class Dispatcher:
             if property_set is not NO_PROPERTIES and route.foreign:
                 known = route.examined
                 if property_set is not known.property_set or crossed.hops != known.hops or known.losses:
-                    self._note_losses(batch, route, crossed)  # whose form its receiver needs, too
+                    # Its receiver needs the converted properties, too.
+                    self._note_losses(batch, route, crossed)
             batch.add_only(receipt, recipient, crossed)
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)
@@ -540,8 +553,10 @@ class Dispatcher:
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt, octets_max: int
     ) -> bool:
-        """`publish` of a message that may be too large for routes. Queues in its own namespace take it as it
-        is, on disk; whoever is behind a route gets it from memory, or refuses one over `octets_max`.
+        """Publish a message that may be too large for routes.
+
+        Queues in its own namespace store it on disk. Recipients behind a route get it from memory, or refuse
+        it if it has more than `octets_max` bytes.
         """
         everybody = entry.from_disk(octets_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
@@ -549,8 +564,10 @@ class Dispatcher:
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """`publish` of messages that differ in nothing but their bodies. False: they have to be published one
-        by one, for they have no recipient or several, or more changes than their address.
+        """Publish messages that differ only in their bodies.
+
+        Returns False if they must be published one by one, because they have no or several recipients, or
+        because more than their address changes.
         """
         plan = entry.plan
         first, route, recipient = messages[0], plan.route, plan.only
@@ -578,7 +595,7 @@ class Dispatcher:
     def _publish_across(
         self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
     ) -> bool:
-        """By the one branch that there is, whose route changes more than the address."""
+        """Publish through the only branch, whose route changes more than the address."""
         place = entry.plan.branch_at
         branch = entry.plan.branches[place]
         try:
@@ -610,7 +627,7 @@ class Dispatcher:
                 recipients = tuple(
                     self._recipient(sink, None, endpoint) for sink in namespace.choose(message)
                 )
-            except ProtocolError:  # its sender wrote malformed properties, and is told so
+            except ProtocolError:  # its sender wrote malformed properties, and is informed
                 raise
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
@@ -640,7 +657,7 @@ class Dispatcher:
         placed: list[tuple[Recipient, Message]],
         refused: list[tuple[Route, Outcome]],
     ) -> None:
-        """Add the recipients of what came out of a resolved route, or why there are none."""
+        """Add the recipients of a message that crossed a route, or why there are none."""
         route = branch.route
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
@@ -688,7 +705,10 @@ class Dispatcher:
         return True
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
-        """The recipient of a sink and route; without one, `endpoint` is where its messages are published."""
+        """Return the recipient of a sink and route.
+
+        Without a route, `endpoint` is where its messages are published.
+        """
         key = (sink, "" if route is None else route.name)
         recipient = self._recipients.get(key)
         if recipient is None:
@@ -707,23 +727,23 @@ class Dispatcher:
         return recipient
 
     def _buries(self, route: Route) -> bool:
-        """Return True if what the route's target rejects is a dead letter, whoever published it."""
+        """Return True if every message that the route's target rejects becomes a dead letter."""
         if route.on_reject is None:
             return route.source in self.links
         return route.on_reject == "dead_letter"
 
     def _tell_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
-        """`tell_rejected`, for a route and reason."""
+        """Log a rejection, once in a wake-up for each route and reason."""
         if self._is_new(batch, (route.name, outcome.reason)):
             tell_rejected(route, outcome)
 
     def _note_losses(self, batch: Batch, route: Route, message: Message, count: int = 1) -> None:
-        """Count the properties that the target's protocol has no words for; the log hears of them, too."""
+        """Count and log the properties that the target's protocol cannot carry."""
         try:
             names = route.losses(message, count)
-        except ProtocolError:  # malformed octets: whoever encodes them says so
+        except ProtocolError:  # malformed bytes, which the encoding step reports
             return
-        except Exception as error:  # the message is none the worse for it
+        except Exception as error:  # the message itself is unaffected
             contained("message", error, route=route.name)
             return
         if names and self._is_new(batch, (route.name, names)):
@@ -735,7 +755,7 @@ class Dispatcher:
             )
 
     def _is_new(self, batch: Batch, key: tuple[str, object]) -> bool:
-        """Once in a wake-up: a log line costs more than a message."""
+        """Return True once in a wake-up for each key, because a log line costs more than a message."""
         if batch.received != self._told_at:
             self._told_at = batch.received
             self._told.clear()
@@ -744,25 +764,29 @@ class Dispatcher:
         self._told.add(key)
         return True
 
-    # For who records what crosses.
+    # Overridden to record what crosses.
 
     def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
-        """What hears of a recipient's settlements; without a route, `endpoint` is where its messages are
-        published."""
+        """Return the recorder of a recipient's settlements, if any.
+
+        Without a route, `endpoint` is where its messages are published.
+        """
         return None
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
-        """A route would not let the message in that slot cross."""
+        """Note that a route refused the message in this slot."""
 
     def record_unrouted(
         self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
     ) -> None:
-        """Record the outcome of a message that has no target: `publish` returned False for it, or was not
-        called. `received` is its time of arrival in loop-clock seconds."""
+        """Record the outcome of a message without a target.
+
+        `publish` returned False for it, or was not called. `received` is its time of arrival in loop-clock
+        seconds."""
 
 
 def tell_rejected(route: Route, outcome: Outcome) -> None:
-    """The log hears of the first messages that a route's target rejects; how many there are metrics say."""
+    """Log the first messages that a route's target rejects; metrics have their number."""
     log.warning(
         "a route's target rejected a message",
         route=route.name,
@@ -773,8 +797,10 @@ def tell_rejected(route: Route, outcome: Outcome) -> None:
 
 
 def tell_reply_kept(route: Route, message: Message) -> None:
-    """The log hears of the first messages whose answers will not come home by the gateway; how many property
-    sets there were metrics say."""
+    """Log the first messages whose replies the gateway cannot return.
+
+    Metrics have the number of property sets.
+    """
     log.warning(
         "a reply address leads nowhere in a route's target",
         route=route.name,
@@ -787,19 +813,19 @@ def tell_reply_kept(route: Route, message: Message) -> None:
 
 
 def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outcome) -> None:
-    """Tell the batch what became of the messages in `slots` on one route."""
+    """Settle the messages in `slots` with their outcome on one route."""
     if outcome.verdict is Verdict.RELEASED:
         batch.released_by(slots, route.name)
     batch.settle(slots, outcome)
 
 
 def is_untold(batch: Batch, receipt: Receipt, route: Route, outcome: Outcome) -> bool:
-    """Return True if the source of a batch cannot be told that a route rejects the message of a receipt."""
+    """Return True if a batch's source cannot be informed that a route rejects the message of a receipt."""
     return batch.untold is not None and batch.untold(receipt, route.on_reject == "retry", outcome)
 
 
 def _failed(route: Route, error: Exception) -> Outcome:
-    """What goes wrong on a branch is the outcome there."""
+    """Return the outcome of an error on a branch, and count the failure."""
     route.failed += 1
     return poisoned(error, route=route.name)
 

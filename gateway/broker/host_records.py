@@ -1,7 +1,7 @@
-"""What of one virtual host survives a restart, as records in the store.
+"""Records in the store of what survives a restart in one virtual host.
 
-A key is a JSON list, the name of the virtual host and the words that name the thing; a value is JSON. The
-messages of a durable queue are in a log under the same key. What a protocol records is in its own folder
+A key is a JSON list: the name of the virtual host and the words that name the record. A value is JSON. The
+messages of a durable queue are in a log under the same key. What each protocol records is in its own folder
 (amqp091/definitions.py, amqpfast/definitions.py).
 """
 
@@ -21,7 +21,7 @@ from gateway.store.store import Store
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HostRecords:
-    """The records of one virtual host."""
+    """Records of one virtual host."""
 
     def __init__(
         self,
@@ -33,8 +33,12 @@ class HostRecords:
         memory_messages_max: int,
         memory_octets_max: int,
     ) -> None:
-        """`untouched`: the kind of record of what nobody has been handed (untouched.py). `memory_...`: beyond
-        them the messages of a durable queue are on disk alone."""
+        """Create the records of a virtual host.
+
+        `untouched` is the kind of record of messages that were never handed out (untouched.py). Beyond
+        `memory_messages_max` and `memory_octets_max` (bytes) the messages of a durable queue are on disk
+        alone.
+        """
         self._store = store
         self._host = host
         self._bodies = bodies
@@ -51,7 +55,7 @@ class HostRecords:
         self._store.delete(kind, self._key(*words))
 
     def _records(self, kind: str) -> list[tuple[list[str], Any]]:
-        """The words and the value of each record of a kind. Before the store starts."""
+        """Return words and value of each record of a kind. Only valid before the store starts."""
         found = []
         for key, value in self._store.things(kind):
             assert isinstance(key, str)
@@ -63,7 +67,7 @@ class HostRecords:
         return found
 
     def _storage(self, queue: Queue, kind: str, *words: str) -> SpooledStorage:
-        """Give a queue what the store has of it, and keep its messages there from now on."""
+        """Return the storage of a queue: fill it from the store, and store its messages from now on."""
         messages, octets = self._memory
         log = self._store.log(kind, self._key(*words))
         return SpooledStorage(

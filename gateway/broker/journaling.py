@@ -1,7 +1,7 @@
-"""The journal: what is kept of a batch for it, and which recipients it hears of.
+"""Journaling: what batches remember for the journal, and which recipients report to it.
 
-Nothing of this is there when the journal is off. When it is on the dispatcher is a RecordingDispatcher, which
-makes RecordedBatches, and gives the recipients that are to be recorded a recorder.
+None of this exists when the journal is off. When it is on, the dispatcher is a RecordingDispatcher, which
+creates RecordedBatches, and gives a recorder to the recipients whose messages are recorded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()
 
-NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key"}  # of the writer
+# Options of the writer that are not passed on.
+NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key"}
 UNROUTED_LABELS: Final = RowLabels("", "", "", "", False)
 UNROUTED_MAX: Final = 512  # messages without a target that are recorded together
 SLOTS_UNROUTED: Final = 1 << 31  # more than a batch has
@@ -44,8 +45,10 @@ SLOTS_LAST: Final = (1 << 32) - UNROUTED_MAX
 
 
 class OpenBatches:
-    """Batches with messages that are not settled, in the order in which they came: how far the journal is
-    complete. `waiting`: when messages came whose rows wait to be recorded; None: there are none."""
+    """Batches with unsettled messages, in order of arrival, which tell up to when the journal is complete.
+
+    `waiting` is the time of arrival of messages whose rows wait to be recorded, or None.
+    """
 
     __slots__ = ("_batches", "waiting")
 
@@ -57,15 +60,15 @@ class OpenBatches:
         return len(self._batches)
 
     def begun(self, batch: RecordedBatch) -> None:
-        """It has its first message."""
+        """Add a batch that has its first message."""
         self._batches[batch] = None
 
     def settled(self, batch: RecordedBatch) -> None:
-        """All of its messages are."""
+        """Remove a batch whose messages are all settled."""
         self._batches.pop(batch, None)
 
     def oldest(self) -> Monotonic | None:
-        """When the oldest of them came; None: there are none."""
+        """Return the time of arrival of the oldest unsettled message; None if there is none."""
         first = next(iter(self._batches), None)
         if first is None or (self.waiting is not None and self.waiting < first.received):
             return self.waiting
@@ -73,12 +76,12 @@ class OpenBatches:
 
 
 class RecordedBatch(Batch):
-    """A batch that remembers how its messages came in, and of which it is known how long it is open.
+    """Batch that remembers how its messages were received, and is tracked until it is settled.
 
-    `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
-    one recipient's route changes (so the message itself can go); `bare` of them are addresses. `origins` are
-    the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
-    `private`: by slot, what takes out of a message what a route says must not be told.
+    `sources` has, for each slot, the message as received, or only its address if nothing else is changed by
+    the route of its one recipient (so that the message itself can be freed); `bare` counts the addresses.
+    `origins` are the slots in the batch from which this one was passed on, if any. `bursts` has what was
+    published in bursts. `private` has, by slot, the redactor of what a route's `private` hides.
     """
 
     __slots__ = (
@@ -112,7 +115,7 @@ class RecordedBatch(Batch):
         self.private: dict[int, Redactor] = {}
 
     def came(self, source: Message | Address) -> None:
-        """Note how the message in the newest slot came in."""
+        """Record how the message in the newest slot was received."""
         sources = self.sources
         if not sources and self._open_batches is not None:
             self._open_batches.begun(self)
@@ -121,7 +124,7 @@ class RecordedBatch(Batch):
         sources.append(source)
 
     def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
-        """Note how the newest ones came in: together, and their route, if they take one, changes them."""
+        """Record how the newest messages were received: as a burst, which their route changes or not."""
         if not self.sources and self._open_batches is not None:
             self._open_batches.begun(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
@@ -131,11 +134,11 @@ class RecordedBatch(Batch):
         self.bursts.add(messages, target)
 
     def onward(self, source: Source) -> RecordedBatch:
-        """One that knows where its messages were in this one."""
+        """Return a batch that knows where its messages were in this one."""
         return RecordedBatch(source, self.received, before=self)
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Note the origin, and how the message came in there."""
+        """Add a message with its slot of origin and how it was received there."""
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
@@ -155,26 +158,24 @@ class RecordedBatch(Batch):
         super()._tell(done)
 
     def _close(self) -> None:
-        # Before it is sent others may follow those that have been settled at once.
+        # Before it is sent, others may follow those that were settled at once.
         if self._sent and self._told == len(self.receipts) and self._open_batches is not None:
             self._open_batches.settled(self)
 
 
 class RecipientRecorder:
-    """Tells the journal what one recipient settled. What goes wrong there costs rows of it, and no
-    settlement.
-    """
+    """Recorder of what one recipient settled. An error costs rows of the journal, not a settlement."""
 
     __slots__ = ("_labels", "_redactor", "_writer")
 
     def __init__(self, writer: JournalWriter, labels: RowLabels, redactor: Redactor | None = None) -> None:
-        """`redactor`: of a route; rows of a message's own world go by their message."""
+        """Create a recorder. `redactor` is the route's; rows without a route use that of their message."""
         self._writer = writer
         self._labels = labels
         self._redactor = redactor
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """See Recorder."""
+        """Record settled messages; see Recorder."""
         try:
             self._record(part, messages, slots, outcome)
         except Exception as error:
@@ -182,7 +183,7 @@ class RecipientRecorder:
 
     def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         batch = part.batch
-        if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages came in as they are
+        if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages are as received
             places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
             if self._redactor is not None:
                 messages = [self._redactor(message) for message in messages]
@@ -193,7 +194,7 @@ class RecipientRecorder:
         known: list[int] | None = origins or None
         if bursts is not None and len(bursts.bodies) != len(slots):
             bursts = None
-        if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
+        if slots is not part.slots or len(slots) != len(batch.receipts):  # not the whole batch, in its order
             sources = [came[slot] for slot in slots] if came else None
             known = [origins[slot] for slot in slots] if origins else slots
             bursts = None
@@ -220,7 +221,7 @@ def _redacted(message: Message, redactor: Redactor | None) -> Message:
 def _alike(
     sources: list[Message | Address], messages: list[Message], *, mixed: bool
 ) -> list[Message] | list[Address]:
-    """`sources` as messages only, or as addresses only; `mixed`: their batch has both."""
+    """Return `sources` as messages only, or as addresses only; `mixed` if their batch has both."""
     if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
         return [
             one if isinstance(one, Message) else _before(one, message)
@@ -230,7 +231,7 @@ def _alike(
 
 
 def _before(address: Address, message: Message) -> Message:
-    """`message` as it was before it crossed from `address`, unchanged but for a hop."""
+    """Return `message` as it was before it crossed from `address`, changed by nothing but a hop."""
     return Message(
         address,
         message.body,
@@ -245,10 +246,11 @@ def _before(address: Address, message: Message) -> Message:
 
 
 class UnroutedRows:
-    """Messages without a target, until they are recorded: those that came together and have one outcome go
-    together, for a row of its own costs as much as the message.
+    """Messages without a target that wait to be recorded together.
 
-    They have no slot in their batch. `first_slot` numbers them from SLOTS_UNROUTED on, over all batches.
+    Those that arrived together and have one outcome share a part of a block, because a part for each would
+    cost as much as the message. They have no slot in their batch; `first_slot` numbers them from
+    SLOTS_UNROUTED on, over all batches.
     """
 
     __slots__ = ("first_slot", "messages", "outcome", "received")
@@ -260,11 +262,11 @@ class UnroutedRows:
         self.first_slot = SLOTS_UNROUTED
 
     def fits(self, outcome: Outcome, received: Monotonic) -> bool:
-        """Return True if a message with this outcome, which came then, may join the others."""
+        """Return True if a message with this outcome and time of arrival may join the others."""
         return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
 
     def take(self) -> tuple[list[Message], range]:
-        """Return the messages and their slots, and begin with none."""
+        """Return the messages and their slots, and clear them."""
         messages, self.messages = self.messages, []
         slots = range(self.first_slot, self.first_slot + len(messages))
         self.first_slot = SLOTS_UNROUTED if slots.stop > SLOTS_LAST else slots.stop
@@ -272,8 +274,11 @@ class UnroutedRows:
 
 
 class Journaling:
-    """Ties recipients to the journal. `all`: also routes that do not ask for it, and what takes no route.
-    `unrouted`: of that also what has no target at all."""
+    """Connection of recipients to the journal.
+
+    `all` also records routes without `journal`, and messages that take no route; `unrouted` also those
+    without any target.
+    """
 
     def __init__(
         self,
@@ -285,12 +290,15 @@ class Journaling:
         hash_key: bytes = b"",
         unrouted: bool = True,
     ) -> None:
-        """`open_batches`: those that `writer` asks for the oldest."""
+        """Connect `writer` to the routes of `router`.
+
+        `open_batches` are those that `writer` queries for the oldest.
+        """
         self.writer = writer
         self.router = router  # the one in force
         self._hash_key = hash_key
         self.redactors = Redactors(router.routes, hash_key, writer.options.body_bytes_max)
-        self.redacts = bool(self.redactors)  # for each message this is asked
+        self.redacts = bool(self.redactors)  # checked for each message
         self.open_batches = open_batches
         self.records_unrouted = all_ and unrouted
         self._all = all_
@@ -298,17 +306,18 @@ class Journaling:
 
     @property
     def redacted(self) -> int:
-        """Messages of which less was told than there was."""
+        """Number of messages of which something was hidden."""
         return self.redactors.redacted
 
     @property
     def withheld(self) -> int:
-        """Bodies that were not told at all, for nobody could look into them."""
+        """Number of bodies that were hidden entirely, because they could not be parsed."""
         return self.redactors.withheld
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
-        """What hears of a recipient; `endpoint` is where its messages stay without a route. None: nothing
-        does.
+        """Return the recorder of a recipient, or None if it is not recorded.
+
+        `endpoint` is where its messages stay without a route.
         """
         if route is not None:
             if not self._wanted(route):
@@ -322,7 +331,7 @@ class Journaling:
     def refuse(
         self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
     ) -> None:
-        """A route would not let a message cross."""
+        """Record a message that a route refused."""
         if self._wanted(route):
             told = _redacted(message, self.redactors.of(route))
             self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
@@ -335,11 +344,11 @@ class Journaling:
         rows.messages.append(message)
         rows.outcome, rows.received = outcome, received
         self.open_batches.waiting = received
-        if isinstance(message.body, Spooled):  # whose file is in use for as long as its message is held
+        if isinstance(message.body, Spooled):  # its file is in use for as long as its message is held
             self.flush_unrouted()
 
     def flush_unrouted(self) -> None:
-        """Record what has gathered. What goes wrong here costs rows, and no settlement."""
+        """Record what has gathered. An error costs rows, not a settlement."""
         rows = self._unrouted
         received = rows.received
         if received is None or not rows.messages:
@@ -362,7 +371,7 @@ class Journaling:
         self.writer.close()
 
     def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
-        """Messages have left the outbox of a route. What goes wrong here costs rows, and no settlement."""
+        """Record messages that have left the outbox of a route. An error costs rows, not a settlement."""
         if self._wanted(route):
             try:
                 redactor = self.redactors.of(route)
@@ -372,7 +381,7 @@ class Journaling:
                 contained("journal", error)
 
     def use(self, router: Router) -> None:
-        """A new mapping is in force."""
+        """Put a new mapping in force."""
         self.router = router
         self.redactors = Redactors(
             router.routes, self._hash_key, self.writer.options.body_bytes_max, self.redactors
@@ -381,14 +390,14 @@ class Journaling:
         self.note_mappings()
 
     def note_mappings(self) -> None:
-        """Keep the mapping files beside the journal, whose rows name them by their versions."""
+        """Store the mapping files beside the journal, whose rows name them by their versions."""
         try:
             keep(self.writer.folder, self.router.texts)
         except OSError as error:
             log.warning("the mapping files were not kept beside the journal", error=error.strerror)
 
     def private(self, entry: RoutingEntry) -> Redactor | None:
-        """What takes out of messages to an address what a route there says; None: there is no such route."""
+        """Return the redactor for messages to an address, or None if no route there hides anything."""
         if not self.redacts:
             return None
         return self.redactors.at([branch.route for branch in entry.plan.branches])
@@ -407,7 +416,7 @@ class Journaling:
 
 
 class RecordingDispatcher(Dispatcher):
-    """A dispatcher whose recipients are recorded."""
+    """Dispatcher whose recipients are recorded."""
 
     def __init__(
         self,
@@ -421,16 +430,16 @@ class RecordingDispatcher(Dispatcher):
         self.journaling = journaling
 
     def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
-        """One that remembers how its messages came in."""
+        """Return a batch that remembers how its messages were received."""
         return RecordedBatch(source, received, self.journaling.open_batches)
 
     def use(self, router: Router) -> None:
-        """A new mapping is in force, also for what is recorded."""
+        """Put a new mapping in force, also for recording."""
         self.journaling.use(router)
         super().use(router)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """As every dispatcher does; what was taken is noted as it came in."""
+        """Publish a message, and note how it was received if it has recipients."""
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
         recorded = cast(RecordedBatch, batch)
@@ -443,7 +452,7 @@ class RecordingDispatcher(Dispatcher):
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """The same for messages that differ in nothing but their bodies."""
+        """Publish messages that differ only in their bodies, and note how they were received."""
         if not Dispatcher.publish_burst(self, batch, entry, messages, receipts):
             return False
         target = entry.address if entry.plan.route is None else entry.target
@@ -455,7 +464,7 @@ class RecordingDispatcher(Dispatcher):
         return True
 
     def _keep_private(self, batch: RecordedBatch, entry: RoutingEntry, count: int) -> None:
-        """Note what must not be told of the newest messages."""
+        """Note what must not be recorded of the newest messages."""
         redactor = self.journaling.private(entry)
         if redactor is not None:
             end = len(batch.receipts)
@@ -470,15 +479,14 @@ class RecordingDispatcher(Dispatcher):
     def record_unrouted(
         self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
     ) -> None:
-        """Record the outcome of a message that has no target, without what a route that could take it says
-        must not be told."""
+        """Record the outcome of a message without a target, without what a route that could take it hides."""
         journaling = self.journaling
         if not journaling.records_unrouted:
             return
         try:
             if journaling.redacts:
                 plan = entry.plan
-                if plan.namespace is None and not plan.branches:  # refused before it was looked for
+                if plan.namespace is None and not plan.branches:  # refused before it was routed
                     entry = self.entry(message.sender.endpoint, None, message.address)
                 message = _redacted(message, journaling.private(entry))
             if outcome.verdict is Verdict.REJECTED:
@@ -489,7 +497,7 @@ class RecordingDispatcher(Dispatcher):
 
 
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
-    """The journal in `folder`. Raises JournalError when it cannot be written."""
+    """Open the journal in `folder`. Raises JournalError if it cannot be written."""
     options = Options(**settings.model_dump(exclude=NO_OPTIONS))
     open_batches = OpenBatches()
     writer = JournalWriter(

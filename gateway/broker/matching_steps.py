@@ -1,9 +1,9 @@
-"""Worst cost of one message in what users have defined: bindings and topic filters with wildcards.
+"""Worst-case cost of one message in what users have defined: bindings and topic filters with wildcards.
 
-A *step* is one comparison, of some 20 to 40 ns. Exchanges and the topic tree find most of what matches
-without looking at the rest, so an ordinary definition adds few steps or none. Definitions that no index can
-separate do: they are counted against the user who makes them, and one too many is refused to that user. So no
-message, whoever publishes it, costs more than the sum of what each user may add.
+A *step* is one comparison, of some 20 to 40 ns. Exchanges and the topic tree find most matches without
+examining the rest, so an ordinary definition adds few steps or none. Definitions that no index can separate
+add more. They are counted for the user who makes them, and one too many is refused to that user. Therefore
+no message of any publisher costs more than the sum of what each user may add.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from gateway.model.shares import NO_LIMIT, OPERATOR
 
 SHARED_PREFIX: Final = "$share/"
-STATE_STEPS: Final = 2  # of one state of a pattern with any number of levels inside
-MEMBER_STEPS: Final = 12  # of one member of a shared subscription: its room is asked for at each message
+STATE_STEPS: Final = 2  # for one state of a pattern with any number of levels inside
+MEMBER_STEPS: Final = 12  # for one member of a shared subscription, whose credit is checked for each message
 
 
 class MatchingSteps:
-    """Steps that the definitions of each user add to one message at worst."""
+    """Steps that the definitions of each user add to one message in the worst case."""
 
     __slots__ = ("_of_users", "user_max")
 
@@ -27,7 +27,7 @@ class MatchingSteps:
         self._of_users: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the steps of a user's definitions; None: the configuration's."""
+        """Return the steps of a user's definitions; None for those of the configuration."""
         return self._of_users.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, steps: int) -> str:
@@ -40,7 +40,7 @@ class MatchingSteps:
         return f"limits.matching_steps_per_user_max ({self.user_max})"
 
     def add(self, user: str | None, steps: int) -> None:
-        """Count steps; a negative number takes them off."""
+        """Add steps to a user; a negative number subtracts them."""
         if not steps:
             return
         name = OPERATOR if user is None else user
@@ -55,7 +55,7 @@ def pattern_steps(pattern: list[str], one: str, many: str) -> int:
     """Return the steps of a pattern in a `Trie` with the wildcards `one` and `many`.
 
     A wildcard for one level adds a branch that a topic may take beside the one with its name. Patterns with
-    one of them have few branches in common with a topic; further ones multiply these.
+    one such wildcard have few branches in common with a topic; further ones multiply these.
     """
     if many in pattern[:-1]:
         return STATE_STEPS * (len(pattern) + 1)

@@ -1,18 +1,16 @@
-"""How much memory the process has, and who has to wait when it is nearly used up.
+"""Memory of the process, and which connections must wait when it is nearly used up.
 
-Every holder has limits of its own; this one is on their sum, and on all that nobody counts. Above the *mark*
-memory is `short`: a connection that publishes is not read from its first publish on, and links give back what
-they are brought, until consumers have made room. Whoever only consumes notices nothing. A connection that
-must not be stopped, for its client consumes, too, and has to acknowledge, goes on; above the second mark,
-`scarce`, what it publishes is refused.
+Every holder has its own limits; this limit is on their sum and on everything that is not counted. Above the
+watermark memory is `short`: a publishing connection is no longer read from its next publish on, and links
+requeue what they receive, until consumers have made space. Connections that only consume are not affected. A
+connection that must not be paused, because its client also consumes and has to acknowledge, continues; above
+the second watermark (`scarce`) what it publishes is refused. A message that is incomplete or not committed
+cannot be consumed, so a connection with many such bytes counts as a publisher, and is closed if memory stays
+short. Otherwise a few clients that stop halfway could keep it short forever.
 
-A message that has only begun, or is not committed, can be consumed by nobody. Whoever has much of that counts
-as a publisher, and is let go when memory stays short: else a few clients that stop in the middle could keep
-it short for ever.
-
-What counts is what the system says that the process occupies, not what is believed to be held: that is read
-several times a second and, as much can come in between, once in some wake-ups. It goes down again with what
-was freed only if the allocator gives that back, so it is asked to as long as memory is short.
+The watermark applies to what the operating system reports for the process, not to an estimate. It is read
+several times a second and also after some wake-ups, since much can arrive in between. It only falls when the
+allocator returns freed memory, which is requested while memory is short.
 """
 
 from __future__ import annotations
@@ -26,39 +24,41 @@ from gateway.containment import contained
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 TICK_SECS: Final = 0.25
-TURNS: Final = 16  # wake-ups between two readings: each has read a mebibyte at the most
-LOW: Final = 0.95  # of the mark: below it publishers go on
-SCARCE: Final = 4 / 3  # of the mark: with the mark at six tenths of all there is, eight tenths
+TURNS: Final = 16  # wake-ups between two readings; each has read 1 MiB at most
+LOW: Final = 0.95  # of the watermark: below it publishers resume
+SCARCE: Final = 4 / 3  # of the watermark: 80 % of all memory if the watermark is 60 %
 TRIM_SECS: Final = 1.0
-TRIM_SECS_MAX: Final = 4.0  # with a gibibyte in holes it takes half a second: less often when it is of no use
+# With 1 GiB in holes it takes half a second, so it is tried less often if it is of no use.
+TRIM_SECS_MAX: Final = 4.0
 BEGUN_OCTETS_MAX: Final = 65_536  # of one connection, that do not make it a publisher
-BEGUN_SECS: Final = 10.0  # of shortage, that it may take to finish: it is not read
-RISE: Final = 1 / 64  # of the mark: after so much more something is looked for before the tick
+BEGUN_SECS: Final = 10.0  # of shortage that a paused connection may have incomplete messages
+RISE: Final = 1 / 64  # of the watermark: a check before the next tick after such an increase
 LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is low on memory")
 
 
 class Publisher(Protocol):
-    """A connection whose client publishes."""
+    """Connection whose client publishes."""
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading; returns what undoes it, None when this must not be stopped."""
+        """Stop reading, and return a function that resumes it; None if the connection must not be paused."""
 
     def told_of_memory(self, short: bool) -> None:
-        """It is to wait, or may go on: say so if the protocol has a word for it."""
+        """Inform the client that it must wait or may continue, if the protocol allows."""
 
     @property
     def begun(self) -> int:
-        """Octets of messages that have not come whole, or are not committed."""
+        """Size in bytes of messages that are incomplete or not committed."""
 
     def let_go_for_memory(self) -> None:
-        """End it: there is no memory for what it has begun."""
+        """Close the connection, because there is no memory for its incomplete messages."""
 
 
 class Memory:
-    """The watermark of one process. `mark` in octets; `resident` reads what is used, 0 if nobody knows.
+    """Memory watermark of one process.
 
-    `trim` has the allocator return what is free. `changed` hears when memory gets short, and when not.
-    `connections` are all that may publish.
+    `mark` is in bytes; `resident` reads the used bytes, 0 if unknown. `trim` has the allocator return free
+    memory. `changed` is called with True when memory gets short and with False when it no longer is.
+    `connections` returns all that may publish.
     """
 
     __slots__ = (
@@ -97,10 +97,10 @@ class Memory:
         self.refused = 0  # messages
         self.changed = changed
         self.connections = connections
-        self._seen = 0  # octets in use when those that have begun were last looked for
-        self._risen = 0  # the least since it was said that they rise
+        self._seen = 0  # used bytes at the last check for incomplete messages
+        self._risen = 0  # lowest use since the last report of a rise
         self._rising: Callable[[], None] | None = None
-        self._since: float | None = None  # that it has been short
+        self._since: float | None = None  # since when it has been short
         self._resident = resident
         self._trim = trim
         self._trim_at = 0.0
@@ -109,13 +109,13 @@ class Memory:
         self._stopped: dict[Publisher, Callable[[], None] | None] = {}
 
     def tell_rising(self, told: Callable[[], None]) -> None:
-        """Call `told` whenever a section `RISE` of the mark more is used than when it was called last."""
+        """Call `told` whenever a fraction RISE of the watermark more is used than at its last call."""
         self._rising = told
 
-    # What publishing connections ask, while memory is short.
+    # For publishing connections, while memory is short.
 
     def admits(self, publisher: Publisher, count: int) -> bool:
-        """It brings `count` messages: stop it, if it may be. False: they have to be refused."""
+        """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
         release = self._stopped.get(publisher)
         if release is None:
             known = publisher in self._stopped
@@ -128,19 +128,19 @@ class Memory:
         return True
 
     def forget(self, publisher: Publisher) -> None:
-        """It is no more."""
+        """Forget a connection that is closed."""
         self._stopped.pop(publisher, None)
 
     # Readings.
 
     def turned(self) -> None:
-        """A wake-up ends."""
+        """Count the end of a wake-up, and read the memory after TURNS of them."""
         self._turns += 1
         if self._turns >= TURNS:
             self.look()
 
     def look(self) -> None:
-        """Read what is used, and do what follows from it."""
+        """Read the used memory, and act on it."""
         self._turns = 0
         self.used = used = self._resident()
         self.scarce = used > self.mark * SCARCE
@@ -178,14 +178,14 @@ class Memory:
                 contained("connection", error)
 
     def _stop_begun(self, *, late: bool = False) -> None:
-        """Stop whoever has begun much; `late`: let it go."""
+        """Pause connections with many incomplete messages; with `late`, close them."""
         self._seen = self.used
         for publisher in list(self.connections()):
             if publisher.begun > BEGUN_OCTETS_MAX and (not self.admits(publisher, 0) or late):
                 publisher.let_go_for_memory()
 
     def tick(self, now: float) -> None:
-        """Several times a second."""
+        """Read the memory, return what is free and pause connections; called several times a second."""
         if self.short and self._trim is not None and now >= self._trim_at:
             self._return_free(self._trim, now)
         self.look()
@@ -195,7 +195,7 @@ class Memory:
             self._stop_begun(late=now - self._since >= BEGUN_SECS)
 
     def _return_free(self, trim: Callable[[], None], now: float) -> None:
-        """What is free goes back to the system; when that was hardly anything, next time is later."""
+        """Return free memory to the system; if that was of little use, wait longer until the next time."""
         before = self._resident()
         trim()
         useful = before - self._resident() > self.mark * RISE
@@ -203,7 +203,7 @@ class Memory:
         self._trim_at = now + self._trim_wait
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Its share of the broker's gauges."""
+        """Return the values of the memory gauges, by metric name."""
         return {
             "gateway_memory_blocked": lambda: self.short,
             "gateway_memory_bytes": self._resident,
@@ -211,7 +211,7 @@ class Memory:
         }
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Tick until cancelled; `flush` writes what came of it."""
+        """Tick until cancelled; `flush` writes the results."""
         while True:
             await trio.sleep(TICK_SECS)
             try:
@@ -222,5 +222,5 @@ class Memory:
 
 
 def plenty() -> Memory:
-    """Of a process that nobody watches."""
+    """Return a Memory for a process whose memory is not limited."""
     return Memory(1 << 62, lambda: 0)

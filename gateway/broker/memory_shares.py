@@ -1,14 +1,14 @@
-"""Whose messages occupy the memory, and who has to wait before everybody does.
+"""Shares of memory: which owners occupy it, and which publishers must wait before all do.
 
-Above the mark of memory.py all who publish wait. Well below it already, whoever holds more than a share of
-the mark is restrained, so that one user or address alone does not bring the others to that. What counts is
-what waits in memory in somebody's queues and sessions, and what somebody's clients have not acknowledged:
-whoever published it may be another. Restrained, a durable queue or session leaves what comes on disk; any
-other is full with about what it holds, in the words and by the policy of a full one.
+Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that holds
+more than its share of the watermark is restrained, so that one owner alone does not affect the others.
+Counted are the messages that wait in memory in the owner's queues and sessions, and those that its clients
+have not acknowledged, from all publishers. A restrained durable queue or session leaves new messages on
+disk; any other counts as full with about what it holds, and behaves as a full one does.
 
-There may be a hundred thousand holders. They are looked at in slices, and not at all while there is plenty.
-Several times a second, and as soon as much has come: in a quarter of a second a fast publisher could fill
-what is between here and the mark, above which nothing restrains him alone any more.
+There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
+memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
+publisher could fill the space up to the watermark, above which nothing restrains that publisher alone.
 """
 
 from __future__ import annotations
@@ -22,26 +22,32 @@ from gateway.access.places import LOOPBACK
 from gateway.broker.memory import TICK_SECS, Memory
 from gateway.containment import contained
 
-NEAR: Final = 0.75  # of the mark: the rest is for what comes until somebody looks, and for the others
-FAR: Final = 0.7  # below it nobody is restrained
-LESS: Final = 0.95  # of its share: below it a holder is restrained no longer
-SLICE: Final = 500  # holders that are looked at in one go: some milliseconds
+NEAR: Final = 0.75  # of the watermark: the rest is for what arrives until the next check, and for the others
+FAR: Final = 0.7  # below it no owner is restrained
+LESS: Final = 0.95  # of its share: below it an owner is no longer restrained
+SLICE: Final = 500  # holders examined at once, which takes some milliseconds
 
 
 class Holder(Protocol):
-    """A queue or a session."""
+    """Queue or session that holds messages in memory."""
 
     def restrain(self, on: bool) -> None:
-        """It may hold no more than it does; or as much as ever. A repeated call is ignored."""
+        """Forbid the holder to hold more than it does, or allow it as usual.
+
+        A repeated call has no effect.
+        """
 
 
 Owner = tuple[Literal["user", "address"], str]
 Claim = tuple[Holder | None, int, str, str]
-"""What holds messages, if that can be restrained; octets in memory; whose: user and place, "" if nobody's."""
+"""Claim of a holder: the holder if it can be restrained, bytes in memory, user and address ("" if none)."""
 
 
 class MemoryShares:
-    """`claims` are all there are; the shares are parts of the mark."""
+    """Memory shares of users and addresses.
+
+    `claims` returns all claims; the shares are fractions of the watermark.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,7 @@ class MemoryShares:
         self._rise.set()
 
     async def look(self) -> None:
-        """Find out who holds too much, and act on it."""
+        """Find the owners that hold too much, and restrain their holders."""
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
         held: dict[Owner, int] = {}
@@ -106,13 +112,11 @@ class MemoryShares:
                 await trio.lowlevel.checkpoint()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Its share of the broker's gauges."""
+        """Return the values of the gauges of memory shares, by metric name."""
         return {"gateway_memory_shares_full": lambda: len(self.over)}
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Look several times a second, and when memory rises, until cancelled; `flush` writes what came of
-        it.
-        """
+        """Check several times a second and when memory rises, until cancelled; `flush` writes the results."""
         while True:
             with trio.move_on_after(TICK_SECS):
                 await self._rise.wait()
@@ -127,5 +131,5 @@ class MemoryShares:
 def _act(holder: Holder, *, on: bool) -> None:
     try:
         holder.restrain(on)
-    except Exception as error:  # of whoever is let go on by it; the other holders are seen to
+    except Exception as error:  # a failure of one holder alone; the others are processed
         contained("timer", error)

@@ -1,12 +1,12 @@
-"""Routes that an operator has paused, and links.
+"""Routes and links that an operator has paused.
 
-What a paused route would deliver waits in front of its end, as much as `limits` say; then its sources are
-told that it cannot be taken now, as they are of a link that is down. In an outbox it waits as it does for a
-link. Nothing of it is accepted while it waits here: a gateway that is killed has promised nothing. When the
-route goes on, what waited goes first, in the order in which it came, some of it in each turn.
+What a paused route would deliver waits in a Gate in front of its end, within HELD_MESSAGES_MAX and
+HELD_OCTETS_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
+messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
+promised nothing. When the route resumes, they go first, in order of arrival, some in each turn.
 
-Names are remembered in the store, if there is one: a restart does not let go on what somebody has stopped. A
-route that the mapping has no longer is paused no longer either, and what it held takes its way.
+The names are in the store, if there is one, so that a restart does not resume what an operator has paused. A
+route that is no longer in the mapping is no longer paused, and its waiting messages are delivered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.model.times import Monotonic
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
-KIND: Final = "paused"  # the kind of thing in the store
+KIND: Final = "paused"  # kind of record in the store
 HELD_MESSAGES_MAX: Final = 10_000  # of one route
 HELD_OCTETS_MAX: Final = 64 * 1024 * 1024
 RELEASED_AT_ONCE: Final = 2_000
@@ -42,8 +42,10 @@ log = structlog.get_logger()
 
 
 class Gate(OneSink):
-    """In front of the end of a paused route: namespace, and sink. `recipients_of` finds who is behind it, and
-    `unrouted` says what a message is answered when that is nobody. `open`: the route goes on.
+    """Namespace and sink in front of the end of a paused route.
+
+    `recipients_of` finds the recipients behind it, and `unrouted` returns the outcome of a message without
+    any. `open` is True while the route resumes.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class Gate(OneSink):
         self.octets = 0
         self._recipients_of = recipients_of
         self._unrouted = unrouted
-        self._waiting: deque[tuple[SubBatch, int]] = deque()  # how many of the first of a part wait
+        # Parts, and how many of the first messages of each wait.
+        self._waiting: deque[tuple[SubBatch, int]] = deque()
 
     def publish(self, part: SubBatch) -> None:
-        """Keep the part, as far as there is room."""
+        """Hold the messages of the part, as far as the limits allow; release the others."""
         messages = part.messages
         fits = self._room_for(messages)
         if fits:
@@ -80,11 +83,11 @@ class Gate(OneSink):
         return room
 
     def waiting(self) -> Iterator[tuple[SubBatch, int]]:
-        """Parts, and how many of the first of each wait."""
+        """Yield the waiting parts, with the number of their first messages that wait."""
         yield from self._waiting
 
     def release(self, most: int) -> None:
-        """Send about so many on their way."""
+        """Send about `most` messages on their way."""
         left = most
         while self._waiting and left > 0:
             part, count = self._waiting.popleft()
@@ -111,7 +114,7 @@ class Gate(OneSink):
 
 
 class PassedPart:
-    """The source of what a gate passes on of one part. A receipt is a position in it."""
+    """Source of the messages that a gate passes on of one part. A receipt is a position in the part."""
 
     __slots__ = ("_part",)
 
@@ -119,7 +122,7 @@ class PassedPart:
         self._part = part
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """The target says what became of messages."""
+        """Settle the messages in their part as the target has."""
         if refused is None:
             self._part.settle_at(receipts)
             return
@@ -128,14 +131,15 @@ class PassedPart:
             self._part.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Whoever published the part stops reading."""
+        """Pause reading from the connections that published the part."""
         return self._part.batch.source.hold(senders)
 
 
 class Pauses:
-    """Which routes and links are paused, by name, and the gates of the routes. Made before the store starts.
+    """Names of the paused routes and links, and the gates of the routes.
 
-    `changed` is called when something else is paused, or what routes lead to is another.
+    Must be created before the store starts. `changed` is called when something is paused or resumed, or when
+    a route leads elsewhere.
     """
 
     def __init__(self, store: Store | None, changed: Callable[[], None] = lambda: None) -> None:
@@ -152,7 +156,7 @@ class Pauses:
                 {"route": self.routes, "link": self.links}[kind].add(name)
 
     def pause(self, kind: str, name: str) -> None:
-        """`kind` is `route` or `link`. A repeated call changes nothing."""
+        """Pause a route or a link; `kind` is `route` or `link`. A repeated call changes nothing."""
         (self.routes if kind == "route" else self.links).add(name)
         if self._store is not None:
             self._store.put(KIND, f"{kind}/{name}", b"")
@@ -163,7 +167,7 @@ class Pauses:
         log.warning("an operator has paused a route or a link", kind=kind, name=name)
 
     def resume(self, kind: str, name: str) -> None:
-        """It goes on; what waited goes first."""
+        """Resume a route or a link; what waited goes first."""
         (self.routes if kind == "route" else self.links).discard(name)
         if self._store is not None:
             self._store.delete(KIND, f"{kind}/{name}")
@@ -175,7 +179,7 @@ class Pauses:
         log.info("a route or a link goes on", kind=kind, name=name)
 
     def use(self, routes: Iterable[Route]) -> None:
-        """These routes are in force: those that are not any more go on."""
+        """Put these routes in force, and resume those that are not among them."""
         named = {route.name: route for route in routes}
         for name, gate in self.gates.items():
             gate.route = named.get(name, gate.route)
@@ -183,7 +187,7 @@ class Pauses:
             self.resume("route", name)
 
     def tick(self) -> None:
-        """Several times a second: let some go of what waited."""
+        """Release some waiting messages of routes that resume; called several times a second."""
         for name, gate in list(self.gates.items()):
             if gate.open:
                 self._releasing = True
@@ -196,11 +200,11 @@ class Pauses:
                     self._changed()
 
     def is_releasing(self) -> bool:
-        """Return True while a gate hands on what it held: whoever accepts it now has it in memory only."""
+        """Return True while a gate hands on what it held, which local targets have in memory only."""
         return self._releasing
 
     def held_of(self) -> Counter[Sender]:
-        """How many messages of each sender wait, each once, whatever routes hold it."""
+        """Return how many messages of each sender wait, each counted once, however many routes hold it."""
         found = {
             (id(part.batch), slot): message.sender.connection
             for gate in self.gates.values()
@@ -210,6 +214,6 @@ class Pauses:
         return Counter(found.values())
 
     def held(self) -> dict[str, int]:
-        """The messages that wait in front of each paused route."""
+        """Return the number of messages that wait in front of each paused route."""
         names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
         return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

@@ -1,8 +1,8 @@
-"""A message that cannot be said to a receiver, whatever it is that goes wrong.
+"""Outcome of a message that cannot be encoded for a receiver, whatever the error.
 
-Whoever delivers encodes a batch in one go. When that raises, it encodes one by one: the sound ones go out,
-and each of the others has an outcome, becomes a dead letter, and is done with at this receiver, which would
-only meet it again. What goes wrong behind the encoding is no message's fault and costs the connection.
+A delivery encodes a batch at once. If that raises, it encodes the messages one by one: sound ones are sent,
+and each of the others has an outcome, becomes a dead letter, and is settled at this receiver, which could
+never get it. An error after the encoding is not a message's fault and closes the connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.model.outcome import INTERNAL, Outcome, Reason, Verdict
 
 
 def poisoned(error: Exception, **facts: Any) -> Outcome:
-    """What becomes of the one message whose encoding raised `error`; `facts` are for the log."""
+    """Return the outcome of a message whose encoding raised `error`; `facts` are for the log."""
     if isinstance(error, ProtocolError):
         return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
     contained("delivery", error, **facts)

@@ -1,9 +1,9 @@
-"""Back-pressure: what is full tells its sources to stop reading, and calls them when it has room again.
+"""Back-pressure: what is full pauses its sources, and resumes them when it has space.
 
-What our own disk would not take is `Held` by the source that cannot say so to its sender: a link, or a client
-of an older MQTT. Given back to a remote broker, or tried again after a while, such messages would come behind
-those that were taken meanwhile. So what arrives from then on is not sent on its way either: all of it waits,
-as much as the sender sends without an answer, and goes in the order in which it came.
+What our own disk refuses is `Held` by a source that cannot inform its sender: a link, or a client of an older
+MQTT. If such messages were requeued at a remote broker, or tried again later, they would come behind those
+that were accepted meanwhile. What arrives from then on is therefore not sent either: all of it waits, as much
+as the sender sends without an acknowledgement, and goes in order of arrival.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from gateway.model.batch import SubBatch
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
-PACE_SECS: Final = 0.01  # between two looks at how fast somebody takes what waits for him
-SLOW_SECS: Final = 0.05  # who takes longer for the least that may wait is slow
-DEEP_SECS: Final = 1.0  # what takes longer than that to take is a store, and no delay
-FLOOR: Final = 65_536  # octets that whoever is restrained may hold in any case
+PACE_SECS: Final = 0.01  # between two measurements of a consumer's rate
+SLOW_SECS: Final = 0.05  # a consumer that takes longer for the minimum that may wait is slow
+DEEP_SECS: Final = 1.0  # what takes longer than that to consume is a store, not a delay
+FLOOR: Final = 65_536  # bytes that a restrained holder may hold in any case
 R = TypeVar("R")
 MayHold = Callable[[str | None], bool]
-"""Return True if a full queue or session of this user may make publishers wait, or have their messages
-refused. None stands for the operator, who declared it in the configuration."""
+"""Function that returns True if full queues of this user may pause publishers or refuse messages.
+
+None stands for the operator, who declared the queue or session in the configuration.
+"""
 
 
 def everybody_may_hold(user: str | None) -> bool:
@@ -37,24 +39,26 @@ class FullQueues:
 
     def __init__(self, may_hold: MayHold = everybody_may_hold) -> None:
         self.may_hold = may_hold
-        self.refused = 0  # messages whose publisher was told that the queue is full
-        self.dropped = 0  # copies that a queue lost which may not hold its publishers
+        self.refused = 0  # messages whose publisher was informed that the queue is full
+        self.dropped = 0  # copies dropped by a queue that may not pause its publishers
 
 
 def lowered(allowed: int, octets: int) -> int:
-    """The limit, until its owner has less, of what may hold `allowed` octets and holds `octets`: it is full.
-    Whoever cannot be stopped is refused when there is a quarter more, for that is at twice the limit.
+    """Return the reduced limit in bytes for a holder that may hold `allowed` bytes and holds `octets`.
+
+    With it the holder counts as full. Publishers that cannot be paused are refused at twice the limit, which
+    is a quarter more than it holds.
     """
     return min(allowed, max(octets * 5 // 8, FLOOR))
 
 
 def hold_sources(part: SubBatch) -> list[Callable[[], None]]:
-    """Have the connections that published `part` stop reading; returns what lets each go on."""
+    """Pause reading from the connections that published `part`. Return functions that resume them."""
     return part.batch.source.hold({message.sender for message in part.messages})
 
 
 class Pressure:
-    """Remembers whom to call when a full queue has drained."""
+    """Functions to call when a full queue has drained."""
 
     __slots__ = ("_waiting",)
 
@@ -62,11 +66,11 @@ class Pressure:
         self._waiting: list[Callable[[], None]] = []
 
     def hold_sources(self, part: SubBatch) -> None:
-        """Have the connections that published `part` stop reading until `relieve`."""
+        """Pause reading from the connections that published `part` until `relieve`."""
         self._waiting += hold_sources(part)
 
     def relieve(self) -> None:
-        """There is room again."""
+        """Resume the paused connections, because there is space again."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for release in waiting:
@@ -77,21 +81,23 @@ class Pressure:
 
 
 class Pace:
-    """How fast somebody takes what waits for him, and whether more should come: what is behind others waits
-    until they have been taken, so publishers that are faster than he fill the whole queue, and every message
-    waits for all of it. They are held while what waits takes longer than `delay_secs`.
+    """Rate of one consumer, which decides when its publishers must wait.
 
-    Who is slow, or has been away and has more before him than he takes in DEEP_SECS, has a queue to be late
-    in, and publishers do not pay for that.
+    A message waits until those before it were consumed. Publishers that are faster than the consumer would
+    fill the whole queue, and every message would wait for all of it. They are paused while consuming what
+    waits takes longer than `delay_secs`. A consumer that is slow, or was disconnected and has more to consume
+    than it can in DEEP_SECS, has a queue to catch up with, and its publishers are not paused for that.
     """
 
     __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "on", "taken")
 
     def __init__(self, delay_secs: float, least: int, now: float) -> None:
-        """So many messages may wait in any case, whatever the delay. `now`: seconds of any clock, always of
-        the same one."""
-        self.on = False  # publishers are held
-        self.taken = 0  # messages; whoever hands them out counts
+        """Create the measurement; `least` messages may wait whatever the delay.
+
+        `now` is in seconds of any clock, always of the same one.
+        """
+        self.on = False  # publishers are paused
+        self.taken = 0  # messages; counted by the code that hands them out
         self._delay_secs = delay_secs
         self._least = least
         self._per_sec = 0.0
@@ -99,7 +105,7 @@ class Pace:
         self._at = now
 
     def behind(self, waiting: int, now: float) -> bool:
-        """Whether publishers should wait for him, or as long as they do, go on to wait."""
+        """Return True if publishers should wait, with `waiting` messages for the consumer."""
         elapsed = now - self._at
         if elapsed >= PACE_SECS:
             per_sec = (self.taken - self._before) / elapsed
@@ -113,32 +119,35 @@ class Pace:
 
 
 class Held(Generic[R]):
-    """The receipts of one source that wait for the disk. As long as `on`, all that arrives goes `behind`."""
+    """Receipts of one source that wait for the disk.
+
+    While `on`, everything that arrives is added with `behind`.
+    """
 
     __slots__ = ("_behind", "_healthy", "_refused", "on")
 
     def __init__(self, healthy: Callable[[], bool]) -> None:
-        """`healthy`: whether the disk takes messages."""
+        """Create an empty queue of receipts; `healthy` returns True if the disk accepts messages."""
         self.on = False
         self._healthy = healthy
         self._refused: list[R] = []
         self._behind: list[R] = []
 
     def refused(self, receipt: R) -> None:
-        """The disk did not take a message. A source hears of its refusals in its messages' order."""
+        """Add a message that the disk refused. A source gets its refusals in the order of its messages."""
         self._refused.append(receipt)
         self.on = True
 
     def behind(self, receipt: R) -> None:
-        """A message came while others wait."""
+        """Add a message that arrived while others wait."""
         self._behind.append(receipt)
 
     def due(self) -> list[R]:
-        """All of them, in order, to be sent on their way once more; none as long as the disk fails."""
+        """Return and clear all receipts, in order, to be published again; [] while the disk fails."""
         return self.give_up() if self.on and self._healthy() else []
 
     def give_up(self) -> list[R]:
-        """All of them: nobody waits any more, or their sender sends them again by itself."""
+        """Return and clear all receipts, because they are given up or their sender resends them by itself."""
         taken = self._refused + self._behind
         self.on = False
         self._refused, self._behind = [], []

@@ -1,14 +1,15 @@
-"""A queue whose messages have priorities, and whose consumers may choose.
+"""Queue with message priorities, whose consumers may select messages.
 
-As long as all that waits has one priority and every consumer takes whatever comes, this is the plain queue,
+While everything that waits has one priority and every consumer accepts any message, this is the plain queue,
 which hands out runs of messages at no cost for each. Otherwise what is in memory is *sorted*: a dictionary by
-position, a heap of (priority, position) for the consumers that take anything, and one more heap for each
-consumer that has wishes, with what it wants. Heaps may name positions that somebody else has taken meanwhile.
-When the memory is empty, the plain life begins again. Wishes are asked when their consumer has room, and only
-as many in one pass of the event loop as `SelectionWork` allows: a consumer gets nothing before all that has
-come for it has been looked at. A message keeps its position whatever happens, so that
-what comes back waits where it was. What is on disk alone has no place yet: priorities and wishes count among
-the messages in memory.
+position, a heap of (priority, position) for consumers that accept anything, and another heap for each
+consumer with a wish (a selector), with the messages that it selects. Heaps may contain positions that were
+consumed meanwhile. When memory is empty, the queue is plain again.
+
+Wishes are evaluated when their consumer has credit, and only as many in one pass of the event loop as
+`SelectionWork` allows: a consumer gets nothing before everything that has arrived for it was evaluated. A
+message keeps its position, so that a requeued message waits at its old place. Messages on disk alone have no
+place yet: priorities and wishes apply to the messages in memory.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
 
-STALE_MAX: Final = 1_024  # positions in a heap that nobody waits at any more, besides as many as do
+STALE_MAX: Final = 1_024  # consumed positions that may be in a heap, in addition to as many as wait
 
 Wish = Callable[[Message], bool]
-Heap = list[tuple[int, int]]  # (priority, negated; position)
-QueuedMessage = tuple[Message, bool]  # and whether it was delivered before
+Heap = list[tuple[int, int]]  # (negated priority, position)
+QueuedMessage = tuple[Message, bool]  # message, and True if it was delivered before
 
 
 class Wishes:
-    """What one consumer wants: `heap` of what it does, and positions that it has not been asked about."""
+    """Selection of one consumer: `heap` of the messages it wants, and positions that are not evaluated."""
 
     __slots__ = ("heap", "unseen", "wish")
 
@@ -45,7 +46,7 @@ class Wishes:
 
 
 class PriorityQueue(Queue):
-    """Higher priority first, then order of arrival. Consumers may want some messages only."""
+    """Queue ordered by priority, then by arrival. Consumers may select messages."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class PriorityQueue(Queue):
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
     ) -> None:
-        """`work` says how many wishes may be asked in one go."""
+        """Create an empty queue; `work` limits how many wishes are evaluated at once."""
         super().__init__(
             name,
             durable=durable,
@@ -69,14 +70,14 @@ class PriorityQueue(Queue):
             full_queues=full_queues,
         )
         self._priority = priority
-        self._level = 0  # of everything in memory, while it is not sorted
+        self._level = 0  # priority of everything in memory, while it is not sorted
         self._sorted = False
-        self._unsorted = False  # what was read from the disk has still to be sorted
+        self._unsorted = False  # what was read from the disk must still be sorted
         self._waiting: dict[int, QueuedMessage] = {}
         self._heap: Heap = []
         self._wishes: dict[Consumer, Wishes] = {}
         self._work = work
-        self._avoided: dict[int, Consumer] = {}  # position -> who has just given the message back
+        self._avoided: dict[int, Consumer] = {}  # position -> consumer that has just returned the message
 
     def __len__(self) -> int:
         return super().__len__() + len(self._waiting)
@@ -84,7 +85,7 @@ class PriorityQueue(Queue):
     # In.
 
     def put(self, messages: list[Message]) -> None:
-        """Append without dispatching."""
+        """Append messages without dispatching."""
         if not self._sorted and self._fits(messages):
             if not self._ready:
                 self._first = self.next
@@ -98,7 +99,7 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=False)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Messages that were on disk alone; what was in memory before them is gone."""
+        """Append messages that were on disk alone, after all before them were consumed."""
         self._unsorted = not self._sorted and not self._fits(messages)
         if not self._sorted:
             super().refill(first, messages)
@@ -107,7 +108,7 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=self._was_delivered(position))
 
     def _fits(self, messages: list[Message]) -> bool:
-        """Whether the messages have the one priority of what is in memory; theirs, when there is nothing."""
+        """Return True if the messages have one priority, which is also that of what is in memory, if any."""
         if self._wishes or not messages:
             return not self._wishes
         level = self._level if self._ready or self._returned else self._priority(messages[0])
@@ -121,7 +122,7 @@ class PriorityQueue(Queue):
         return True
 
     def _sort(self) -> None:
-        """What is in memory is sorted from now on."""
+        """Sort what is in memory, and keep it sorted."""
         if self._sorted:
             return
         self._sorted = True
@@ -156,7 +157,7 @@ class PriorityQueue(Queue):
         return heap
 
     def _ask(self, wishes: Wishes) -> bool:
-        """Ask a consumer's wish about what has come. Return False if the rest is put off."""
+        """Evaluate a consumer's wish for what has arrived. Return False if the rest is postponed."""
         while wishes.unseen:
             if self._work.over:
                 self._work.later(self.dispatch)
@@ -168,7 +169,7 @@ class PriorityQueue(Queue):
         return True
 
     def _wants(self, wish: Wish, message: Message) -> bool:
-        """Whether a consumer wishes for the message; not when that cannot be told."""
+        """Return True if a consumer selects the message, and False if the selector fails."""
         try:
             return self._work.selects(wish, message)
         except Exception as error:
@@ -176,7 +177,7 @@ class PriorityQueue(Queue):
             return False
 
     def withdraw(self, first: int, count: int) -> None:
-        """The disk did not take `count` messages: whoever has not got them yet will not."""
+        """Remove `count` messages that the disk refused, unless they were delivered."""
         if not self._sorted:
             super().withdraw(first, count)
             return
@@ -187,7 +188,7 @@ class PriorityQueue(Queue):
                 self.shrink(self.weigh(found[:1]))
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
-        """Messages taken earlier return to their positions, and are redelivered."""
+        """Return messages to their positions, from which they are redelivered."""
         messages = list(taken)
         if not self._sorted and self._fits([message for _, message in messages]):
             super().requeue(messages)
@@ -199,7 +200,7 @@ class PriorityQueue(Queue):
             self._wait(position, message, redelivered=True)
 
     def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
-        """`consumer` could not use a message that it had taken: another one had better have it."""
+        """Return a message that `consumer` could not use, preferably for another consumer."""
         self._sort()
         self._avoided[position] = consumer
         self.requeue([(position, message)])
@@ -207,21 +208,21 @@ class PriorityQueue(Queue):
     # Consumers.
 
     def add(self, consumer: Consumer, wish: Wish | None = None) -> None:
-        """A consumer joins, which takes what it wishes or, without a wish, everything."""
+        """Add a consumer, which gets the messages that its wish selects or, without a wish, any."""
         if wish is not None:
             self._sort()
             self._wishes[consumer] = Wishes(wish, self._waiting)
         super().add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """A consumer leaves; what it has not acknowledged is its owner's to requeue."""
+        """Remove a consumer; the caller requeues what it has not acknowledged."""
         super().remove(consumer)
         self._wishes.pop(consumer, None)
         if self._avoided:
             self.dispatch()
 
     def takes(self, consumer: Consumer) -> bool:
-        """Whether the consumer may take a message sooner or later; one that does not is passed over."""
+        """Return True if the consumer may accept a message sooner or later."""
         return consumer in self.consumers
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
@@ -231,7 +232,7 @@ class PriorityQueue(Queue):
     # Out.
 
     def dispatch(self) -> None:
-        """Hand out what is ready to consumers with room, in turn."""
+        """Deliver ready messages to consumers with credit, in turn."""
         if self.gone:
             self._tell_gone()
         if self.gate.shut:
@@ -244,7 +245,7 @@ class PriorityQueue(Queue):
                 return
 
     def _dispatch_memory(self) -> bool:
-        """False: no consumer has room, or wants what is there."""
+        """Deliver what is in memory. Return False if no consumer has credit or wants what is there."""
         if self._unsorted:
             self._sort()
         if self._sorted:
@@ -272,7 +273,7 @@ class PriorityQueue(Queue):
             for consumer, room in open_[start:] + open_[:start]:
                 if len(open_) == 1:
                     handed += self._hand_out_sorted(consumer, min(room, DISPATCH_MESSAGES_MAX))
-                elif consumer.room() > 0:  # it may share its credit with one who has just had his
+                elif consumer.room() > 0:  # it may share its credit with the previous consumer
                     handed += self._hand_out_sorted(consumer, 1)
             if not handed:
                 return False
@@ -283,7 +284,7 @@ class PriorityQueue(Queue):
         return True
 
     def _hand_out_sorted(self, consumer: Consumer, count: int) -> int:
-        """Deliver at most `count` messages; returns how many left the queue, expired ones included."""
+        """Deliver at most `count` messages. Return how many left the queue, including expired ones."""
         utc = clock.utc()
         taken: list[tuple[int, Message, bool]] = []
         gone = octets = 0
@@ -301,7 +302,7 @@ class PriorityQueue(Queue):
         return gone + len(taken)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
-        """Take what waits out of the sorted memory, in the order in which `consumer` may have it."""
+        """Remove and yield sorted messages, in the order in which `consumer` may have them."""
         heap = self._heap
         if consumer is not None and consumer in self._wishes:
             wishes = self._wishes[consumer]
@@ -327,7 +328,7 @@ class PriorityQueue(Queue):
                 heapq.heappush(heap, entry)
 
     def _avoids(self, position: int, consumer: Consumer, message: Message) -> bool:
-        """`consumer` gave this message back, and there is another one who will take it."""
+        """Return True if `consumer` returned this message, and another consumer would accept it."""
         if not self._avoided or self._avoided.get(position) is not consumer:
             return False
         for other in self.consumers:
@@ -336,7 +337,7 @@ class PriorityQueue(Queue):
         return False
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """The next message for a `get`: position, message, redelivered."""
+        """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
         if self.gate.shut:
             return None
         if not self._sorted and not self._ready and not self._returned and self.storage is not None:
@@ -353,9 +354,9 @@ class PriorityQueue(Queue):
         return None
 
     def drop_expired(self, most: int = sys.maxsize) -> float:
-        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER.
+        """Drop expired messages. Return when the next one expires (POSIX seconds), or NEVER.
 
-        What is sorted is looked at whole.
+        All sorted messages are checked.
         """
         if self._unsorted:
             self._sort()
@@ -375,11 +376,11 @@ class PriorityQueue(Queue):
 
     @property
     def loading(self) -> bool:
-        """True: `take` finds nothing, for what comes next is still being read from the disk."""
+        """True if `take` finds nothing because the next messages are still being read from the disk."""
         return not self._waiting and super().loading
 
     def untouched(self) -> list[tuple[int, int]]:
-        """The positions of what nobody has been handed: in order, each range to before its end."""
+        """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
         if not self._sorted:
             return super().untouched()
         found: list[tuple[int, int]] = []
@@ -392,10 +393,10 @@ class PriorityQueue(Queue):
             found.append((self.storage.first, self.next))
         return found
 
-    # Looking without taking.
+    # Reading without removing.
 
     def browse(self) -> Iterator[tuple[int, Message]]:
-        """Positions and messages that wait in memory, in the order in which they would be handed out."""
+        """Yield positions and messages that wait in memory, in the order of delivery."""
         utc = clock.utc()
         found: Iterable[tuple[int, Message]]
         if self._sorted:
@@ -407,7 +408,7 @@ class PriorityQueue(Queue):
                 yield position, message
 
     def look_at(self, position: int) -> Message | None:
-        """The message that waits at `position` in memory."""
+        """Return the message that waits at `position` in memory, or None."""
         if self._sorted:
             waiting = self._waiting.get(position)
             message = None if waiting is None else waiting[0]
@@ -422,7 +423,7 @@ class PriorityQueue(Queue):
     # The end.
 
     def purge(self) -> int:
-        """Drop all that is ready; returns how many."""
+        """Drop all ready messages, and return their number."""
         count = len(self)
         if self.storage is not None:
             self.storage.forget(list(self._waiting))
@@ -437,7 +438,7 @@ class PriorityQueue(Queue):
 
 
 def _runs(taken: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:
-    """Consecutive positions of one kind: the first position, the messages, whether they were delivered."""
+    """Yield runs of consecutive positions as (first position, messages, redelivered)."""
     messages: list[Message] = []
     first, last, kind = 0, -1, False
     for position, message, redelivered in taken:

@@ -1,5 +1,6 @@
-"""Messages that an operator publishes: as a client of an endpoint would, with somebody who hears what became
-of each.
+"""Publishing of messages by an operator, as a client of an endpoint would.
+
+The outcome of each message is reported to a callback.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ Told = Callable[[Outcome], None]
 
 
 class Publishing:
-    """The source of such messages."""
+    """Source of the messages that operators publish."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     def publish(self, endpoint: str, message: Message, told: Told) -> None:
-        """As a client of this listener does, or as if it had come from this link."""
+        """Publish a message as a client of this listener, or as if this link had received it.
+
+        `told` is called with the outcome.
+        """
         dispatcher = self._dispatcher
         local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
         self.publish_in(endpoint, local, message, told)
 
     def publish_in(self, endpoint: str, local: Namespace | None, message: Message, told: Told) -> None:
-        """Publish as a client of this endpoint does, in a namespace of the endpoint; None: that of a link."""
+        """Publish a message as a client of this endpoint, in one of its namespaces; None for a link."""
         dispatcher = self._dispatcher
         if dispatcher.memory.short:
             told(LOW_ON_MEMORY)
@@ -44,17 +48,17 @@ class Publishing:
         batch.send()
 
     def roles(self, endpoint: str, local: Namespace | None, address: Address) -> tuple[str | None, ...]:
-        """Return the roles that the routes of an address take messages from; None: from everybody."""
+        """Return the roles from which the routes of an address accept messages; None for any user."""
         entry = self._dispatcher.entry(endpoint, local, address)
         return tuple([branch.route.rule.role for branch in entry.plan.branches])
 
-    # What batches ask: this is their source.
+    # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """One message at a time needs no holding."""
+        """Return no functions, because single messages are never paused."""
         return []
 
     def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Tell everybody."""
+        """Report the outcomes to the callbacks."""
         for at, told in enumerate(receipts):
             told((refused or {}).get(at, ACCEPTED))

@@ -1,14 +1,12 @@
-"""The queue: ready messages in order, consumers with credit, what they have not acknowledged yet.
+"""Queue: ready messages in order, consumers with credit, and unacknowledged messages.
 
-Fresh messages wait in a deque. A message's *position* is its number of arrival; that of the first fresh one
-is `_first`, so a position costs nothing until a message is taken. Messages that come back keep their position
-and wait in a heap, always ahead of the fresh ones: requeueing is in place.
+Fresh messages wait in a deque. The *position* of a message is its number of arrival; that of the first fresh
+one is `_first`, so a position costs nothing until a message is consumed. Requeued messages keep their
+position and wait in a heap, always ahead of the fresh ones. A message that does not fit a consumer's frames
+is *set aside*: it waits for other consumers, and those behind it pass.
 
-A message that a consumer cannot be given, for it does not fit its frames, is *set aside*: it waits for
-others, and those behind it pass.
-
-`octets` is what waits here, by the weight of messages or, where a limit in octets of bodies was asked for, by
-`weigh`. What consumers have taken is theirs to count until it is settled.
+`octets` is the size in bytes of what waits here, by the weight of messages or, for a limit in bytes of
+bodies, by `weigh`. What consumers have received is counted by them until it is settled.
 """
 
 from __future__ import annotations
@@ -32,83 +30,87 @@ from gateway.store.gate import Gate
 
 log = structlog.get_logger(limited=True)
 
-# One consumer gets at most this many messages at a time, so that several share a long queue.
+# One consumer gets at most this many messages at once, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
-# And at most this much at a time (or one message), so that a client that does not read is noticed in time.
+# And at most this many bytes at once (or one message), so that a client that does not read is noticed in
+# time.
 DISPATCH_OCTETS_MAX: Final = 1_048_576
-ALWAYS_OPEN: Final = Gate()  # of a queue of which nothing is on disk
-# Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
+ALWAYS_OPEN: Final = Gate()  # of a queue without messages on disk
+# Replaces a withdrawn message, so that positions stay consecutive; it expired long ago.
 HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 
 
 class Consumer(Protocol):
-    """Who takes messages out of a queue."""
+    """Consumer of a queue's messages."""
 
     def room(self) -> int:
-        """How many messages it will take now; 0 when it has no credit or its stream is congested."""
+        """Return how many messages it accepts now; 0 without credit or if its stream is congested."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Take `messages`, the first of which has `position`, the next one more, and so on.
+        """Accept `messages`, the first of which has `position`, the next one more, and so on.
 
-        What cannot be said of them is acknowledged, and a dead letter. Raises only for what is wrong with the
-        consumer itself, before it has taken any.
+        Messages that cannot be encoded are acknowledged and become dead letters. Raises only for faults of
+        the consumer itself, before it has accepted any.
         """
 
     def failed(self, error: Exception) -> None:
-        """`deliver` has raised this: there is no more room, and the consumer leaves when the wake-up ends."""
+        """Handle an error of `deliver`: the consumer has no more credit, and is removed after the wake-up."""
 
     def cancelled(self, queue: Queue) -> None:
-        """The queue is gone."""
+        """Handle the deletion of the queue."""
 
 
 class Storage(Protocol):
-    """What a queue has on disk, as it sees it: messages that wait there, and what is settled of others. It
-    puts itself there when it is made for the queue.
+    """Disk side of a queue: messages that wait there, and which others are settled.
+
+    A storage registers itself with the queue for which it is created.
     """
 
     restrained: bool
-    """The owner of the queue holds too much of the memory: what comes waits on disk alone."""
+    """True while the owner of the queue holds too much memory: new messages wait on disk alone."""
     count: int
-    """Messages that wait on disk alone, `octets` of them."""
+    """Number of messages that wait on disk alone, which have `octets` bytes."""
     octets: int
     recovered: int
-    """Positions below it are from before this process."""
+    """End of the positions that an earlier process has stored."""
 
     @property
     def first(self) -> int | None:
-        """The position of the first message that waits on disk alone."""
+        """Position of the first message that waits on disk alone."""
 
     def untouched(self) -> list[tuple[int, int]]:
-        """Positions that nobody has been handed."""
+        """Return the positions of messages that were never handed out."""
 
     def take(self, part: SubBatch, messages: list[Message]) -> None:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Whether a message from before may have been delivered, and up to where that is so."""
+        """Return True if a recovered message may have been delivered, and the end of such positions."""
 
     def forget(self, positions: Sequence[int]) -> None:
-        """These are settled."""
+        """Settle the messages at these positions."""
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Have these settled in the transaction of what is published in this wake-up, and only if that is
-        written. `forget` follows when the publishes are safe."""
+        """Settle messages in the transaction of what is published in this wake-up, if that is written.
+
+        `forget` follows when the publishes are safe.
+        """
 
     def refill(self) -> bool:
-        """Have messages in memory again. False: they have to be waited for, or there are none."""
+        """Read messages back into memory. Return False if they must be waited for or if there are none."""
 
     def clear(self, first: int | None) -> None:
-        """Forget all from position `first` on."""
+        """Forget everything from position `first` on."""
 
     def when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` when messages that had to be waited for are there."""
+        """Call `then` when the messages that had to be waited for are read."""
 
     def drop(self) -> None:
-        """The queue is no more."""
+        """Delete the storage of a deleted queue."""
 
 
 class UnfitMessage:
-    """A message that is set aside, and the consumers that cannot be given it."""
+    """Message that is set aside, with the consumers that cannot receive it."""
 
     __slots__ = ("message", "redelivered", "unable")
 
@@ -133,32 +135,36 @@ class Queue:
     ) -> None:
         self.name = name
         self.durable = durable
-        self.messages_max = messages_max  # so that a queue nobody reads cannot eat the process
+        self.messages_max = messages_max  # so that an unread queue cannot use up the memory
         self.octets_max = octets_max
         self.octets = 0
         self.weigh: Callable[[Iterable[Message]], int] = weight_of
         self.unacknowledged = 0
         self.deleted = False
         self.consumers: list[Consumer] = []
-        self.storage: Storage | None = None  # None: nothing of this queue is on disk
+        self.storage: Storage | None = None  # None if nothing of this queue is on disk
         self.gate = ALWAYS_OPEN  # or that of the store
-        self.gone: list[int] | None = None  # positions that `kept` may forget, told once per wake-up
-        self.next = 0  # position of the next message to come
+        # Positions that the storage may forget, reported once in a wake-up.
+        self.gone: list[int] | None = None
+        self.next = 0  # position of the next message
         self._ready: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
         self._aside: dict[int, UnfitMessage] = {}  # by position
-        self._offered: tuple[int, UnfitMessage] | None = None  # to a consumer, just now
-        self._offers = False  # somebody may take something of what is set aside
+        self._offered: tuple[int, UnfitMessage] | None = None  # to a consumer, right now
+        self._offers = False  # some consumer may accept a message that is set aside
         self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
         self._pressure = Pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
-        self._allowed: int | None = None  # octets; while its owner holds too much, and `octets_max` is less
+        # Original limit in bytes, while `octets_max` is reduced because its owner holds too much.
+        self._allowed: int | None = None
 
     def keep_in(self, storage: Storage, end: int, octets: int, gate: Gate) -> None:
-        """Keep what is published in `storage`, which has so many octets already, of positions before `end`.
-        `gate`: whether messages are handed out, that of the store."""
+        """Use `storage`, which already has `octets` bytes at positions before `end`.
+
+        `gate` is the store's, which holds back messages while refusals are reported.
+        """
         self.storage = storage
         self.next = end
         self.octets += octets
@@ -171,12 +177,12 @@ class Queue:
 
     @property
     def full(self) -> bool:
-        """True: its sources should stop reading until it has drained."""
+        """True if its sources should stop reading until it has drained."""
         return len(self) >= self.messages_max or self.octets >= self.octets_max
 
     @property
     def head(self) -> int | None:
-        """The position of the first message that waits, or one before it; None: nothing waits."""
+        """Position of the first waiting message, or one before it; None if none waits."""
         if self._aside:
             return min(self._aside)
         if self._returned:
@@ -187,18 +193,21 @@ class Queue:
 
     @property
     def in_memory(self) -> int:
-        """Octets of what waits and is not on disk alone."""
+        """Size in bytes of what waits in memory."""
         return self.octets if self.storage is None else self.octets - self.storage.octets
 
     def restrain(self, on: bool) -> None:
-        """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
+        """Reduce the queue's share of memory because its owner holds too much, or restore it.
+
+        A repeated call has no effect.
+        """
         if self.storage is not None:
             self.storage.restrained = on
         else:
             self.restrain_size(on)
 
     def restrain_size(self, on: bool) -> None:
-        """Lower what may wait here to about what does, or allow as much as before."""
+        """Lower the size limit to about the present size (`on`), or restore it."""
         if on and self._allowed is None:
             self._allowed = self.octets_max
             self.octets_max = lowered(self._allowed, self.octets)
@@ -207,11 +216,13 @@ class Queue:
             self._tell_drained()
 
     def publish(self, part: SubBatch) -> None:
-        """Take the part. It is accepted when it is safe: at once, unless it is kept on disk.
+        """Queue the messages of a part, and accept them when they are safe.
 
-        A full queue has its sources stop reading. Whoever cannot be stopped (a connection that also consumes
-        must go on acknowledging) is refused at twice the limit. A queue whose owner may not hold publishers
-        drops its own copies instead.
+        That is at once, unless they are stored on disk.
+
+        A full queue pauses its sources. A connection that cannot be paused (because it also consumes and must
+        acknowledge) is refused at twice the limit. A queue whose owner may not pause publishers drops its own
+        copies instead.
         """
         if self.full:
             if not self.may_hold:
@@ -232,11 +243,11 @@ class Queue:
 
     @property
     def may_hold(self) -> bool:
-        """True if the queue, when it is full, may hold its publishers or refuse their messages."""
+        """True if the queue, when full, may pause its publishers or refuse their messages."""
         return self._full_queues.may_hold(self.owning_user)
 
     def review_hold(self) -> None:
-        """Let held publishers go on if the rules have changed and the queue may not hold them any more."""
+        """Resume paused publishers if, after a change of rules, the queue may not pause them any more."""
         if self._pressure and not self.may_hold:
             self._pressure.relieve()
 
@@ -245,10 +256,10 @@ class Queue:
         return False
 
     def _overflow(self, part: SubBatch) -> None:
-        """Drop the copies that would not fit, and refuse what was published to this queue by its name.
+        """Drop the copies that do not fit, and refuse what was published to this queue by its name.
 
-        Whoever names the queue hears that it is full. Other publishers share the message with recipients
-        that have room for it, so to them it is accepted.
+        A publisher that names the queue learns that it is full. Other publishers share the message with
+        recipients that have space for it, so to them it is accepted.
         """
         named: list[int] = []
         copies: list[int] = []
@@ -262,7 +273,7 @@ class Queue:
             part.settle_at(copies)
 
     def drop_copies(self, messages: Sequence[Message]) -> None:
-        """Log and count messages that the full queue has no place for; their publishers are not told."""
+        """Log and count messages for which the full queue has no space; their publishers are not informed."""
         log.warning("queue full, copies dropped", queue=self.name, user=self.owning_user)
         self._count_dropped(messages)
 
@@ -271,15 +282,15 @@ class Queue:
 
     @property
     def owning_user(self) -> str | None:
-        """The user who declared the queue; None: the configuration."""
+        """Name of the user who declared the queue; None for the configuration."""
         return None
 
     def admitted(self, messages: list[Message]) -> list[Message]:
-        """The messages as this queue keeps them; for a queue that changes them on the way in."""
+        """Return the messages as this queue stores them; overridden by queues that change them."""
         return messages
 
     def put(self, messages: list[Message]) -> None:
-        """Append without dispatching."""
+        """Append messages without dispatching."""
         if not self._ready:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
@@ -287,13 +298,13 @@ class Queue:
         self.octets += self.weigh(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Messages that were on disk alone; what was in memory before them is gone."""
+        """Append messages that were on disk alone, after all before them were consumed."""
         assert not self._ready
         self._first = first
         self._ready.extend(messages)
 
     def withdraw(self, first: int, count: int) -> None:
-        """The disk did not take `count` messages: whoever has not got them yet will not."""
+        """Remove `count` messages that the disk refused, unless they were delivered."""
         ready = self._ready
         for place in range(max(first - self._first, 0), first + count - self._first):
             self.octets -= self.weigh((ready[place],))
@@ -304,20 +315,20 @@ class Queue:
         self._tell_drained()
 
     def add(self, consumer: Consumer) -> None:
-        """A consumer joins; messages that wait go out at once."""
+        """Add a consumer, and deliver waiting messages to it at once."""
         self.consumers.append(consumer)
         self._offers = bool(self._aside)
         self.dispatch()
 
     def remove(self, consumer: Consumer) -> None:
-        """A consumer leaves; what it has not acknowledged is its owner's to requeue."""
+        """Remove a consumer; the caller requeues what it has not acknowledged."""
         self.consumers.remove(consumer)
         for aside in self._aside.values():
             if consumer in aside.unable:
                 aside.unable.remove(consumer)
 
     def dispatch(self) -> None:
-        """Hand out what is ready to consumers with room, in turn."""
+        """Deliver ready messages to consumers with credit, in turn."""
         if self.gone:
             self._tell_gone()
         if self.gate.shut:
@@ -338,15 +349,15 @@ class Queue:
                 self._share(open_)
 
     def _open(self) -> list[tuple[Consumer, int]]:
-        """Who may have the next message, and how many of them."""
+        """Return the consumers with credit, each with the number of messages that it accepts."""
         return [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
 
-    # What some consumers cannot be given.
+    # Messages that some consumers cannot receive.
 
     def set_aside(
         self, consumer: Consumer | None, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Keep a message, taken earlier, that this consumer (None: somebody who asked) cannot be given."""
+        """Set aside a message that this consumer cannot receive; None stands for a `get`."""
         offered = self._offered
         aside = (
             UnfitMessage(message, redelivered) if offered is None or offered[0] != position else offered[1]
@@ -359,7 +370,7 @@ class Queue:
         self._offers = self._offers or any(one not in aside.unable for one in self.consumers)
 
     def _offer_aside(self) -> None:
-        """Give others what is set aside. One that has no room now is asked again when this dispatches."""
+        """Deliver what is set aside to other consumers. One without credit is tried at the next dispatch."""
         self._drop_expired_aside()
         self._offers = False
         for position in sorted(self._aside):
@@ -381,11 +392,13 @@ class Queue:
                 self._offered = None
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
-        """Return True if the consumer wants a message; for a queue that can tell."""
+        """Return True if the consumer selects the message; overridden by queues with selectors."""
         return True
 
     def take_aside(self, fits: Callable[[Message], bool]) -> tuple[int, Message, bool] | None:
-        """Return the first of what is set aside that fits, taken: position, message, redelivered."""
+        """Remove and return the first set-aside message that fits, or None.
+
+        The result is (position, message, redelivered)."""
         if self.gate.shut or not self._aside:
             return None
         self._drop_expired_aside()
@@ -404,7 +417,7 @@ class Queue:
                 del self._aside[position]
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """The next message for a `get`: position, message, redelivered."""
+        """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
         if self.gate.shut:
             return None
         utc = clock.utc()
@@ -423,8 +436,10 @@ class Queue:
         return None
 
     def browse(self) -> Iterator[tuple[int, Message]]:
-        """Positions and messages that wait in memory, in the order in which they would be handed out. Nothing
-        may change meanwhile."""
+        """Yield positions and messages that wait in memory, in the order of delivery.
+
+        Nothing may change meanwhile.
+        """
         utc = clock.utc()
         returned = sorted(self._returned, key=itemgetter(0))
         for position, message in chain(self._rows_aside(), returned, enumerate(self._ready, self._first)):
@@ -435,9 +450,9 @@ class Queue:
         return [(position, self._aside[position].message) for position in sorted(self._aside)]
 
     def drop_expired(self, most: int = sys.maxsize) -> float:
-        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.
+        """Drop expired messages at the head. Return when the new head expires (POSIX seconds), or NEVER.
 
-        Stops after `most` messages: what has expired then may still be there.
+        Stops after `most` messages; then expired ones may still be there.
         """
         if self._aside:
             self._drop_expired_aside()
@@ -463,24 +478,24 @@ class Queue:
 
     @property
     def loading(self) -> bool:
-        """True: `take` finds nothing, for what comes next is still being read from the disk."""
+        """True if `take` finds nothing because the next messages are still being read from the disk."""
         return not self._ready and not self._returned and self.storage is not None and self.storage.count > 0
 
     def acknowledged(self, positions: Sequence[int]) -> None:
-        """The messages at `positions`, taken earlier, are done with."""
+        """Settle delivered messages at these positions."""
         self.unacknowledged -= len(positions)
         if self.storage is not None:
             self.storage.forget(positions)
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
-        """Messages taken earlier return to their positions, and are redelivered."""
+        """Return messages to their positions, from which they are redelivered."""
         for position, message in taken:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
             self.octets += self.weigh((message,))
 
     def purge(self) -> int:
-        """Drop all that is ready; returns how many."""
+        """Drop all ready messages, and return their number."""
         count = len(self)
         if self.storage is not None:
             self.storage.forget([*self._aside, *[position for position, _ in self._returned]])
@@ -494,7 +509,7 @@ class Queue:
         return count
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all; returns how many messages were ready."""
+        """Cancel the consumers and drop all messages. Return how many were ready."""
         self.deleted = True
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
@@ -511,7 +526,7 @@ class Queue:
         self.gone.clear()
 
     def _was_delivered(self, position: int) -> bool:
-        """Whether a gateway before this one may have delivered what is at a position."""
+        """Return True if an earlier process may have delivered the message at a position."""
         kept = self.storage
         return kept is not None and position < kept.recovered and kept.delivered(position)[0]
 
@@ -525,14 +540,14 @@ class Queue:
             self._deliver(consumer, self._first - len(messages), messages, redelivered)
 
     def untouched(self) -> list[tuple[int, int]]:
-        """The positions of what nobody has been handed: in order, each range to before its end."""
+        """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
         first = self._first
         if not self._ready:
             first = self.next if self.storage is None or self.storage.first is None else self.storage.first
         return [(first, self.next)] if first < self.next else []
 
     def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Have a consumer take the messages. One that fails loses them to others."""
+        """Deliver messages to a consumer. If it fails, requeue them for others."""
         try:
             consumer.deliver(self, position, messages, redelivered)
         except Exception as error:
@@ -542,18 +557,18 @@ class Queue:
             self._offer_aside()
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
-        """Round-robin, one message each, for one round."""
+        """Deliver one message to each consumer, for one round."""
         start = self._turn % len(open_)
         for consumer, _ in open_[start:] + open_[:start]:
             if not self._ready:
                 return
             if consumer.room() <= 0:
-                continue  # it shares its credit with one who has just had his
+                continue  # it shares its credit with the previous consumer
             self._turn += 1
             self._hand_out(consumer, 1)
 
     def _pop(self, count: int) -> list[Message]:
-        """The next `count` fresh messages at the most, without expired ones; stops behind an expired one."""
+        """Remove and return at most `count` fresh messages without expired ones; stop after one of those."""
         ready = self._ready
         if count >= len(ready):
             messages = list(ready)
@@ -571,7 +586,7 @@ class Queue:
         return messages
 
     def _shorten(self, messages: list[Message]) -> int:
-        """Put back what exceeds DISPATCH_OCTETS_MAX, but not the first message; returns the octets kept."""
+        """Put back what exceeds DISPATCH_OCTETS_MAX, except the first message. Return the remaining bytes."""
         octets = 0
         for at, message in enumerate(messages):
             size = self.weigh((message,))
@@ -584,7 +599,10 @@ class Queue:
         return octets
 
     def _without_expired(self, messages: list[Message]) -> list[Message]:
-        """Positions must stay consecutive: what follows an expired message goes back for the next round."""
+        """Return the messages before the first expired one; what follows is put back for the next round.
+
+        Positions must stay consecutive.
+        """
         utc = clock.utc()
         kept: list[Message] = []
         first = self._first - len(messages)
@@ -601,7 +619,7 @@ class Queue:
         return kept
 
     def _hand_out_returned(self) -> bool:
-        """One returned message to a consumer with room; False when there is none."""
+        """Deliver one requeued message to a consumer with credit. Return False if that is not possible."""
         open_ = self._open()
         if not open_ or not self._returned:
             return False
@@ -627,23 +645,23 @@ class Queue:
         return True
 
     def shrink(self, octets: int) -> None:
-        """Count that much less than was thought to be on disk; held publishers go on if that drains it."""
+        """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained."""
         self.octets -= octets
         self._tell_drained()
 
     def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
-        """`octets`: what they weigh, if that is known."""
+        """Count delivered messages; `octets` is their weight in bytes, if known."""
         self.unacknowledged += len(messages)
         self.octets -= self.weigh(messages) if octets is None else octets
         if self._pressure:
             self._tell_drained()
 
     def _tell_drained(self, leaving: int = 0) -> None:
-        """Let held publishers go on if half of what may wait has gone; `leaving` messages go right now."""
+        """Resume paused publishers if half of the limit is free; `leaving` messages are being removed."""
         if self._pressure and self.drained(leaving):
             self._pressure.relieve()
 
     def drained(self, leaving: int = 0) -> bool:
-        """Return True if so little waits that publishers who were held may go on."""
+        """Return True if so little waits that paused publishers may resume."""
         waiting = len(self) - leaving
         return waiting <= self.messages_max // 2 and self.octets <= self.octets_max // 2

@@ -1,12 +1,10 @@
-"""What `private` of routes says is taken out of messages before the journal has them.
+"""Redaction: removal of what `private` of routes hides before the journal gets the messages.
 
-A rule is about a message, not about a row: what one route must not tell, no other row of the same message may
-tell either. So a route goes by its own rules and by those of every route that could take the same message;
-and a row of the message's own world by those of the routes at its address. Whoever has no such routes has no
-redactor, and pays nothing.
-
-A body that rules look into has to be JSON. One that is not is withheld: what cannot be read cannot be known
-to be harmless. One that is larger than the journal has them is not looked into, and left out.
+A rule concerns a message, not a row: what one route hides must not be in another row of the same message. A
+route therefore applies its own rules and those of every route that could take the same message; a row without
+a route applies those of the routes at its address. Routes without such rules have no redactor and no cost. A
+body that rules examine must be JSON. One that is not is hidden entirely, because unreadable content cannot be
+known to be harmless. One that is larger than the journal's limit is not examined, and left out.
 """
 
 from __future__ import annotations
@@ -29,11 +27,12 @@ from gateway.model.properties import Properties, PropertySet, Value, property_se
 from gateway.model.spooled import Body, Spooled, Withheld
 from gateway.store.journal.entries import octets_of
 
-HASH_OCTETS: Final = 16  # of the digest; two values of a billion are alike by chance once in 10^20
-SENDERS_MAX: Final = 10_000  # remembered; there is one for each connection
+# Bytes of the digest; two of a billion values collide with a probability of 1 in 10^20.
+HASH_OCTETS: Final = 16
+SENDERS_MAX: Final = 10_000  # cached; there is one for each connection
 ANY_KEY: Final = "*"
 SENDER_FIELDS: Final = {"client": "client", "user": "user", "remote_address": "address"}
-SHOWN_OCTETS_MAX: Final = 65_536  # of bodies that rules look into when people see messages
+SHOWN_OCTETS_MAX: Final = 65_536  # bytes of bodies that rules examine when people see messages
 KEY_OCTETS: Final = 32
 LEFT_OUT: Final = object()
 
@@ -44,25 +43,27 @@ def _malformed(_: bytes) -> Properties:
 
 MALFORMED: Final = PropertySet("model", b"", _malformed)
 Action = str | Truncate
-"""`drop`, `hash`, or how much is kept."""
+"""Action of a rule: `drop`, `hash`, or the length that is kept."""
 
 
 Rules = tuple[tuple[str, Action], ...]
 
 
 class Step(NamedTuple):
-    """A rule that looks into a body: through these keys, and what is done there."""
+    """Rule for a field in a body: the keys that lead to it, and the action."""
 
     path: tuple[str, ...]
     action: Action
 
 
 class Redactor:
-    """Takes out of messages what some rules say. `redacted` and `withheld` count messages, and bodies that
-    could not be looked into."""
+    """Removal of what some rules hide.
+
+    `redacted` counts messages, `withheld` bodies that could not be parsed.
+    """
 
     def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes, body_octets_max: int) -> None:
-        """`body_octets_max`: of larger bodies the journal has the size alone."""
+        """Create a redactor. The journal has only the size of bodies over `body_octets_max` bytes."""
         self._key = key
         self._body_octets_max = body_octets_max
         self._fields: list[Step] = []
@@ -86,7 +87,7 @@ class Redactor:
                 self._sender.append((SENDER_FIELDS[what], action))
 
     def __call__(self, message: Message) -> Message:
-        """The message as the journal may have it."""
+        """Return the message in the form for the journal."""
         self.redacted += 1
         return Message(
             message.address,
@@ -101,7 +102,7 @@ class Redactor:
         )
 
     def _bodied(self, body: Body) -> Body:
-        if isinstance(body, Spooled):  # of which the journal has only the size
+        if isinstance(body, Spooled):  # the journal has only its size
             return body
         if self._body == "drop" or (self._fields and len(body) > self._body_octets_max):
             return Withheld(len(body))
@@ -116,7 +117,7 @@ class Redactor:
         return body if self._body is None else self._hash(body).encode()
 
     def _looked_into(self, body: bytes) -> bytes | None:
-        """The body as the rules leave it; None: it is no JSON, or nested more deeply than can be written."""
+        """Return the body without what the rules hide; None if it is not JSON or is nested too deeply."""
         try:
             found = orjson.loads(body)
             if not isinstance(found, dict | list):
@@ -128,7 +129,7 @@ class Redactor:
             return None
 
     def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
-        """Do it at the end of the path, in each element of the lists on the way, however deep these are."""
+        """Apply an action at the end of the path, in each element of the lists on the way, however deep."""
         left = [found]
         while left:
             one = left.pop()
@@ -180,7 +181,7 @@ class Redactor:
         return found
 
     def _set(self, found: PropertySet) -> PropertySet:
-        """The same for the same set, by whose identity the journal knows it."""
+        """Return the redacted set, one object for each set, because the journal compares identities."""
         if not self._headers and not self._properties:
             return found
         made: PropertySet | None = found.forms.get(self)
@@ -215,7 +216,7 @@ class Redactor:
 
 
 def _stronger(one: Action | None, other: Action) -> Action:
-    """Of two rules for the whole body: nothing is less than a hash, and a hash less than a beginning."""
+    """Return the stronger of two rules for the whole body: drop, then hash, then the shorter beginning."""
     if one is None or one == other:
         return other
     if "drop" in (one, other):
@@ -228,12 +229,12 @@ def _stronger(one: Action | None, other: Action) -> Action:
 
 
 class Redactors:
-    """The redactors of the routes of one mapping."""
+    """Redactors of the routes of one mapping."""
 
     def __init__(
         self, routes: Sequence[Route], key: bytes, body_octets_max: int, before: Redactors | None = None
     ) -> None:
-        """`before`: those of the mapping before, whose counts go on."""
+        """Build the redactors. `before` are those of the previous mapping, whose counts continue."""
         self._key = key
         self._body_octets_max = body_octets_max
         self._were = (0, 0) if before is None else (before.redacted, before.withheld)
@@ -258,20 +259,20 @@ class Redactors:
 
     @property
     def redacted(self) -> int:
-        """Messages of which something was taken out."""
+        """Number of messages of which something was hidden."""
         return self._were[0] + sum([one.redacted for one in self._made.values()])
 
     @property
     def withheld(self) -> int:
-        """Bodies that could not be looked into."""
+        """Number of bodies that could not be parsed."""
         return self._were[1] + sum([one.withheld for one in self._made.values()])
 
     def of(self, route: Route) -> Redactor | None:
-        """That of a route's rows."""
+        """Return the redactor of a route's rows."""
         return self._by_route.get(route.name)
 
     def at(self, routes: Iterable[Route]) -> Redactor | None:
-        """That of messages which could take all of these routes."""
+        """Return the redactor of messages that could take all of these routes."""
         rules = [rule for route in routes for rule in self._rules.get(route.name, ())]
         return self._redactor(tuple(dict.fromkeys(rules))) if rules else None
 
@@ -283,14 +284,17 @@ class Redactors:
 
 
 class PrivateFields:
-    """What people see of messages: without what `private` of routes says, whether there is a journal or not.
+    """Redaction of messages that people see, whether there is a journal or not.
 
-    A message goes by the rules of the route that it took, and of every private route that could take it. Of
-    one that has crossed a route already the first address is not known: it goes by all of its source's.
+    A message is redacted by the rules of the route that it took, and of every private route that could take
+    it. The first address of a message that has crossed a route is unknown: all rules of its source apply.
     """
 
     def __init__(self, router: Callable[[], Router], key: bytes = b"") -> None:
-        """`router` returns the one in force; `key` is that of hashes, empty: one of this process."""
+        """Create the redaction.
+
+        `router` returns the one in force; `key` is that of hashes, or b"" for a random one.
+        """
         self._router = router
         self._key = key or secrets.token_bytes(KEY_OCTETS)
         self._known: Router | None = None
@@ -299,7 +303,10 @@ class PrivateFields:
         self._made: dict[Rules, Redactor] = {}
 
     def hide(self, route: str, message: Message) -> Message:
-        """Return the message without its private fields. `route`: the name of the one that it took, or ""."""
+        """Return the message without its private fields.
+
+        `route` is the name of the route that it took, or "".
+        """
         router = self._router()
         if router is not self._known:
             self._known = router
@@ -318,7 +325,7 @@ class PrivateFields:
         return found(message)
 
     def _rules_of(self, router: Router, name: str) -> Rules | None:
-        """Return the rules of a route's messages; None: there is no such route any more."""
+        """Return the rules of a route's messages; None if the route no longer exists."""
         if name not in self._of_routes:
             route = next((one for one in (*router.routes, *router.answers) if one.name == name), None)
             if route is None:
@@ -342,5 +349,5 @@ def _could_take(route: Route, message: Message) -> bool:
 
 
 def _meet(one: Route, other: Route) -> bool:
-    """Whether there may be a message that could take both."""
+    """Return True if some message could take both routes."""
     return one.source == other.source and witness(one.pattern, other.pattern) is not None

@@ -1,8 +1,8 @@
-"""What the address of a published message decides: its routing entry.
+"""Routing entries: what the address of a published message determines.
 
-There are as many entries as addresses, and a fleet has more of these than any cache holds. So an entry is
-small and soon made: what all addresses have in common that lead to the same recipients by the same routes is
-their `RoutingPlan`, which is worked out once.
+There are as many entries as addresses, and a fleet has more of these than any cache holds. An entry is
+therefore small and fast to build: what all addresses have in common that lead to the same recipients by the
+same routes is their `RoutingPlan`, which is computed once. The dispatcher builds both.
 """
 
 from __future__ import annotations
@@ -22,49 +22,55 @@ from gateway.model.spooled import Spooled
 TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
 
 Lost = Literal["gone", "unknown", "no_route"]
-"""Why nobody takes an answer: whoever asked waits no more; nobody has made that return address, or it was
-another life of this gateway; no direct route has led from there to here, as the mapping is now."""
+"""Why a reply reaches no requester.
+
+`gone`: the requester no longer waits. `unknown`: the return address was never created, or by an earlier run
+of this gateway. `no_route`: in the current mapping no direct route leads from the requester to the responder.
+"""
 
 
 class Namespace(Protocol):
-    """Where an endpoint's messages can end: an embedded namespace, or a link."""
+    """Destination of an endpoint's messages: an embedded namespace, or a link."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The sinks of an address; None when only the message decides."""
+        """Return the sinks of an address, or None if they depend on the message."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The sinks of one message."""
+        """Return the sinks of one message."""
 
-    # And maybe `nobody_at(scope: str) -> bool`: no address in the scope has a sink, and nothing is retained.
+    # Optional: `nobody_at(scope: str) -> bool`, True if no address in the scope has a sink or a retained
+    # message.
 
     @property
     def retained(self) -> Sink | None:
-        """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
+        """Sink of retained messages; None if nothing is retained here, or the remote broker does it."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OneSink:
-    """A namespace all of whose addresses lead to one sink: a link, or what stands in front of the end of a
-    route. What retains messages is behind it."""
+    """Namespace all of whose addresses lead to one sink: a link, or a stage in front of the end of a route.
+
+    Messages are retained behind it.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sinks: tuple[Sink, ...] = (sink,)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """The one, whatever the address."""
+        """Return the one sink, for any address."""
         return self._sinks
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
+        """Return the one sink; the address has determined it already."""
         return self._sinks
 
     @property
     def retained(self) -> None:
-        """Nothing is retained here."""
+        """None, because nothing is retained here."""
 
 
 class Branch:
-    """One route that addresses take, with the recipients at its end when the address decides them."""
+    """One route that addresses take, with the recipients at its end if the address determines them."""
 
     __slots__ = ("idle", "mandatory", "namespace", "recipients", "route")
 
@@ -73,15 +79,15 @@ class Branch:
         self.namespace = namespace
         self.recipients = recipients
         self.mandatory = is_mandatory(route)
-        # Nobody would hear of what crosses here, unless the route itself retains it.
+        # No client could receive what crosses here, unless the route itself retains it.
         self.idle = recipients == () and not self.mandatory and route.retain is not True
 
 
 class RoutingPlan:
-    """What addresses have in common that lead to the same recipients by the same routes.
+    """Common part of the entries of addresses that lead to the same recipients by the same routes.
 
-    The common case, one recipient in all (`only`), is prepared so that it costs no loop. Routes that lead
-    nowhere now (`idle`), as those of identity.yaml to a protocol that nobody speaks, make no message.
+    The common case of a single recipient (`only`) is prepared so that it needs no loop. Routes that currently
+    lead nowhere (`idle`), such as those of identity.yaml to a protocol without clients, create no message.
     """
 
     __slots__ = (
@@ -108,23 +114,23 @@ class RoutingPlan:
         branches: tuple[Branch, ...] = (),
         resolved_routes: tuple[ResolvedRoute, ...] = (),
     ) -> None:
-        """`resolved_routes` are those of one such address, one for each branch."""
-        self.namespace = namespace  # None: what a link brings in takes routes only
-        self.recipients = recipients  # in its own namespace; None: the message decides
+        """Prepare a plan. `resolved_routes` are those of one such address, one for each branch."""
+        self.namespace = namespace  # None: what a link receives only takes routes
+        self.recipients = recipients  # in its own namespace; None if they depend on the message
         self.branches = branches
         pairs = zip(resolved_routes, branches, strict=True)
         everywhere = all(resolved is branch.route.unheard for resolved, branch in pairs)
-        # None: each address has its own.
+        # None if each address has its own.
         self.resolved_routes = resolved_routes if everywhere else None
         idle = [at for at, branch in enumerate(branches) if branch.idle]
         self.idle = tuple(idle)
         self.idle_routes = tuple([branches[at].route for at in idle])
         self.idle_hops_max = min([resolved_routes[at].bare_hops_max for at in idle], default=0)
         self.only: Recipient | None = None
-        self.branch_at = 0  # of the one branch that is taken, if `route` is not None
-        self.route: Route | None = None  # of that branch
-        self.plain = False  # it changes nothing but the address, besides counting a hop
-        self.bare = False  # the same, but of messages without a reply address only
+        self.branch_at = 0  # index of the one branch that is taken, if `route` is not None
+        self.route: Route | None = None  # route of that branch
+        self.plain = False  # that route changes nothing but the address, besides counting a hop
+        self.bare = False  # the same, but only for messages without a reply address
         self.hops_max = 0
         busy = [at for at, branch in enumerate(branches) if not branch.idle]
         if recipients is not None and len(recipients) == 1 and not busy:
@@ -140,7 +146,7 @@ class RoutingPlan:
                     self.plain = True
                     self.bare = not resolved.plain
                     self.hops_max = resolved.bare_hops_max
-        # Messages that differ in nothing but their bodies may go together.
+        # Messages that differ only in their bodies may go together.
         self.bursts = self.only is not None and (self.route is None or self.plain)
 
 
@@ -148,8 +154,10 @@ NOWHERE: Final = RoutingPlan(None, ())
 
 
 class RoutingEntry:
-    """Where messages to one address go. `target` is the address to which the one branch of a plain plan
-    leads; `resolved_routes`: one for each branch of the plan.
+    """Destination of messages to one address.
+
+    `target` is the address to which the one branch of a plain plan leads; `resolved_routes` has one route for
+    each branch of the plan.
     """
 
     __slots__ = ("address", "plan", "resolved_routes", "target")
@@ -163,7 +171,7 @@ class RoutingEntry:
         self.target = resolved_routes[plan.branch_at].target if plan.plain else None
 
     def chosen_by(self, namespace: Namespace | None) -> RoutingEntry:
-        """The same routes, while `namespace` says of each message where it goes beside them."""
+        """Return an entry with the same routes, whose other sinks `namespace` determines for each message."""
         plan = RoutingPlan(namespace, None, self.plan.branches, self.resolved_routes)
         return RoutingEntry(self.address, plan, self.resolved_routes)
 
@@ -179,8 +187,10 @@ class RoutingEntry:
         return RoutingEntry(self.address, plan, plan.resolved_routes or resolved_routes)
 
     def from_disk(self, octets_max: int, *, retained: bool) -> RoutingEntry:
-        """The same for a message that may be on disk: whoever is behind a route gets it from memory, or
-        refuses one over `octets_max`."""
+        """Return the entry for a message that may be on disk.
+
+        Recipients behind a route get it from memory, or refuse it if it has more than `octets_max` bytes.
+        """
         plan = self.plan
         resolved_routes = tuple(
             [
@@ -189,13 +199,14 @@ class RoutingEntry:
             ]
         )
         everybody = RoutingPlan(plan.namespace, plan.recipients, plan.branches, resolved_routes)
-        everybody.only = None  # nothing goes the short way, which knows addresses only
+        everybody.only = None  # no shortcut, which only knows addresses
         return RoutingEntry(self.address, everybody, resolved_routes)
 
 
 class AnswerEntry(RoutingEntry):
-    """Of a return address: its one branch leads to whoever asked (`requester`; None: nobody has). `lost` says
-    why a message is, that nobody takes there.
+    """Entry of a return address, whose one branch leads to `requester` (None if there is none).
+
+    `lost` says why a message to it reaches no requester.
     """
 
     __slots__ = ("lost", "requester")
@@ -214,7 +225,7 @@ class AnswerEntry(RoutingEntry):
 
 
 class LargeRoute(ResolvedRoute):
-    """A resolved route, for messages that may be on disk."""
+    """Resolved route for messages that may be on disk."""
 
     __slots__ = ("_inner", "_octets_max")
 
@@ -240,6 +251,8 @@ class LargeRoute(ResolvedRoute):
 
 
 def is_mandatory(route: Route) -> bool:
-    """Whether a message that nobody takes at the route's end is refused. Not every protocol can ask for a
-    queue: a topic without subscribers is no error in MQTT."""
+    """Return True if a message without a recipient at the route's end is refused.
+
+    Not every protocol can require a queue: a topic without subscribers is no error in MQTT.
+    """
     return route.mandatory and "mandatory" in route.target.dialect.target_options

@@ -1,9 +1,9 @@
-"""Time that selectors take between two passes of the event loop.
+"""Time budget of selectors between two passes of the event loop.
 
-Each selector of a topic or queue looks at a message, and how long that takes is up to those who wrote the
-selectors and the message. So selectors have some milliseconds in one pass; the rest is evaluated in the next
-ones, by calls that `later` keeps. Nothing is lost or overtaken: a queue whose selector is put off takes what
-comes meanwhile behind it. Equal selectors are evaluated once for a message.
+Each selector of a topic or queue examines a message, and how long that takes depends on those who wrote the
+selectors and the message. Selectors therefore have some milliseconds in one pass; the rest is evaluated in
+the next ones, by calls stored with `later`. Nothing is lost or overtaken: a queue whose selector is postponed
+adds what arrives meanwhile behind it. Equal selectors are evaluated once for a message.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gateway.model.message import Message
 
 Selects = Callable[[Message], bool]
 PASS_SECS: Final = 0.005  # of selectors in one pass of the loop
-WINDOW_SECS: Final = 0.05  # a pass that has not been put off is over by then
-REMEMBERED_SECS: Final = 0.00001  # a result that took longer is remembered for equal selectors
+WINDOW_SECS: Final = 0.05  # after which a pass that was not postponed is over
+REMEMBERED_SECS: Final = 0.00001  # a result that took longer is cached for equal selectors
 RESULTS_MAX: Final = 10_000
 
 
 class SelectionWork:
-    """The selectors of one gateway. Without `alarms` nothing is put off."""
+    """Selectors of one gateway. Without `alarms` nothing is postponed."""
 
     def __init__(self, alarms: Alarms | None = None, pass_secs: float = PASS_SECS) -> None:
         self._alarms = alarms
@@ -37,7 +37,7 @@ class SelectionWork:
         self._is_set = False
 
     def selects(self, selects: Selects, message: Message) -> bool:
-        """Evaluate a selector, unless an equal one has just been evaluated for the same message."""
+        """Return the result of a selector, cached if an equal one was evaluated for the same message."""
         results = self._results
         if results:
             known = results.get((selects, message))
@@ -56,11 +56,11 @@ class SelectionWork:
 
     @property
     def over(self) -> bool:
-        """True: selectors have had their time in this pass, and what is left is to be put off."""
+        """True if selectors have used up their time in this pass, and the rest must be postponed."""
         return self._spent >= self._pass_secs and self._alarms is not None
 
     def later(self, call: Callable[[], None]) -> None:
-        """Call in the next pass, once however often that is asked for."""
+        """Call a function in the next pass, once however often it is requested."""
         self._calls[call] = None
         self._set()
 
@@ -85,4 +85,4 @@ class SelectionWork:
 
 
 UNBOUNDED: Final = SelectionWork()
-"""For queues without consumers that select."""
+"""Budget for queues without consumers that select."""

@@ -1,9 +1,8 @@
-"""Fair shares: how many of something each holder has, so that nobody has all of it.
+"""Fair shares: limits that prevent one holder or user from having all of something.
 
-`UserQuotas` has the shares of users in what they define or make grow; their mechanism is model/shares.py.
-
-Definitions (queues, exchanges, bindings, subscriptions, sessions) are counted in bytes, too: what their names
-and arguments occupy is up to whoever makes them.
+`UserQuotas` has the shares of users in what they define or fill; the mechanism is in model/shares.py.
+Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because the size
+of their names and arguments is chosen by users.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from gateway.model.properties import Headers, Value, ValueType
 from gateway.model.shares import NO_LIMIT, UserShares, always
 from gateway.settings.limits import Limits
 
-ENTRY_OCTETS: Final = 256  # of an argument, besides its name and value
-LEVEL_OCTETS: Final = 200  # of a level of a topic filter, besides its text
-LEVELS_FEW: Final = 10  # levels that are counted by their text alone, for most filters share them
+ENTRY_OCTETS: Final = 256  # bytes of an argument, in addition to its name and value
+LEVEL_OCTETS: Final = 200  # bytes of a level of a topic filter, in addition to its text
+LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because most filters share them
 LISTENERS_MAX: Final = 20  # event streams of the HTTP interface
-TAPS_MAX: Final = 5  # of those, streams of messages
-SHARE: Final = 0.9  # of all, unless the configuration says how many: somebody else always gets in
+TAPS_MAX: Final = 5  # streams of messages among those
+SHARE: Final = 0.9  # of the total, unless configured: another holder always gets in
 
 log = structlog.get_logger(limited=True)
 
 
 def share_of(total: int, given: int) -> int:
-    """How many of `total` one holder may have; `said` is the option, 0: nothing was said."""
+    """Return how many of `total` one holder may have. `given` is the configured number, 0 for none."""
     return given or ceil(total * SHARE)
 
 
 class Shares:
-    """Counts by holder. Who has most is known without looking through them: it only ever moves by one."""
+    """Counts by holder, with the largest count known at any time because counts change by one."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -49,17 +48,17 @@ class Shares:
 
     @property
     def largest(self) -> str | None:
-        """A holder that has as many as any; None: nobody has anything."""
+        """One of the holders with the largest count; None if there is no holder."""
         return next(iter(self._holders[self._most])) if self._most else None
 
     def add(self, holder: str) -> None:
-        """It has one more."""
+        """Increase the count of a holder by one."""
         count = self._counts.get(holder, 0)
         self._move(holder, count, count + 1)
         self._most = max(self._most, count + 1)
 
     def remove(self, holder: str) -> None:
-        """It has one less."""
+        """Decrease the count of a holder by one."""
         count = self._counts[holder]
         self._move(holder, count, count - 1)
         if self._most not in self._holders:
@@ -79,7 +78,7 @@ class Shares:
 
 
 class UserQuotas:
-    """Everything that users share, each with the shares of users in it."""
+    """Shares of users in everything that users share."""
 
     def __init__(
         self,
@@ -89,8 +88,11 @@ class UserQuotas:
         console_sessions_max: int = 1_000,
         several: Callable[[], bool] = always,
     ) -> None:
-        """`several` returns True while there may be more than one user: a single one may have everything.
-        Definitions have a share of their own, `definition_octets_max` are the bytes of all."""
+        """Create the shares.
+
+        `several` returns True while there may be more than one user: a single user may have everything.
+        Definitions have their own share of `definition_octets_max` bytes in all.
+        """
         self.definitions = UserShares(
             "definitions",
             octets_max=definition_octets_max,
@@ -127,7 +129,7 @@ class UserQuotas:
         self._told: dict[str, tuple[int, int]] = {}
 
     def all(self) -> tuple[UserShares, ...]:
-        """Return the shares in each kind of thing."""
+        """Return the shares of each kind of thing."""
         return (
             self.definitions,
             self.retained,
@@ -145,11 +147,11 @@ class UserQuotas:
         return {shares.what.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def pushed_out(self) -> dict[str, int]:
-        """Return how many entries gave way to newer ones, by kind."""
+        """Return how many entries were replaced by newer ones, by kind."""
         return {shares.what.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
     def tick(self) -> None:
-        """Log what was refused or pushed out since the last call."""
+        """Log what was refused or replaced since the last call."""
         for shares in self.all():
             refused, gone = self._told.get(shares.what, (0, 0))
             if shares.refused > refused:
@@ -184,23 +186,23 @@ class UserQuotas:
 
 
 def text_octets(*texts: str) -> int:
-    """Return what the texts of a definition occupy: in memory, and in the record that the store has."""
+    """Return the size in bytes of the texts of a definition: in memory, and in its stored record."""
     return 2 * sum([len(text.encode()) for text in texts])
 
 
 def filter_octets(topic_filter: str) -> int:
-    """Return what a topic filter occupies."""
+    """Return the size of a topic filter in bytes."""
     deep = max(topic_filter.count("/") + 1 - LEVELS_FEW, 0)
     return text_octets(topic_filter) + LEVEL_OCTETS * deep
 
 
 def argument_octets(arguments: Headers) -> int:
-    """Return what the arguments of a definition occupy, with all that is nested in them."""
+    """Return the size in bytes of the arguments of a definition, including nested ones."""
     return sum([ENTRY_OCTETS + text_octets(name) + _value_octets(value) for name, value in arguments])
 
 
 def argument_count(arguments: Headers) -> int:
-    """Return how many arguments there are, with all that is nested in them."""
+    """Return the number of arguments, including nested ones."""
     return sum([1 + _nested_count(value) for _, value in arguments])
 
 

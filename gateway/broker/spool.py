@@ -1,13 +1,11 @@
-"""The folder of bodies that are too large to be held in memory.
+"""Spool: folder for bodies that are too large to be held in memory.
 
-A body is written as it comes, and stays where it is until nobody needs it. Whoever does has its SpoolFile:
-messages that wait or are being delivered, durable queues for what they have on disk (bodies.py), transfers
-that were broken off (amqpfast/partials.py). When the last one has let go, the file is removed: not at once,
-for removing a large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is
-removed by the next one, unless something stored refers to it.
-
-No descriptor is kept while nothing is written or read, for clients may have as many transfers under way as
-they like.
+A body is written as it arrives, and stays until nothing needs it. Everything that needs it has its SpoolFile:
+messages that wait or are being delivered, durable queues for what they have on disk (bodies.py), interrupted
+transfers (amqpfast/partials.py). When the last reference is dropped, the file is deleted; not at once,
+because deleting a large file takes time, but by `bury` in a thread. Files of a gateway that was killed are
+deleted by the next one, unless something stored refers to them. File descriptors are open only while a file
+is written or read, because clients may have any number of transfers in progress.
 """
 
 from __future__ import annotations
@@ -30,33 +28,33 @@ from gateway.model.spooled import Spooled
 from gateway.store.group import RUN_OCTETS_MAX
 
 SUFFIX: Final = ".body"
-# Smaller bodies are always held: the store has rows of its own for larger ones only.
+# Smaller bodies are always held in memory: the store has separate rows for larger ones only.
 SPOOLED_OCTETS_MIN: Final = RUN_OCTETS_MAX + 1
 OWNED: Final = "-"  # in a file's name, before the digest of the user who sent the body
 OWNER_OCTETS: Final = 8
-PIECE_OCTETS: Final = 1_048_576  # hashed at a time
+PIECE_OCTETS: Final = 1_048_576  # bytes hashed at once
 GATHERED_MAX: Final = 64  # pieces written in one call; systems allow 1 024
 
 
 class SpoolFull(GatewayError):
-    """There is no room for more on the disk, or not so much is allowed."""
+    """Error of a write to the spool: the disk or a limit leaves no space."""
 
 
 class OpenFile:
-    """A descriptor to read from, as long as this object is there: while parts of a body wait for a socket."""
+    """Descriptor for reading, open as long as this object exists: while parts of a body wait for a socket."""
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Open the file. Raises OSError."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):  # or it was not opened
+        if hasattr(self, "_descriptor"):  # false if opening failed
             os.close(self._descriptor)
 
     def send(self, descriptor: int, at: int, count: int) -> int:
-        """Hand `count` octets from `at` on to a socket, past this process; returns how many it took.
+        """Send `count` bytes from `at` on to a socket, without copying. Return how many it accepted.
 
         Raises OSError.
         """
@@ -64,15 +62,15 @@ class OpenFile:
 
 
 class SpoolFile:
-    """One body, or the beginning of one: `size` octets."""
+    """File with a body or its beginning, of `size` bytes."""
 
     def __init__(self, spool: Spool, name: str, size: int, user: str = "") -> None:
-        """`name` says whose share it is in (`owner_in`); `user` is the name of that user, for the log."""
+        """Create the reference. `name` contains the owner's digest (`owner_in`); `user` is for the log."""
         self.name = name
         self.size = size
         self.owner = owner_in(name)
         self._user = user
-        self.checked = b""  # the SHA-1 of all of it, if its sender said it and it was found right
+        self.checked = b""  # SHA-1 of the body, if its sender gave it and it was verified
         self._spool = spool
         self._path = spool.folder / name
         self._opened: ref[OpenFile] | None = None
@@ -80,7 +78,7 @@ class SpoolFile:
         self._finalize.atexit = False
 
     def write(self, *octets: bytes | bytearray | memoryview) -> None:
-        """Append to it. Raises SpoolFull; what did fit counts."""
+        """Append bytes. Raises SpoolFull; the part that fitted stays."""
         spool = self._spool
         views = [memoryview(one) for one in octets if one]
         spool.check_room(sum(map(len, views)), self._user, self.owner)
@@ -101,7 +99,7 @@ class SpoolFile:
             raise SpoolFull(f"the spool cannot be written: {error.strerror}") from error
 
     def read(self, at: int, count: int) -> bytes:
-        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+        """Return `count` bytes from `at` on, fewer at the end. Raises OSError."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, count, at)
@@ -109,7 +107,7 @@ class SpoolFile:
             os.close(descriptor)
 
     def opened(self) -> OpenFile:
-        """For a socket to read; the same as long as somebody has it. Raises OSError."""
+        """Return a descriptor for sockets, shared as long as one of them uses it. Raises OSError."""
         found = None if self._opened is None else self._opened()
         if found is None:
             found = OpenFile(self._path)
@@ -117,12 +115,12 @@ class SpoolFile:
         return found
 
     def body(self) -> bytes:
-        """The body that it is; in memory, if it is small. Raises OSError."""
+        """Return the body: from memory if it is small, otherwise as a reference. Raises OSError."""
         whole = Spooled(self, self.size)
         return whole if self.size >= SPOOLED_OCTETS_MIN else whole.octets()
 
     def sync(self) -> None:
-        """Have it survive a loss of power; waits for the disk. Raises OSError."""
+        """Flush the file to the disk, and wait for it. Raises OSError."""
         for path in (self._path, self._path.parent):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -131,7 +129,7 @@ class SpoolFile:
                 os.close(descriptor)
 
     def digest(self) -> bytes:
-        """SHA-1 of all of it; takes its time. Raises OSError."""
+        """Return the SHA-1 of the body; takes time for a large one. Raises OSError."""
         found = hashlib.sha1(usedforsecurity=False)
         with self._path.open("rb") as file:
             while piece := file.read(PIECE_OCTETS):
@@ -139,24 +137,24 @@ class SpoolFile:
         return found.digest()
 
     def keep(self) -> None:
-        """Whether it is needed is for the next gateway to say: it stays."""
+        """Keep the file when this reference is dropped: the next gateway decides if it is needed."""
         self._finalize.detach()
 
 
 def owner_of(user: str) -> str:
-    """Return the digest by which the names of files tell whose they are; "" for clients without a name."""
+    """Return the digest of a user for file names; "" for clients without a user name."""
     if not user:
         return ""
     return hashlib.blake2b(user.encode(errors="replace"), digest_size=OWNER_OCTETS).hexdigest()
 
 
 def owner_in(name: str) -> str:
-    """Return the owner in a file's name; "" for files of clients without a name and of older gateways."""
+    """Return the owner in a file's name; "" for clients without a user name and older gateways."""
     return name.removesuffix(SUFFIX).partition(OWNED)[2]
 
 
 class Spool:
-    """The folder. `used` are the bytes in it, `held` those reserved for bodies that arrive in memory.
+    """Folder of spooled bodies. `used` are the bytes in it, `held` those reserved for bodies in memory.
 
     Its bytes are counted in `shares` for the users who sent them. A file's name has a digest of the user, so
     that the next gateway counts the same.
@@ -171,17 +169,19 @@ class Spool:
         memory_total_max: int,
         shares: UserShares | None = None,
     ) -> None:
-        """Without a folder there will be one for this process alone. `shares` has the limit `octets_max` with
-        the part that one user may have. Raises StoreError."""
+        """Create or use the folder; without one, a temporary folder is created for this process.
+
+        `shares` has the limit `octets_max` (bytes) and the share of one user. Raises StoreError.
+        """
         self.lasting = folder is not None
         self.shares = shares or UserShares(
             "spooled bodies", octets_max=octets_max, octets_option="limits.spool_bytes_max"
         )
         self.held = 0
-        self.dead: deque[str] = deque()  # names of files that nobody needs any more
+        self.dead: deque[str] = deque()  # names of unreferenced files
         self._memory_max = memory_octets_max
         self._memory_total_max = memory_total_max
-        self._lock = threading.Lock()  # the thread of the store looks files up, too
+        self._lock = threading.Lock()  # the thread of the store looks up files, too
         self.files: WeakValueDictionary[str, SpoolFile] = WeakValueDictionary()
         self._folder = folder
         if folder is not None:
@@ -192,7 +192,7 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Where the files are. Raises SpoolFull when it has to be made and cannot."""
+        """Folder of the files. Raises SpoolFull if it must be created and cannot be."""
         if self._folder is None:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix="gateway-spool-"))
@@ -201,7 +201,10 @@ class Spool:
         return self._folder
 
     def hold(self, size: int) -> bool:
-        """Whether a body of `size` octets may arrive in memory; it is counted until `let_go`."""
+        """Reserve memory for a body of `size` bytes, until `let_go`.
+
+        Return False if it must go to the disk.
+        """
         with self._lock:
             fits = size <= self._memory_max and self.held + size <= self._memory_total_max
             if fits or size < SPOOLED_OCTETS_MIN:
@@ -210,18 +213,20 @@ class Spool:
             return False
 
     def let_go(self, size: int) -> None:
-        """It has arrived, or never will."""
+        """Release the memory reserved for a body of `size` bytes."""
         with self._lock:
             self.held -= size
 
     @property
     def used(self) -> int:
-        """Bytes in the folder."""
+        """Number of bytes in the folder."""
         return self.shares.total
 
     def check_room(self, octets: int, user: str = "", owner: str | None = None) -> None:
-        """Raises SpoolFull when there is no room for so much, or not in that user's share. `owner` is the
-        digest of the user, if it is known."""
+        """Raise SpoolFull if so many more bytes exceed the total or the user's share.
+
+        `owner` is the digest of the user, if it is known.
+        """
         with self._lock:
             shares = self.shares
             if limit := shares.full_with(owner_of(user) if owner is None else owner, octets, 0):
@@ -229,19 +234,21 @@ class Spool:
                 raise SpoolFull(f"{limit} would be exceeded")
 
     def count(self, octets: int, owner: str) -> None:
-        """So many bytes more of this owner are in the folder."""
+        """Count `octets` more bytes of this owner in the folder."""
         with self._lock:
             self.shares.add(owner, octets, 0)
 
     def draft(self, user: str = "") -> SpoolFile:
-        """A file for a body that begins to arrive, in the share of the user who sends it. Raises
-        SpoolFull."""
+        """Return a file for a body that begins to arrive, in the share of its sender. Raises SpoolFull."""
         owner = owner_of(user)
         name = secrets.token_hex(16) + (OWNED + owner if owner else "") + SUFFIX
         return self._enter(SpoolFile(self, name, 0, user))
 
     def recall(self, name: str, size: int | None = None) -> SpoolFile:
-        """The file that something stored refers to; None: what is there of it. Raises StoreError."""
+        """Return the file that a stored record names. `size` is in bytes; None accepts any size.
+
+        Raises StoreError if the file is missing or has another size.
+        """
         with self._lock:
             found = self.files.get(name)
         if found is None:
@@ -264,11 +271,11 @@ class Spool:
             raise StoreError(f"{self.folder / name} is gone: {error.strerror}") from error
 
     def recall_body(self, name: str, size: int) -> Spooled:
-        """The body that a stored message has in a file. Raises StoreError."""
+        """Return the body that a stored message has in a file. Raises StoreError."""
         return Spooled(self.recall(name, size), size)
 
     def sweep(self) -> None:
-        """Everything that is stored has been recalled: remove the others."""
+        """Delete the files that nothing stored refers to, after everything stored was recalled."""
         if not self.lasting:
             return
         for path in self.folder.glob("*" + SUFFIX):
@@ -279,21 +286,21 @@ class Spool:
                 path.unlink()
 
     def bury(self) -> None:
-        """Remove the files that nobody needs any more; takes its time."""
+        """Delete unreferenced files; takes time."""
         while True:
             try:
                 name = self.dead.popleft()
             except IndexError:
                 return
             path = self.folder / name
-            with suppress(FileNotFoundError):  # nothing had come of it yet
+            with suppress(FileNotFoundError):  # nothing was written to it yet
                 size = path.stat().st_size
                 path.unlink()
                 with self._lock:
                     self.shares.remove(owner_in(name), size, 0)
 
     def close(self) -> None:
-        """The gateway ends: what is stored stays, also when those who need it are forgotten."""
+        """End the spool: stored bodies stay on disk, and a temporary folder is deleted."""
         if self._folder is None:
             return
         self.bury()

@@ -1,12 +1,11 @@
-"""The durable side of a queue: what of it is on disk, what is there alone, and what may be forgotten.
+"""Disk side of a queue: what is on disk, what is only there, and what may be forgotten.
 
-A durable message is written, and accepted when the commit has it; meanwhile it waits in memory as any other
-and may be delivered. When its recipient wants it stored first, or the queue holds more in memory than it
-should, what comes is written only (the transient too, or the order would be lost) and read again in pieces
-when its turn has come. Positions in the queue are positions in the store's log.
+A durable message is written, and accepted after the commit; meanwhile it waits in memory as any other and may
+be delivered. If its recipient wants it stored first, or if the queue holds too much in memory, new messages
+are only written (transient ones too, to keep the order) and read back in pieces when it is their turn.
+Positions in the queue are positions in the store's log.
 
-`PagedLog` is what waits on disk alone, of whatever keeps its messages in a log; `QueueStorage` is the side of
-a Queue.
+`PagedLog` is the part of any log that is on disk alone; `QueueStorage` is the storage of a Queue.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from gateway.store.store import Store
 if TYPE_CHECKING:
     from gateway.broker.queue import Queue
 
-# One piece that is read; while it is handed out the next is on its way.
+# Limits of one piece; while it is delivered the next is being read.
 PIECE_MESSAGES_MAX: Final = 4_096
 PIECE_OCTETS_MAX: Final = 4_194_304
 PIECES_MAX: Final = 2
-RANGES_MAX: Final = 10_000  # of positions, of which is noted that nobody has been handed them
+RANGES_MAX: Final = 10_000  # ranges of positions recorded as never handed out
 
-Range = tuple[int, int]  # positions, from the first to before the end
+Range = tuple[int, int]  # first position, and the position behind the last
 
 
 class PagedLog:
-    """What of a log is on disk alone, in order of position; it is read in pieces."""
+    """Part of a log that is on disk alone, in order of position. It is read in pieces."""
 
     def __init__(
         self,
@@ -49,26 +48,28 @@ class PagedLog:
         arrived: Callable[[int], None],
         weigh: Callable[[Iterable[Message]], int] = weight_of,
     ) -> None:
-        """`arrived` is called when a piece has been read, with the octets that were counted and are not
-        there: what was settled after it was written counts until all has been read. `weigh`: as whoever keeps
-        the log counts.
+        """Create an empty part of `log`.
+
+        `arrived` is called after each piece was read, with the number of bytes that were counted but do not
+        exist: messages that were settled after they were written count until everything is read. `weigh`
+        returns the size of messages as the log's owner counts them.
         """
         self.log = log
         self._weigh = weigh
-        self.count = 0  # messages on disk alone, and those read that have not been taken
+        self.count = 0  # messages on disk alone, and those read but not consumed
         self.octets = 0
         self._store = store
         self._arrived = arrived
         self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is on disk alone, in order
-        self._pieces: deque[list[Stored]] = deque()  # of consecutive positions each
+        self._pieces: deque[list[Stored]] = deque()  # each of consecutive positions
         self._reading = False
-        self._epoch = 0  # a read that was asked for before it was cleared comes too late
+        self._epoch = 0  # a read that was requested before a change of epoch is ignored
 
     def __bool__(self) -> bool:
         return bool(self._runs or self._pieces)
 
     def put(self, first: int, end: int, count: int, octets: int) -> None:
-        """`count` messages from `first` to before `end`, behind all others, are on disk alone."""
+        """Add `count` messages on disk alone, at positions `first` to before `end`, behind all others."""
         if self._runs and self._runs[-1][1] == first:
             first = self._runs.pop()[0]
         self._runs.append((first, end))
@@ -76,14 +77,14 @@ class PagedLog:
         self.octets += octets
 
     def take_back(self, count: int, octets: int) -> None:
-        """So much was put that the disk did not take."""
+        """Subtract messages that were added but that the disk refused."""
         self.count -= count
         self.octets -= octets
 
     def next_piece(self) -> list[Stored]:
-        """What comes next, no longer counted here. Empty: there is nothing, or it is still being read.
+        """Return and uncount the next piece; [] if there is none or it is still being read.
 
-        Put it in its place and then `read_ahead`: what that brings may come at once.
+        Use the piece before calling `read_ahead`, which may deliver the next one at once.
         """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
@@ -91,7 +92,7 @@ class PagedLog:
         return piece
 
     def read_ahead(self) -> None:
-        """See to it that a piece is on its way or here."""
+        """Request the next piece, unless enough are read or being read."""
         if self._runs and not self._reading and len(self._pieces) < PIECES_MAX:
             self._reading = True
             self._store.read_from(
@@ -103,9 +104,9 @@ class PagedLog:
             )
 
     def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
-        """The store has read; `end` is where all that was put had ended when that was asked for."""
+        """Store messages that were read; `end` is where the log ended when they were requested."""
         if epoch != self._epoch:
-            self._arrived(0)  # whoever waits for it has to look again
+            self._arrived(0)  # the callers that wait must check again
             return
         self._reading = False
         if found:
@@ -118,11 +119,11 @@ class PagedLog:
         for _, piece in groupby(enumerate(found), lambda row: row[1][0] - row[0]):
             self._pieces.append([stored for _, stored in piece])
         if sum(len(piece) for piece in self._pieces) >= self.count:
-            runs.clear()  # what they hold besides is settled
+            runs.clear()  # what else they hold is settled
         self._arrived(0 if runs else self._recount())
 
     def _recount(self) -> int:
-        """All has been read: what it was thought to be and was not is no more. Returns its octets."""
+        """Correct the counts after everything was read. Return the bytes that were counted too much."""
         octets = self._weigh(message for piece in self._pieces for _, message, _ in piece)
         lacking = self.octets - octets
         self.count = sum(len(piece) for piece in self._pieces)
@@ -130,7 +131,7 @@ class PagedLog:
         return lacking
 
     def unload(self) -> None:
-        """Nobody will take what has been read for a while: leave it on disk."""
+        """Drop what was read but is not consumed soon; it stays on disk."""
         if self._pieces:
             self._runs.appendleft((self._pieces[0][0][0], self._pieces[-1][-1][0] + 1))
             self._pieces.clear()
@@ -139,11 +140,11 @@ class PagedLog:
 
     @property
     def first(self) -> int | None:
-        """The first position that is on disk alone."""
+        """First position that is on disk alone."""
         return self._pieces[0][0][0] if self._pieces else self._runs[0][0] if self._runs else None
 
     def empty(self) -> None:
-        """Nothing is on disk alone any more."""
+        """Forget everything on disk alone."""
         self._runs.clear()
         self._pieces.clear()
         self.count = self.octets = 0
@@ -152,39 +153,42 @@ class PagedLog:
 
 
 class QueueStorage(PagedLog):
-    """What a durable queue has on disk.
+    """Storage of a durable queue.
 
-    Of messages from before this process nobody knows whether they have been delivered, save for those of
-    which the process before noted, as it came to its end, that they were `untouched`.
+    It is unknown if messages from an earlier process were delivered, except for those that the process
+    recorded as `untouched` (never handed out) at its end.
     """
 
     def __init__(
         self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_octets_max: int
     ) -> None:
-        """`memory_...`: beyond them messages wait on disk alone."""
+        """Create the storage of `queue`.
+
+        Beyond the memory limits (messages, bytes) messages wait on disk alone.
+        """
         super().__init__(store, log, self._has_arrived, queue.weigh)
-        self.restrained = False  # its owner holds too much of the memory: what comes waits on disk alone
+        self.restrained = False  # its owner holds too much memory: new messages wait on disk alone
         self._queue = queue
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
         self._loaded: list[Callable[[], None]] = []
         extent = store.extent(log)
-        self.recovered = extent.end  # positions below it are from before this process
-        self._untouched: list[Range] = []  # of those
+        self.recovered = extent.end  # end of the positions from before this process
+        self._untouched: list[Range] = []  # ranges of those that were never handed out
         octets = 0
         if extent.count:
             octets = extent.octets if queue.weigh is weight_of else self._weigh_stored(extent.first)
             self.put(extent.first, extent.end, extent.count, octets)
         queue.keep_in(self, extent.end, octets, store.gate)
 
-    # Before this process.
+    # Messages of an earlier process.
 
     def recall(self, untouched: list[Range]) -> None:
-        """What `untouched` has said as the process before ended."""
+        """Set the ranges that the earlier process recorded as never handed out."""
         self._untouched = untouched
 
     def untouched(self) -> list[Range]:
-        """The positions that nobody has been handed yet, as far as is known; RANGES_MAX ranges at most."""
+        """Return the ranges of positions that were never handed out, as far as known; at most RANGES_MAX."""
         found: list[Range] = []
         for first, end in self._queue.untouched():
             for low, high in (*self._untouched, (self.recovered, end)):
@@ -193,9 +197,7 @@ class QueueStorage(PagedLog):
         return found[:RANGES_MAX]
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Whether the message at a position below `recovered` may have been delivered before; and where that
-        may change.
-        """
+        """Return True if a recovered message may have been delivered, and where that may change."""
         ranges = self._untouched
         at = bisect_right(ranges, position, key=itemgetter(0)) - 1
         if at >= 0 and position < ranges[at][1]:
@@ -203,8 +205,10 @@ class QueueStorage(PagedLog):
         return True, ranges[at + 1][0] if at + 1 < len(ranges) else self.recovered
 
     def _weigh_stored(self, position: int) -> int:
-        """What is stored from `position` on, for a queue that counts otherwise than the store: before that is
-        started it answers at once."""
+        """Return the size in bytes of what is stored from `position` on, for a queue with its own measure.
+
+        The store must not be started: it responds at once then.
+        """
         octets = 0
         found: list[Stored] = []
         while True:
@@ -247,8 +251,9 @@ class QueueStorage(PagedLog):
             self._store.hold(hold_sources(part))
 
     def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> None:
-        """The disk takes nothing now: neither does the queue, but for what is transient and fits into memory.
-        To queue the others until they are refused would deliver them first.
+        """Queue transient messages that fit into memory, and refuse the others, while the disk fails.
+
+        If the others were queued until their refusal, they would be delivered first.
         """
         taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         self._queue.put([messages[at] for at in taken])
@@ -273,7 +278,7 @@ class QueueStorage(PagedLog):
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
     ) -> None:
-        """The store has committed the messages, or could not."""
+        """Accept messages after their commit, or remove them from the queue if the commit failed."""
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
@@ -290,16 +295,16 @@ class QueueStorage(PagedLog):
     # Out.
 
     def forget(self, positions: Sequence[int]) -> None:
-        """These messages need not survive any longer."""
+        """Settle messages, which need not survive."""
         if positions:
             self._store.settle(self.log, positions)
 
     def forget_beside(self, positions: Sequence[int]) -> None:
-        """Settle these messages in the transaction that writes what is published in this wake-up."""
+        """Settle messages in the transaction that writes what is published in this wake-up."""
         self._store.settle_beside(self.log, positions)
 
     def refill(self) -> bool:
-        """The queue has nothing in memory: give it the next piece. False: there is none, or not yet."""
+        """Give the queue the next piece, when it has nothing in memory. Return False if there is none yet."""
         piece = self.next_piece()
         if piece:
             self._queue.refill(piece[0][0], [message for _, message, _ in piece])
@@ -307,7 +312,7 @@ class QueueStorage(PagedLog):
         return bool(piece)
 
     def when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` when what the queue lacks has been read."""
+        """Call `then` after the queue's next messages were read."""
         self._loaded.append(then)
         self.read_ahead()
 
@@ -321,10 +326,10 @@ class QueueStorage(PagedLog):
     # The end.
 
     def clear(self, first: int | None) -> None:
-        """Forget everything from position `first` on; None: from what is on disk alone."""
+        """Forget everything from position `first` on; None for everything on disk alone."""
         if first is None:
             first = self.first
-        if not self._queue.unacknowledged:  # all of it: cheaper than to settle each
+        if not self._queue.unacknowledged:  # everything: faster than settling each
             self._store.drop(self.log)
             self.log = self._store.log(self.log.kind, self.log.name)
         elif first is not None:
@@ -332,5 +337,5 @@ class QueueStorage(PagedLog):
         self.empty()
 
     def drop(self) -> None:
-        """The queue is deleted."""
+        """Delete the stored messages of a deleted queue."""
         self._store.drop(self.log)

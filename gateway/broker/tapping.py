@@ -1,9 +1,9 @@
-"""Messages that somebody watches while they pass, without any harm to them.
+"""Taps: operators watch messages while they pass, without affecting them.
 
-A tap hears of a message when a recipient has settled it, as it was delivered. Recipients are made with a
-recorder that tells it, and made anew without when the last tap has gone: who is not watched pays nothing. A
-tap takes so many a second and keeps so many until they are fetched; it counts the others. One message that
-goes to several subscribers of its own namespace is heard of once.
+A tap gets a message when a recipient has settled it, as it was delivered. Recipients are created with a
+recorder that informs the tap, and recreated without it after the last tap is closed, so that unwatched
+messages cost nothing. A tap accepts a number of messages a second and stores a number until they are fetched;
+it counts the others. A message that goes to several subscribers of its own namespace is reported once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gateway.model.batch import Recorder, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 
-KEPT_MAX: Final = 200  # messages of a tap that nobody has fetched
+KEPT_MAX: Final = 200  # messages of a tap that wait to be fetched
 SEEN_MAX: Final = 100
 KEPT_OCTETS_MAX: Final = 8 * 1024 * 1024
 
 
 class Passed(NamedTuple):
-    """A message that has passed by a route ("": it stayed in its own namespace), and what became of it."""
+    """Message that has passed, with its route ("" if it stayed in its own namespace) and its outcome."""
 
     route: str
     endpoint: str
@@ -36,7 +36,7 @@ class Passed(NamedTuple):
 
 
 class Tap:
-    """Watches one route, one endpoint's messages, or names that match; "" and None: all."""
+    """Tap of one route, one endpoint or names that match; "" and None match all."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class Tap:
     ) -> None:
         self.route = route
         self.endpoint = endpoint
-        self.skipped = 0  # since they were fetched last
+        self.skipped = 0  # since the last fetch
         self._named = named
         self._per_second = per_second
         self._allowed = max(per_second, 1.0)
         self._since = clock.now()
         self._kept: deque[Passed] = deque()
         self._octets = 0
-        self._seen: dict[int, Message] = {}  # by identity: the last of those that stay in their namespace
+        self._seen: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
         self._heard = trio.Event()
 
     def wants(self, route: str, endpoint: str) -> bool:
-        """Whether messages of a recipient may be its."""
+        """Return True if the tap may match messages of a recipient."""
         return self.route in ("", route) and self.endpoint in ("", endpoint)
 
     def offer(self, route: str, endpoint: str, messages: list[Message], outcome: Outcome) -> None:
-        """These have been settled."""
+        """Add messages that were settled, as far as they match and fit the limits."""
         now = clock.now()
         most = max(self._per_second, 1.0)
         self._allowed = min(most, self._allowed + (now - self._since) * self._per_second)
@@ -83,7 +83,7 @@ class Tap:
             self._heard.set()
 
     def _knows(self, message: Message) -> bool:
-        """Whether it has been heard of, from another recipient."""
+        """Return True if the message was reported already, from another recipient."""
         if id(message) in self._seen:
             return True
         self._seen[id(message)] = message
@@ -92,7 +92,7 @@ class Tap:
         return False
 
     async def fetch(self, secs: float) -> tuple[list[Passed], int]:
-        """What has passed, and how many more; waits until something has, but no longer than `secs`."""
+        """Return the stored messages and the number of skipped ones; wait up to `secs` seconds for one."""
         with trio.move_on_after(secs):
             await self._heard.wait()
         self._heard = trio.Event()
@@ -102,7 +102,7 @@ class Tap:
 
 
 class TappedRecorder:
-    """What a recipient tells, for the journal, if there is one, and for taps."""
+    """Recorder that reports to the journal's recorder, if there is one, and to taps."""
 
     def __init__(self, inner: Recorder | None, taps: list[Tap], route: str, endpoint: str) -> None:
         self._inner = inner
@@ -111,7 +111,7 @@ class TappedRecorder:
         self._endpoint = endpoint
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Never raises."""
+        """Record settled messages. Never raises."""
         if self._inner is not None:
             self._inner.record(part, messages, slots, outcome)
         for tap in self._taps:
@@ -122,24 +122,24 @@ class TappedRecorder:
 
 
 class Taps:
-    """Those that are open. `changed`: recipients have to be made anew."""
+    """Open taps. `changed` is called when recipients must be recreated."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.open: list[Tap] = []
         self._changed = changed
 
     def add(self, tap: Tap) -> None:
-        """Somebody watches."""
+        """Open a tap."""
         self.open.append(tap)
         self._changed()
 
     def remove(self, tap: Tap) -> None:
-        """Nobody does any more."""
+        """Close a tap."""
         self.open.remove(tap)
         self._changed()
 
     def recorder(self, inner: Recorder | None, route: Route | None, endpoint: str) -> Recorder | None:
-        """What a recipient tells: `inner`, and those taps that want to hear of it."""
+        """Return `inner` or a recorder that reports also to the matching taps."""
         name, source = ("", endpoint) if route is None else (route.name, route.source)
         taps = [tap for tap in self.open if tap.wants(name, source)]
         return TappedRecorder(inner, taps, name, source) if taps else inner

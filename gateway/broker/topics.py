@@ -1,13 +1,13 @@
-"""Topic filters in a trie: what matches a topic is found level by level, whatever does not is never touched.
+"""Topic filters in a trie: matches are found level by level, without examining other filters.
 
 One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A run
 of levels in which no two patterns differ is one node, so that a pattern alone costs two nodes, however many
-levels it has. A walk comes by each node once at the most, for a wildcard of any number of levels ends a path.
-Where it stands inside a pattern, as only AMQP allows, such a pattern may be at many places of one topic:
-these are matched all together in strips of bits, which costs the same whatever they and the topic are.
+levels it has. A walk visits each node at most once, because a wildcard for any number of levels ends a path.
+Inside a pattern (in AMQP only) such a wildcard may match at many places of one topic: these patterns are
+matched together in strips of bits, which costs the same whatever they and the topic are.
 
-The trie's mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are
-found, some at a time, since a filter may ask for all.
+The reverse structure, the tree of topics, holds names and is searched by filter. It finds retained messages,
+some at a time, since a filter may match all.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a str
 
 
 class Node(Generic[T]):
-    """One level of the trie, and the levels behind it (`tail`) that all patterns beyond have in common.
+    """Node of the trie: one level, and the levels behind it (`tail`) that all patterns beyond have in common.
 
-    The wildcard for any number of levels is always a node of its own; `wild`: that for one level is in the
-    tail.
+    The wildcard for any number of levels is always a separate node. `wild` is True if the tail contains the
+    wildcard for one level.
     """
 
     __slots__ = ("children", "tail", "values", "wild")
@@ -38,10 +38,10 @@ class Node(Generic[T]):
 
 
 class Strip(Generic[T]):
-    """Patterns with any number of levels inside, each in a slot of `width` bits: a bit for each state.
+    """Patterns with any number of levels inside, each in a slot of `width` bits with one bit for each state.
 
-    State n of a pattern: its first n parts have been matched. All states of all patterns are one integer, and
-    a level of a topic moves them on together.
+    In state n the first n parts of a pattern are matched. All states of all patterns are one integer, and a
+    level of a topic advances them together.
     """
 
     __slots__ = ("_ends", "_last", "_literals", "_many", "_ones", "_starts", "free", "width")
@@ -50,21 +50,21 @@ class Strip(Generic[T]):
         self.width = width
         self.free = list(range(max(STRIP_BITS // width, 1)))
         self._starts = 0
-        self._last = 0  # states in which a pattern has been matched
-        self._ends: dict[int, dict[T, None]] = {}  # its values, by the number of that state
+        self._last = 0  # states in which a pattern is matched
+        self._ends: dict[int, dict[T, None]] = {}  # values of a pattern, by the number of that state
         self._literals: dict[str, int] = {}  # states from which this level leads to the next one
-        self._ones = 0  # from which any level does
-        self._many = 0  # which any level leaves as they are, and from which none leads on, too
+        self._ones = 0  # states from which any level does
+        self._many = 0  # states that any level leaves unchanged, and from which no level leads on, too
 
     def put(self, parts: list[str], one: str, many: str) -> tuple[int, dict[T, None]]:
-        """Add a pattern; its slot, and the values that it has."""
+        """Add a pattern. Return its slot, and its values, which are empty."""
         slot = self.free.pop()
         self._flip(slot, parts, one, many)
         values = self._ends[slot * self.width + len(parts)] = {}
         return slot, values
 
     def drop(self, slot: int, parts: list[str], one: str, many: str) -> None:
-        """Forget the pattern in a slot."""
+        """Remove the pattern in a slot."""
         self._flip(slot, parts, one, many)
         del self._ends[slot * self.width + len(parts)]
         self.free.append(slot)
@@ -73,7 +73,7 @@ class Strip(Generic[T]):
         return len(self._ends)
 
     def _flip(self, slot: int, parts: list[str], one: str, many: str) -> None:
-        """Set the bits of a pattern that are not set, or clear those that are."""
+        """Toggle the bits of a pattern."""
         first = slot * self.width
         self._starts ^= 1 << first
         self._last ^= 1 << first + len(parts)
@@ -90,7 +90,7 @@ class Strip(Generic[T]):
                 del self._literals[part]
 
     def match(self, levels: list[str], found: dict[T, None]) -> None:
-        """Add the values of the patterns that match."""
+        """Add the values of the patterns that match to `found`."""
         literals, ones, many = self._literals, self._ones, self._many
         states = self._starts
         states |= (states & many) << 1
@@ -107,7 +107,10 @@ class Strip(Generic[T]):
 
 
 class Trie(Generic[T]):
-    """Patterns (lists of levels) to values. `one` matches a level; `many` matches any number, also none."""
+    """Map from patterns (lists of levels) to values, searched by topic.
+
+    The wildcard `one` matches a level; `many` matches any number of levels, including none.
+    """
 
     def __init__(self, one: str, many: str) -> None:
         self._one = one
@@ -129,7 +132,7 @@ class Trie(Generic[T]):
             self._count += 1
 
     def _values_of(self, pattern: list[str]) -> dict[T, None]:
-        """The values of a pattern; makes its node, and parts another where they differ."""
+        """Return the values of a pattern; create its node, and split another where they differ."""
         node, at, end = self._root, 0, len(pattern)
         while at < end:
             level = pattern[at]
@@ -148,7 +151,7 @@ class Trie(Generic[T]):
         return Node(tail, self._one in tail)
 
     def _parted(self, child: Node[T], pattern: list[str], at: int) -> Node[T]:
-        """A node for what the tail of `child` and the pattern from `at` on have in common, before `child`."""
+        """Insert and return a node for the common levels of `child`'s tail and the pattern from `at` on."""
         tail = child.tail
         common = 0
         while at + common < len(pattern) and tail[common] == pattern[at + common]:
@@ -175,7 +178,7 @@ class Trie(Generic[T]):
         return self._inner[key][2]
 
     def _parts(self, pattern: list[str]) -> list[str]:
-        """The pattern with each run of wildcards as short as can be: single levels, then any number."""
+        """Return the pattern with each run of wildcards shortened: single levels, then any number."""
         parts: list[str] = []
         open_ = False
         for level in pattern:
@@ -189,7 +192,10 @@ class Trie(Generic[T]):
         return [*parts, self._many] if open_ else parts
 
     def remove(self, pattern: list[str], value: T) -> bool:
-        """Remove `value` from `pattern`, and the levels that this leaves empty. False: it was not there."""
+        """Remove `value` from `pattern`, and the levels that are empty then.
+
+        Return False if it was not there.
+        """
         if self._many in pattern[:-1]:
             return self._remove_from_strip(pattern, value)
         path: list[tuple[Node[T], str]] = []  # the nodes above, each with the level that leads on
@@ -236,13 +242,13 @@ class Trie(Generic[T]):
         return True
 
     def begins(self, level: str) -> bool:
-        """Does any pattern begin with this level, by name?"""
+        """Return True if a pattern begins with this level by name."""
         return level in self._root.children
 
     def match(self, levels: list[str], *, hidden: bool = False) -> dict[T, None]:
-        """The values whose patterns match `levels`, each once.
+        """Return the values whose patterns match `levels`, each once.
 
-        `hidden`: the first level must be named, a wildcard does not match it (MQTT's `$` topics).
+        With `hidden` no wildcard matches the first level (topics of MQTT that begin with `$`).
         """
         found: dict[T, None] = {}
         if not self._count:
@@ -283,7 +289,7 @@ class Trie(Generic[T]):
         return found
 
     def _beyond(self, node: Node[T], levels: list[str], at: int) -> int:
-        """The place in a topic behind the tail of a node that begins at `at`; -1: the topic differs."""
+        """Return the position in a topic behind a node's tail at `at`; -1 if the topic differs."""
         tail = node.tail
         after = at + len(tail)
         if after > len(levels):
@@ -298,7 +304,7 @@ class Trie(Generic[T]):
         return after
 
     def items(self) -> Iterator[tuple[list[str], T]]:
-        """Every pattern with its values."""
+        """Yield every pattern with each of its values."""
         stack: list[tuple[Node[T], list[str]]] = [(self._root, [])]
         while stack:
             node, path = stack.pop()
@@ -312,24 +318,24 @@ class Trie(Generic[T]):
 
 
 class Branch(Generic[T]):
-    """One level of a tree of topics; `value` is that of the topic which ends here."""
+    """Level in a tree of topics; `value` is that of the topic which ends here."""
 
     __slots__ = ("children", "names", "value")
 
     def __init__(self) -> None:
         self.children: dict[str, Branch[T]] = {}
-        self.names: list[str] = []  # of the children, sorted, so that a walk can be broken off and resumed
+        self.names: list[str] = []  # of the children, sorted, so that a walk can be interrupted and resumed
         self.value: T | None = None
 
 
 class TopicTree(Generic[T]):
-    """MQTT topics (lists of levels) to values, which a filter finds without touching what it cannot match."""
+    """Map from MQTT topics (lists of levels) to values, searched by filter."""
 
     def __init__(self) -> None:
         self._root: Branch[T] = Branch()
 
     def put(self, levels: list[str], value: T) -> None:
-        """Set the value of a topic, in place of an earlier one."""
+        """Set the value of a topic, replacing an earlier one."""
         branch = self._root
         for level in levels:
             child = branch.children.get(level)
@@ -340,7 +346,7 @@ class TopicTree(Generic[T]):
         branch.value = value
 
     def remove(self, levels: list[str]) -> None:
-        """Forget a topic that is there, and the levels that this leaves empty."""
+        """Remove an existing topic, and the levels that are empty then."""
         path = [self._root]
         for level in levels:
             path.append(path[-1].children[level])
@@ -355,11 +361,11 @@ class TopicTree(Generic[T]):
     def find(
         self, pattern: list[str], after: list[str] | None = None, *, most: int, steps: int
     ) -> tuple[list[T], list[str] | None]:
-        """Values of topics that a filter matches, in the order of their levels, from behind a place on.
+        """Return values of topics that a filter matches, in the order of their levels, from a place on.
 
-        At most `most` of them, and at most `steps` branches are looked at. Returns with them the place that
-        was come to, None when that is the end. Topics may come and go between two calls. No wildcard matches
-        a first level with `$`.
+        Returns at most `most` values, and visits at most `steps` branches. The second result is the place
+        that was reached, or None at the end. Topics may be added and removed between two calls. No wildcard
+        matches a first level with `$`.
         """
         found: list[T] = []
         path = [] if after is None else list(after)
@@ -390,7 +396,7 @@ class TopicTree(Generic[T]):
         return found, None
 
     def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[Branch[T], int]]:
-        """The branches on the way to a place, each with the number of the child to be looked at next."""
+        """Return the branches on the way to a place, each with the number of the next child to visit."""
         stack: list[tuple[Branch[T], int]] = []
         branch = self._root
         for depth, name in enumerate(path):
@@ -405,7 +411,7 @@ class TopicTree(Generic[T]):
 
     @staticmethod
     def _name_at(branch: Branch[T], depth: int, at: int, pattern: list[str]) -> str | None:
-        """The name of the child with this number, among those that the pattern allows."""
+        """Return the name of the child with this number among those that the pattern allows, or None."""
         if depth >= len(pattern):
             if pattern[-1] != "#":
                 return None
@@ -415,14 +421,17 @@ class TopicTree(Generic[T]):
 
     @staticmethod
     def _look_at(branch: Branch[T], depth: int, pattern: list[str], found: list[T]) -> None:
-        """Add the value of a branch, if the pattern matches it."""
+        """Add the value of a branch to `found`, if the pattern matches it."""
         rest = pattern[-1] == "#"
         if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):
             found.append(branch.value)
 
 
 def topic_matches(pattern: list[str], levels: list[str]) -> bool:
-    """MQTT: does the filter match the topic? Wildcards do not match a first level that begins with `$`."""
+    """Return True if the MQTT filter matches the topic.
+
+    Wildcards do not match a first level that begins with `$`.
+    """
     if levels[0].startswith("$") and pattern[0] in ("+", "#"):
         return False
     for at, level in enumerate(pattern):

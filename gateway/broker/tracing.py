@@ -1,8 +1,7 @@
-"""Messages that are traced take their way in a dispatcher of its own kind; nothing of this is there when
-tracing is off.
+"""Tracing of messages in a dispatcher class of its own, which is not used when tracing is off.
 
-Of one that is traced the entry is made anew, with resolved routes that tell its trace what they do. All
-others go as they do without tracing, after one look at their properties and one count.
+The entry of a traced message is rebuilt with resolved routes that report to its trace. All other messages are
+dispatched as without tracing, after one check of their properties and one count.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Publish = Callable[[Batch, RoutingEntry, Message, Receipt], bool]
 
 
 class TracedRoute(ResolvedRoute):
-    """A resolved route, for one message, which tells its trace what became of it here."""
+    """Resolved route for one message, which reports the result to its trace."""
 
     __slots__ = ("_inner", "_trace")
 
@@ -47,20 +46,20 @@ class TracedRoute(ResolvedRoute):
         route = self.route
         try:
             return self._trace.crossed(route.name, route.target_endpoint, begun, crossed)
-        except Exception as error:  # it crosses all the same
+        except Exception as error:  # the message crosses nevertheless
             contained("message", error, route=route.name)
             return crossed
 
 
 class TracedRecorder:
-    """Tells the traces of messages that a recipient has settled them."""
+    """Recorder that reports settled messages to their traces."""
 
     def __init__(self, inner: Recorder | None, tracing: Tracing) -> None:
         self._inner = inner
         self._delivering = tracing.delivering
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """See Recorder."""
+        """Record settled messages; see Recorder."""
         if self._inner is not None:
             self._inner.record(part, messages, slots, outcome)
         if not self._delivering:
@@ -82,7 +81,7 @@ def _publish(
     message: Message,
     receipt: Receipt,
 ) -> bool:
-    """Publish by `plain`, and have a trace hear of it if the message is to have one."""
+    """Publish with `plain`; if the message is to be traced, report it to its trace."""
     carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
     if not carried:
         tracing.until -= 1
@@ -90,7 +89,7 @@ def _publish(
             return plain(batch, entry, message, receipt)
     try:
         trace = tracing.begin(message, batch.received)
-    except Exception as error:  # the message goes its way without
+    except Exception as error:  # the message is published without a trace
         contained("message", error)
         trace = None
     if trace is None:
@@ -99,7 +98,7 @@ def _publish(
 
 
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
-    """Whether nobody traces any of these, which share their properties."""
+    """Return True if none of these messages, which share their properties, is traced."""
     shared = messages[0].property_set
     if tracing.until <= len(messages) or (shared is not NO_PROPERTIES and tracing.carries(shared)):
         return False
@@ -115,6 +114,7 @@ def _publish_traced(
     message: Message,
     receipt: Receipt,
 ) -> bool:
+    """Publish a message with an entry whose routes report to its trace."""
     plan = entry.plan
     resolved_routes = tuple(
         [
@@ -138,7 +138,7 @@ def _publish_traced(
 
 
 class TracingDispatcher(Dispatcher):
-    """A dispatcher some of whose messages are traced."""
+    """Dispatcher some of whose messages are traced."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class TracingDispatcher(Dispatcher):
         self._plain: Publish = partial(Dispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """As every dispatcher does, and traced if it is to be."""
+        """Publish a message, traced if it is to be."""
         return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """The same; those that somebody traces go one by one."""
+        """Publish messages that differ only in their bodies. Return False if some of them are traced."""
         together = _go_together(self._tracing, messages)
         return together and Dispatcher.publish_burst(self, batch, entry, messages, receipts)
 
@@ -169,7 +169,10 @@ class TracingDispatcher(Dispatcher):
 
 
 class TracingRecordingDispatcher(RecordingDispatcher):
-    """The same with a journal. A compiled class has one base, so that its methods stand here once more."""
+    """Dispatcher with tracing and a journal.
+
+    A compiled class has one base, so the methods of TracingDispatcher are repeated here.
+    """
 
     def __init__(
         self,
@@ -185,13 +188,13 @@ class TracingRecordingDispatcher(RecordingDispatcher):
         self._plain: Publish = partial(RecordingDispatcher.publish, self)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
-        """See TracingDispatcher."""
+        """Publish a message; see TracingDispatcher."""
         return _publish(self._tracing, self._plain, batch, entry, message, receipt)
 
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
-        """See TracingDispatcher."""
+        """Publish messages that differ only in their bodies; see TracingDispatcher."""
         together = _go_together(self._tracing, messages)
         return together and RecordingDispatcher.publish_burst(self, batch, entry, messages, receipts)
 

@@ -1,7 +1,7 @@
-"""What a process noted as it came to its end: which messages of its durable queues nobody had been handed.
+"""Records of a process at its end: messages of its durable queues that were never handed out.
 
-The next process does not call these redelivered. It forgets the notes as it reads them, for they are true
-until something is delivered: after a kill there are none, and nobody knows.
+The next process does not mark these as redelivered. It deletes the records when it reads them, because they
+are only true until something is delivered. After a kill there are none, and it is unknown.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gateway.store.store import Store
 
 
 class Untouched:
-    """The notes of one virtual host, in records of `kind`, by the words that name a queue."""
+    """Records of one virtual host, of kind `kind`, by the words that name a queue."""
 
     def __init__(self, store: Store, kind: str, host: str) -> None:
-        """Before the store starts."""
+        """Read and delete the records, before the store starts."""
         self._store = store
         self._kind = kind
         self._host = host
@@ -33,11 +33,11 @@ class Untouched:
         store.delete_all(kind, json.dumps([host])[:-1])
 
     def recall(self, kept: QueueStorage, *words: str) -> None:
-        """Tell a queue what was noted of it."""
+        """Pass the recorded ranges of a queue to its storage."""
         kept.recall(self._noted.pop(words, []))
 
     def note(self, kept: Storage | None, *words: str) -> None:
-        """The process ends: note what of this queue, if any of it is on disk, nobody has been handed."""
+        """Record at the end of the process which messages of a queue were never handed out."""
         if kept is not None and (positions := kept.untouched()):
             given = json.dumps({"positions": positions})
             self._store.put(self._kind, json.dumps([self._host, *words]), given.encode())

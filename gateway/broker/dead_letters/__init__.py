@@ -1,4 +1,8 @@
-"""Dead letters: messages that nothing would take, kept with the reason, copied elsewhere, and tried again."""
+"""Dead letters: messages that no route, limit or target accepted.
+
+They are stored with the reason (letters.py), copied to an address (forwarding.py) and published again on
+request (redriving.py).
+"""
 
 from gateway.broker.dead_letters.letters import DeadLetters, Letter
 

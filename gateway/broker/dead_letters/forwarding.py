@@ -1,7 +1,7 @@
-"""A copy of every dead letter, published to an address with headers that say why.
+"""Forwarding of a copy of every dead letter to an address, with headers that give the reason.
 
-A copy never makes another one: what becomes of it is only counted, it is no dead letter itself, and a message
-that has our header already (a route brought the copy back, and it failed again) is not forwarded.
+A copy never causes another one: its outcome is only counted, it never becomes a dead letter, and a message
+that has our header already (a route returned the copy, and it failed again) is not forwarded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TIME: Final = "x-gateway-time"
 
 
 class Forwarding:
-    """Publishes copies to `address` of the endpoint `endpoint`, one of `namespaces`.
+    """Publisher of copies to `address` of the endpoint `endpoint`, one of `namespaces`.
 
-    `counted`: copies by what became of them; `absent` is an endpoint or address that nobody takes.
+    `counted` has the copies by result; `absent` means that the endpoint or address has no recipient.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Forwarding:
             sender=message.sender,
         )
 
-    # What batches ask: this is their source.
+    # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """The senders have done nothing to this target; a full one refuses the copies."""
+        """Return no functions: the senders did not publish to this target, and a full one refuses copies."""
         return []
 
     def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Count: the letter itself is kept, whatever becomes of its copy."""
+        """Count the outcomes of copies; the dead letters themselves stay."""
         failed = len(refused) if refused else 0
         self.counted["accepted"] += len(receipts) - failed
         self.counted["refused"] += failed

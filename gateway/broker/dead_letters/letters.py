@@ -1,15 +1,15 @@
-"""Messages that no route, limit or target would take, kept with the reason.
+"""Storage of dead letters: messages that no route, limit or target accepted, with the reason.
 
-With a store they are written there, and a source is told only when they are on disk: a dead letter has been
-accepted. What no route and no subscriber wanted (no route, NO_ROUTE) is held in memory only: a device that
-nobody listens to is no loss, and must not wear out the disk. Without a store all of them are in memory. In
-either place there are limits, and every one is counted by its reason. At a limit, or beyond its user's share,
-a message stays with the source that can keep it; where there is no such source the oldest letters of a user
-who has more than an equal part go. Replicas that share a
-cluster have theirs in common, on that; a store has those from before.
+With a store they are written there, and a source is informed only when they are on disk, because a dead
+letter is an accepted message. Messages that no route and no subscriber wanted (no route, NO_ROUTE) are only
+held in memory: a device without subscribers is no loss, and must not wear out the disk. Without a store all
+of them are in memory. In both places there are limits, and every dead letter is counted by its reason. At a
+limit, or beyond its user's share, a message stays with a source that can keep it; without such a source the
+oldest dead letters of a user who has more than an equal share are deleted. Replicas that share a cluster have
+common dead letters there; a store has those from before.
 
-A letter holds the message as it came from its source, or as its route had made it for the target; `crossed`
-tells which. In the store's column for the route the latter has CROSSED behind the name, where no name has it.
+A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
+the latter case CROSSED follows the name of the route in the store, because no name contains it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
 
 CROSSED: Final = ">"
-MEMORY: Final = "m"  # the ids of letters in memory begin with it
-BODY_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one whose message had its body on disk
-PAGE_LETTERS: Final = 200  # read at a time when all are looked through
+MEMORY: Final = "m"  # prefix of the ids of dead letters in memory
+BODY_OCTETS_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
+PAGE_LETTERS: Final = 200  # read at a time when all are searched
 
 Forward = Callable[[list[Message], str, Outcome, WallTime], None]
 
@@ -42,7 +42,10 @@ log = structlog.get_logger(limited=True)
 
 
 class Letter(NamedTuple):
-    """A message, the route that it took ("" when none), what was said of it, and when (UTC seconds)."""
+    """Dead letter: message, route ("" if none), outcome, time (POSIX seconds).
+
+    `crossed` is True if the message is as its route built it.
+    """
 
     id: str
     message: Message
@@ -59,15 +62,15 @@ LETTERS_FULL: Final = Outcome(
 
 
 class CommonLetters(Protocol):
-    """Letters that replicas have in common."""
+    """Dead letters that all replicas have in common."""
 
     shares: UserShares
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if no letter has to go for these, and no user exceeds its share."""
+        """Return True if no dead letter must be deleted for these messages, and no user exceeds its share."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of dead letters."""
 
     def add(
         self,
@@ -78,28 +81,28 @@ class CommonLetters(Protocol):
         crossed: bool,
         then: Callable[[], None] | None,
     ) -> None:
-        """Keep `messages`; `then` is called when they are safe."""
+        """Store `messages`; `then` is called when they are safe."""
 
     def is_one(self, id: str) -> bool:
-        """Whether this is the id of such a letter, be it there or not."""
+        """Return True if this is the id of a common dead letter, existing or not."""
 
     def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with at most `count` letters, newest first, of one route, or all."""
+        """Call `then` with at most `count` dead letters, newest first, of one route or of all."""
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
-        """Call `then` with the times and ids of all letters of a route (None: of all), the oldest first."""
+        """Call `then` with times and ids of all dead letters of a route (None: of all), oldest first."""
 
     def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with those of these letters that there are, in any order."""
+        """Call `then` with the existing ones of these dead letters, in any order."""
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """`then` hears which of them are this replica's to redrive now."""
+        """Call `then` with the ids that only this replica may redrive now."""
 
     def free(self, ids: Iterable[str]) -> None:
-        """They are so no longer."""
+        """Release the claim of this replica on these dead letters."""
 
     def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
-        """Forget letters; `then` is called when that is safe."""
+        """Delete dead letters; `then` is called when that is safe."""
 
 
 def _shares_of(what: str, letters: DeadLetters) -> UserShares:
@@ -107,12 +110,12 @@ def _shares_of(what: str, letters: DeadLetters) -> UserShares:
 
 
 def _unwanted(route: str, outcome: Outcome) -> bool:
-    """No route and no subscriber wanted it: that is no loss."""
+    """Return True if no route and no subscriber wanted the message, which is no loss."""
     return not route and outcome.reason is Reason.NO_ROUTE
 
 
 def _held(message: Message) -> Message:
-    """A message that is on disk, in memory; of one that is too large for that, its properties."""
+    """Return a message on disk as one in memory; with an empty body if that is too large or unreadable."""
     body = message.body
     assert isinstance(body, Spooled)
     octets, why = b"", "larger than a dead letter may be"
@@ -129,10 +132,12 @@ def _held(message: Message) -> Message:
 
 
 class DeadLetters:
-    """The newest dead letters. What is read of them comes to a function, for the disk may have to be asked.
+    """Newest dead letters of this gateway.
 
-    `forward` is given what becomes a dead letter, for a copy elsewhere; not what is in memory only because
-    nobody wanted it.
+    Read results are passed to functions, because the disk may be needed.
+
+    `forward` gets each new dead letter, to publish a copy, except unwanted ones (see `_unwanted`), which are
+    in memory only.
     """
 
     def __init__(
@@ -145,12 +150,15 @@ class DeadLetters:
         common: CommonLetters | None = None,
         shares: UserShares | None = None,
     ) -> None:
-        """The limits are those in memory: of letters, which `shares` has instead if there is neither a store
-        nor `common`, and of what nobody wanted. The store has its own, and what replicas have in `common`."""
+        """Create the storage.
+
+        The limits are those in memory: of dead letters (`shares` replaces them if there is neither a store
+        nor `common`), and of unwanted messages. The store has its own limits, and so has `common`.
+        """
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
-        self.refused = 0  # messages that stayed with their source, since there was no room
+        self.refused = 0  # messages that stayed with their source, because there was no space
         self._forward = forward
         self._store = store
         self._common = common
@@ -159,7 +167,7 @@ class DeadLetters:
         self._unwanted: UserEntries[str] = UserEntries(_shares_of("unwanted messages", self))
         self._last = 0
         self._told_refused = 0
-        self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
+        self._owed: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
 
     def __len__(self) -> int:
         common = 0 if self._common is None else len(self._common)
@@ -167,19 +175,18 @@ class DeadLetters:
 
     @property
     def crowded_out(self) -> int:
-        """Letters that newer ones have taken the place of, for good; without those that nobody had wanted."""
+        """Number of dead letters that newer ones have replaced, without unwanted messages."""
         common = 0 if self._common is None else self._common.shares.pushed_out
         stored = 0 if self._store is None else self._store.letters_crowded_out
         return self._wanted.shares.pushed_out + common + stored
 
     @property
     def unwanted(self) -> int:
-        """Messages among those in memory that no route and no subscriber wanted."""
+        """Number of messages in memory that no route and no subscriber wanted."""
         return len(self._unwanted)
 
     def has_room_for(self, messages: list[Message]) -> bool:
-        """Return True if no letter that somebody wanted has to go for these, and no user who sent them has
-        more than its share then."""
+        """Return True if no wanted dead letter must be deleted for these, and no sender exceeds its share."""
         if self._common is not None:
             return self._common.has_room(messages)
         if self._store is not None:
@@ -188,7 +195,7 @@ class DeadLetters:
 
     @property
     def octets(self) -> int:
-        """What all letters weigh."""
+        """Size of all dead letters in bytes."""
         common = 0 if self._common is None else self._common.shares.total
         held = self._wanted.shares.total + self._unwanted.shares.total
         return held + common + (0 if self._store is None else self._store.letters_octets)
@@ -203,11 +210,11 @@ class DeadLetters:
         crossed: bool = False,
         full: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """Keep `messages`. `then` is called when they are safe.
+        """Store `messages` as dead letters. `then` is called when they are safe.
 
-        `crossed`: they are as the route made them for its target. `full` is called instead, with
-        LETTERS_FULL, when there is no room: the source keeps its messages. Without it the oldest letters
-        make room.
+        `crossed` is True if they are as the route built them for its target. If there is no space, `full` is
+        called instead with LETTERS_FULL, and the source keeps its messages. Without `full` the oldest dead
+        letters are deleted.
         """
         unwanted = _unwanted(route, outcome)
         if full is not None and not unwanted and not self.has_room_for(messages):
@@ -220,7 +227,7 @@ class DeadLetters:
         if self._forward is not None and not unwanted:
             try:
                 self._forward(messages, route, outcome, utc)
-            except Exception as error:  # the letters are kept all the same
+            except Exception as error:  # the dead letters are stored nevertheless
                 contained("message", error, route=route)
         if self._common is not None and not unwanted:
             self._common.add(messages, route, outcome, crossed=crossed, then=then)
@@ -247,12 +254,12 @@ class DeadLetters:
                 self._forget(gone)
 
     def _forget(self, id: str) -> None:
-        """Forget a letter in memory, if there is one with this id."""
+        """Delete a dead letter in memory, if there is one with this id."""
         if self._letters.pop(id, None) is not None and not self._wanted.discard(id):
             self._unwanted.discard(id)
 
     def _when_safe(self, then: Callable[[], None]) -> None:
-        """Letters outlast a full disk in memory, but their sources wait until they are on it."""
+        """Call `then` when the letters are on disk; during a disk failure that is later."""
         assert self._store is not None
 
         def told(outcome: Outcome) -> None:
@@ -264,8 +271,7 @@ class DeadLetters:
         self._store.after_commit(told)
 
     def tick(self) -> None:
-        """Once a second: confirm letters to their sources when the disk takes letters again, and log how many
-        messages had to stay with their sources."""
+        """Confirm dead letters to their sources when the disk works again, and log how many were refused."""
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
             log.warning("dead letters are full, sources keep their messages", times=refused)
@@ -277,7 +283,7 @@ class DeadLetters:
     # What is read.
 
     def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
-        """`then` gets at most `count` letters, newest first; of one route, or all."""
+        """Call `then` with at most `count` dead letters, newest first, of one route or of all."""
         common = self._common
         if common is None:
             self._own(count, route, then)
@@ -292,7 +298,7 @@ class DeadLetters:
         self._own(count, route, found)
 
     def _own(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
-        """Return the same of the letters that are this process's alone."""
+        """Call `then` with the newest dead letters that only this process has."""
         held = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]
@@ -313,7 +319,7 @@ class DeadLetters:
         count: int,
         then: Callable[[Letters], None],
     ) -> None:
-        """Read on, older than the letter with id `before`, until `count` have been found."""
+        """Read older dead letters than the one with id `before`, until `count` are found."""
         store = self._store
         assert store is not None
 
@@ -329,7 +335,7 @@ class DeadLetters:
         store.flush()
 
     def ids(self, route: str | None, then: Callable[[list[str]], None]) -> None:
-        """`then` gets the ids of all letters of a route (None: of all), the oldest first."""
+        """Call `then` with the ids of all dead letters of a route (None: of all), oldest first."""
         common = self._common
 
         def found(own: Letters) -> None:
@@ -347,7 +353,7 @@ class DeadLetters:
         self._own(len(self._letters) + stored, route, found)
 
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
-        """`then` gets the letters with these ids that there are, in this order."""
+        """Call `then` with the existing dead letters of these ids, in this order."""
         wanted = list(ids)
         known = dict(self._letters)
         stored, shared, common = _stored(wanted), self._shared(wanted), self._common
@@ -370,8 +376,11 @@ class DeadLetters:
             self._store.flush()
 
     def claim(self, letters: Letters, then: Callable[[Letters, Letters], None]) -> None:
-        """Before letters are redriven: `then` gets those that may be, and those that another replica has on
-        their way, or is done with. What is not deleted then has to be freed."""
+        """Claim dead letters before they are redriven.
+
+        Calls `then` with those that may be redriven, and those that another replica redrives or has redriven.
+        Those that are not deleted afterwards must be freed.
+        """
         shared, common = self._shared(letter.id for letter in letters), self._common
         if common is None or not shared:
             then(letters, [])
@@ -387,7 +396,7 @@ class DeadLetters:
         common.claim(shared, claimed)
 
     def free(self, ids: Iterable[str]) -> None:
-        """Letters that were claimed are not on their way any more, and stay."""
+        """Release claimed dead letters that are no longer being redriven."""
         if self._common is not None:
             self._common.free(self._shared(ids))
 
@@ -395,7 +404,7 @@ class DeadLetters:
         return [] if self._common is None else [id for id in ids if self._common.is_one(id)]
 
     def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
-        """Forget the letters with these ids. `then` hears when that is on disk, or the disk refuses."""
+        """Delete the dead letters with these ids. `then` gets the outcome when that is on disk or failed."""
         gone = set(ids)
         shared = self._shared(gone)
         if shared and self._common is not None:
@@ -411,13 +420,13 @@ class DeadLetters:
             self._store.delete_letters(stored)
             if then is not None:
                 self._store.after_commit(then)
-                self._store.flush()  # somebody waits; this may not be within a wake-up
+                self._store.flush()  # a caller waits; this may not be within a wake-up
         elif then is not None:
             then(ACCEPTED)
 
 
 def _stored(ids: Iterable[str]) -> list[int]:
-    """The ids that can be of letters in the store."""
+    """Return the ids that can belong to dead letters in the store, as numbers."""
     return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
 
 

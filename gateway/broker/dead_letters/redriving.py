@@ -1,10 +1,11 @@
-"""Dead letters on their way again.
+"""Redriving: dead letters are published again.
 
-A letter that its route had made goes straight to what the route leads to now; one that is as its source sent
-it crosses the route again; one without a route, or an answer, is published again for whatever routes and
-subscribers there are. Nothing is checked for repeats, since the first attempt counts as one. What is refused
-again stays the letter that it was, with its first reason. A letter goes when its message has been accepted,
-be it late. One that replicas have in common is claimed first, so that one of them does it.
+A dead letter that its route had built goes directly to what the route leads to now. One that is as its source
+sent it crosses the route again. One without a route, or of a reply, is published again for the current routes
+and subscribers. Deduplication is skipped, because the first attempt would count. A message that is refused
+again stays the dead letter that it was, with its first reason. A dead letter is deleted when its message was
+accepted, however late. One that replicas have in common is claimed first, so that only one of them redrives
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Receipt = tuple[str, Told]
 
 
 class Redriving:
-    """Publishes dead letters again."""
+    """Publisher of dead letters; it is the source of their batches."""
 
     def __init__(self, dispatcher: Dispatcher, dead_letters: DeadLetters) -> None:
         self._dispatcher = dispatcher
@@ -46,7 +47,7 @@ class Redriving:
         self._open: set[str] = set()
 
     def redrive(self, letters: list[Letter], told: Told) -> None:
-        """Send the letters on their way; `told` hears of each, by its id, what became of it."""
+        """Publish the dead letters again; `told` gets the id and outcome of each."""
         free: list[Letter] = []
         for letter in letters:
             if letter.id in self._open:
@@ -64,8 +65,8 @@ class Redriving:
         self._dead_letters.claim(free, claimed)
 
     def _send(self, letters: list[Letter], told: Told) -> None:
-        # A batch holds what was published, or what was put on recipients: a journal tells the two apart by
-        # it.
+        # A batch has either what was published, or what was put on recipients: the journal distinguishes them
+        # by it.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
         published.keeps_letters = True
@@ -95,7 +96,7 @@ class Redriving:
         letter: Letter,
         told: Told,
     ) -> Outcome | None:
-        """Put a letter's message on its recipients; otherwise the outcome says why that cannot be."""
+        """Put a dead letter's message on its recipients. Return an outcome if that is not possible."""
         receipt: Receipt = (letter.id, told)
         router = self._dispatcher.router
         if not letter.route or any(one.name == letter.route for one in router.answers):
@@ -122,7 +123,7 @@ class Redriving:
 
     @staticmethod
     def _made(route: Route, letter: Letter) -> Message | Outcome:
-        """The message as the route delivers it."""
+        """Return the message as the route delivers it, or why it does not."""
         message = letter.message
         if letter.crossed:
             return misfit(route, message) or message
@@ -138,7 +139,7 @@ class Redriving:
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt) -> Outcome | None:
-        """As its source's endpoint did."""
+        """Publish a message as at the endpoint of its sender. Return an outcome if that is not possible."""
         dispatcher = self._dispatcher
         endpoint = message.sender.endpoint
         namespace = dispatcher.namespaces.get(endpoint)
@@ -148,16 +149,16 @@ class Redriving:
         entry = dispatcher.entry(endpoint, local, message.address)
         return None if dispatcher.publish(batch, entry, message, receipt) else UNROUTED
 
-    # What batches ask: this is their source.
+    # Interface of a batch's source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """The senders are long gone."""
+        """Return no functions, because the senders are no longer connected."""
         return []
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """A letter whose message was accepted is no more; who asked hears of it when that is on disk."""
+        """Delete dead letters whose messages were accepted, and report all outcomes when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
         self._stays([id for (id, _), outcome in rows if outcome is not ACCEPTED])
@@ -171,7 +172,7 @@ class Redriving:
         self._dead_letters.delete(gone, tell)
 
     def _stays(self, ids: list[str]) -> None:
-        """These are not on their way any more."""
+        """Mark dead letters as no longer being redriven."""
         self._open.difference_update(ids)
         self._dead_letters.free(ids)
 

@@ -1,1 +1,1 @@
-"""Outboxes: the durable queues in front of links, for the routes that settle when a message is stored."""
+"""Outboxes: durable queues in front of links, for routes that settle when a message is stored."""

@@ -1,7 +1,8 @@
-"""When the messages of an outbox came, about.
+"""Arrival times of the messages in an outbox, approximately.
 
-Now and then the position of the next message is noted with the time; what follows came then or later, up to
-the next mark. So ages cost nothing per message, and are known after a restart.
+Now and then the position of the next message is recorded with the time, as a mark. The messages up to the
+next mark arrived at that time or later. Thus the age of messages costs nothing per message and survives a
+restart.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from gateway.model.times import WallTime
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
-MARKS: Final = "outbox-mark"  # the kind of thing in the store
+MARKS: Final = "outbox-mark"  # the kind of record in the store
 MARK_SECS: Final = 1.0
 MARKS_MAX: Final = 2_000
 
 
 class Marks:
-    """The marks of one outbox, (position, UTC seconds), in memory and in the store."""
+    """Marks of one outbox as (position, UTC seconds), in memory and in the store."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.interval = MARK_SECS
@@ -31,7 +32,7 @@ class Marks:
 
     @staticmethod
     def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
-        """All marks in the store, by the outbox's name. Before the store starts."""
+        """Return all marks in the store by the name of the outbox, before the store starts."""
         found: dict[str, list[tuple[int, WallTime]]] = {}
         for key, value in store.things(MARKS):
             assert isinstance(key, str)
@@ -42,10 +43,9 @@ class Marks:
         return found
 
     def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int, utc: WallTime) -> None:
-        """Take those found in the store that are of messages from `first` to before `end`.
+        """Restore the marks of messages from `first` to before `end`; delete later ones from the store.
 
-        A mark that is later than `utc` was made by a clock that was wrong: its messages came now at the
-        latest.
+        A mark later than `utc` was made by a wrong clock and is set to `utc`, the latest possible time.
         """
         for position, came in sorted(marks):
             if position < end:
@@ -55,7 +55,7 @@ class Marks:
         self.forget_before(first)
 
     def note(self, position: int, utc: WallTime) -> None:
-        """The message at `position` came now."""
+        """Record the arrival of the message at `position` if the last mark is older than the interval."""
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))
@@ -64,7 +64,7 @@ class Marks:
             self._thin()
 
     def _thin(self) -> None:
-        """Times become less exact, rather than ever more of them."""
+        """Delete every second mark and double the interval, so that their number stays limited."""
         self.interval *= 2
         marks = list(self._marks)
         self._marks = deque(marks[::2])
@@ -72,19 +72,22 @@ class Marks:
             self._store.delete(MARKS, self._key(position))
 
     def forget_before(self, position: int) -> None:
-        """No message before `position` waits any more."""
+        """Delete marks that only concern messages before `position`."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= position:
             self._store.delete(MARKS, self._key(marks.popleft()[0]))
 
     def clear(self) -> None:
-        """Nothing waits."""
+        """Delete all marks, as the outbox is empty."""
         for position, _ in self._marks:
             self._store.delete(MARKS, self._key(position))
         self._marks.clear()
 
     def time_of(self, position: int) -> WallTime | None:
-        """When the message at `position` came (UTC), or up to `interval` earlier; None: not known."""
+        """Return the UTC arrival time of the message at `position`, up to `interval` seconds early.
+
+        Return None if it is not known.
+        """
         found = None
         for first, utc in self._marks:
             if first > position:

@@ -1,17 +1,18 @@
-"""Outboxes: what a link shall have when it can, accepted as soon as our own store has it.
+"""Outboxes: durable queues in front of a link, whose messages are accepted once they are in the local store.
 
-An outbox is a durable queue in front of one link, for one route. Its only consumer hands batches to the
-link's session while the link is up, never more than the link's window at a time, and settles what the
-broker has confirmed. A message that the link releases goes back to its place, and the outbox waits a while,
-as often as it takes; then one message goes alone, and more at a time as long as they are accepted.
-One that the broker refuses is tried again by itself, what follows passes it; after `attempts_max` refusals,
-or one that cannot change, it is a dead letter. How often it was refused is not remembered over a restart.
+An outbox belongs to one link and one route. Its only consumer sends batches to the link's session while the
+link is up, never more than the link's window at a time, and settles what the broker has confirmed. A message
+that the link releases is requeued and the outbox waits, as often as necessary. Then a single message is sent,
+and more at a time as long as they are accepted.
 
-The limits count what waits: what has been handed to the link is bounded by its window. What happens at a
-limit is the policy: new messages are refused, or the oldest are dropped or become dead letters. Ages are
-known by marks: now and then the position of the next message is noted with the time.
+A message that the broker refuses is retried on its own while later ones overtake it. After `attempts_max`
+refusals, or a final one, it becomes a dead letter. The number of refusals is not stored over a restart.
 
-An outbox whose route has gone from the mappings keeps what it holds, until the route returns.
+The limits apply to waiting messages; those that were handed to the link are limited by its window. At a
+limit, the policy decides: new messages are refused, or the oldest are dropped or become dead letters. Ages
+are known by marks (see marks.py).
+
+An outbox whose route has been removed from the mappings stores its messages until the route returns.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ from gateway.store.store import Store
 if TYPE_CHECKING:
     from gateway.mapping.schema import OutboxRule
 
-KIND: Final = "outbox"  # of the log in the store
-UNBOUNDED: Final = 1 << 62  # our own limits hold instead of the queue's
-IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one outbox: a window of large messages is memory, too
+KIND: Final = "outbox"  # of the outbox's log in the store
+UNBOUNDED: Final = 1 << 62  # the limits of the outbox apply instead of the queue's
+# Bytes of one outbox: a window of large messages needs memory, too.
+IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
-EXPIRED_AT_ONCE: Final = 1_000  # messages that are looked for at the head, now and then
+EXPIRED_AT_ONCE: Final = 1_000  # messages that each tick checks at the head of the queue
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
@@ -57,12 +59,12 @@ Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
 def left_as(word: str, outcome: Outcome) -> Outcome:
-    """What the journal says of messages that have left an outbox: in which way, and why."""
+    """Return the outcome for the journal: how the messages left the outbox (`word`) and why."""
     return outcome._replace(text=f"{word}: {outcome.text}" if outcome.text else word)
 
 
 class OutboxLimits(NamedTuple):
-    """How much may wait in one outbox, how long (seconds; None: for ever), and what happens then."""
+    """Limits of one outbox for messages, bytes and age (seconds, None: none), and the policy."""
 
     messages_max: int = 1_000_000
     octets_max: int = 1 << 30
@@ -70,7 +72,7 @@ class OutboxLimits(NamedTuple):
     policy: Policy = "reject"
 
     def overridden_by(self, rule: OutboxRule | None) -> OutboxLimits:
-        """These limits with those that a route gives itself."""
+        """Return these limits, replaced where the route's rule sets its own."""
         if rule is None:
             return self
         octets = self.octets_max if rule.bytes_max is None else rule.bytes_max
@@ -83,7 +85,7 @@ class OutboxLimits(NamedTuple):
 
 
 class OutboxTarget(NamedTuple):
-    """A link, as its outboxes see it. `window`: messages that may be on their way at a time."""
+    """Link of outboxes. `window` is the largest number of unsettled messages."""
 
     namespace: Namespace
     up: Callable[[], bool]
@@ -92,11 +94,14 @@ class OutboxTarget(NamedTuple):
 
 
 class OutboxState(NamedTuple):
-    """An outbox for people and metrics. `problem`: why nothing moves; "" when something can. `waiting` and
-    `waiting_octets` are what its limits count: of all, what has not been handed to the link.
+    """State of one outbox for the console and metrics.
 
-    `shared`: it is on a cluster of brokers. `in_flight` is what this replica has been handed then, `messages`
-    without what others have. None is what the cluster does not say, or not now.
+    `problem` is the reason why nothing is sent, "" if messages can be sent. `waiting` and `waiting_octets`
+    (bytes) are the values that the limits apply to: messages that were not yet handed to the link.
+
+    `shared` is True if the outbox is on a cluster of brokers. Then `in_flight` counts the messages of this
+    replica, and `messages` excludes those of the others. None is a value that the cluster does not report, or
+    not now.
     """
 
     link: str
@@ -114,12 +119,12 @@ class OutboxState(NamedTuple):
 
 
 class OutboxRecipient(RouteRecipient):
-    """From an outbox to its link. Refusals are the outbox's business, which tries again."""
+    """Recipient from an outbox to its link. The outbox handles refusals and retries."""
 
     __slots__ = ()
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Count what arrived."""
+        """Count delivered messages and pass the outcome on to the batch."""
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
@@ -128,7 +133,7 @@ class OutboxRecipient(RouteRecipient):
 
 
 class Outbox(OneSink):
-    """One outbox: sink and namespace of its route, consumer of its queue, source of what it sends."""
+    """Outbox of one route: sink and namespace of the route, consumer of its queue, source of sent batches."""
 
     def __init__(
         self,
@@ -143,7 +148,10 @@ class Outbox(OneSink):
         clock: Callable[[], Monotonic],
         utc: Callable[[], WallTime],
     ) -> None:
-        """`name`: "<link>/<route>". `jitter` gives numbers from 0 to 1, `clock` is the event loop's."""
+        """Create the outbox, or restore it from the store, before the store starts.
+
+        `name` is "<link>/<route>". `jitter` returns numbers from 0 to 1, `clock` the time of the event loop.
+        """
         super().__init__(self)
         self.name = name
         self.link, _, self.route_name = name.partition("/")
@@ -155,20 +163,20 @@ class Outbox(OneSink):
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
         self._left: Left | None = None
-        self._protocol = ""  # of the link, as the route says
-        self._unsure_before = 0  # messages at positions below it may have addresses of another one
+        self._protocol = ""  # of the link, as the route states
+        self._unsure_before = 0  # messages at lower positions may have addresses of another protocol
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
         self._held = False  # an operator has paused the route
         self._stale = False
         self._sending = False
-        self._letters_full = False  # the policy asks for dead letters, and there is no room for them
+        self._letters_full = False  # the policy asks for dead letters, but their store is full
         self._backoff = Backoff(jitter, RETRY_SECS_MIN, RETRY_SECS_MAX)
-        self._open: dict[int, Message] = {}  # handed to the link, or waiting for another attempt
-        self._octets = 0  # of those
+        self._open: dict[int, Message] = {}  # handed to the link or waiting for a retry
+        self._octets = 0  # bytes of the messages in _open
         self._attempts: dict[int, int] = {}
-        self._later: list[tuple[Monotonic, int]] = []  # when to try which of them again
+        self._later: list[tuple[Monotonic, int]] = []  # when to retry which of them
         log = store.log(KIND, name)
         extent = store.extent(log)
         self._marks = Marks(store, name)
@@ -189,7 +197,10 @@ class Outbox(OneSink):
         return len(self._queue) + len(self._open)
 
     def use(self, target: OutboxTarget | None, route: Route | None, left: Left | None = None) -> None:
-        """The route in force (None: it is gone) and its link; `left` hears what became of messages."""
+        """Set the route in force (None if it was removed) and its link.
+
+        `left` is called with messages that have left the outbox, for the journal.
+        """
         self._left = left
         self._target = target
         self._route = route
@@ -208,22 +219,22 @@ class Outbox(OneSink):
         self._queue.dispatch()
 
     def drop(self) -> None:
-        """The outbox is not needed any more."""
+        """Delete the outbox with its queue and marks."""
         self._marks.clear()
         self._queue.delete()
 
     def stop(self) -> None:
-        """Hand out nothing more: the gateway is leaving."""
+        """Stop sending messages, as the gateway is stopping."""
         self._stopped = True
 
     def pause(self, on: bool) -> None:
-        """An operator wants nothing handed out, or no longer."""
+        """Pause or resume the outbox on behalf of an operator."""
         was, self._held = self._held, on
         if was and not on:
             self.tick()
 
     def state(self) -> OutboxState:
-        """What people and metrics are shown."""
+        """Return the state for the console and metrics."""
         return OutboxState(
             self.link,
             self.route_name,
@@ -248,7 +259,7 @@ class Outbox(OneSink):
         return "" if self._target.up() else "the link is down"
 
     def publish(self, part: SubBatch) -> None:
-        """Store the part. Transient messages are accepted at once, the others when they are on disk."""
+        """Store the part. Transient messages are accepted at once, others once they are on disk."""
         messages = part.messages
         count = len(messages)
         refuses = self._limits.policy == "reject" or self._letters_full
@@ -264,7 +275,7 @@ class Outbox(OneSink):
         self._make_room()
 
     def _room_for(self, messages: list[Message]) -> int:
-        """How many of `messages` may come in."""
+        """Return how many of `messages`, from the first on, fit into the limits."""
         limits = self._limits
         if self._stale:
             return 0
@@ -277,7 +288,7 @@ class Outbox(OneSink):
         return room
 
     def _make_room(self) -> None:
-        """Let the oldest go that are too many, too large in sum, or too old."""
+        """Drop or bury the oldest messages while there are too many, too many bytes, or too old ones."""
         limits = self._limits
         self._letters_full = False
         if limits.policy == "reject":
@@ -311,7 +322,7 @@ class Outbox(OneSink):
             self._let_go(old, TOO_OLD)
 
     def _head_is_older(self, cutoff: WallTime | None) -> bool:
-        """Whether the oldest message that waits came before `cutoff` (UTC)."""
+        """Return True if the oldest waiting message arrived before `cutoff` (UTC seconds)."""
         if cutoff is None:
             return False
         head = self._queue.head
@@ -330,10 +341,10 @@ class Outbox(OneSink):
             route.dropped += len(messages)
             self._note(messages, outcome, WAS_DROPPED)
 
-    # What the queue asks: this is its consumer.
+    # Interface for the queue: the outbox is its consumer.
 
     def room(self) -> int:
-        """How many messages the link may be given now."""
+        """Return how many messages may be handed to the link now."""
         target = self._target
         if target is None or self._route is None or self._stopped or self._held or not target.up():
             return 0
@@ -343,7 +354,7 @@ class Outbox(OneSink):
         return min(target.window - len(self._open), self._backoff.window - sent)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Send a run of messages on its way."""
+        """Send messages of consecutive positions to the link."""
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
         positions: Sequence[int] = range(position, position + len(messages))
@@ -355,8 +366,10 @@ class Outbox(OneSink):
             self._send(recipient, positions, messages)
 
     def _fitting(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions of messages whose address is of the link's protocol. The others, which crossed
-        the route before a change of the mapping or the links, are dead letters."""
+        """Return the positions of messages whose address is of the link's protocol.
+
+        Others, which were routed before a change of the mapping or the links, become dead letters.
+        """
         route = self._route
         assert route is not None
         fitting: list[int] = []
@@ -372,12 +385,12 @@ class Outbox(OneSink):
         return fitting
 
     def failed(self, error: Exception) -> None:
-        """There is no way to the link: try again later."""
+        """Handle an error on the way to the link: log it and wait before the next attempt."""
         contained("link", error, outbox=self.name)
         self._backoff.released(self._clock())
 
     def cancelled(self, queue: Queue) -> None:
-        """Only we delete it."""
+        """Do nothing: only the outbox deletes its queue."""
 
     def _find_recipient(self, message: Message) -> OutboxRecipient:
         assert self._target is not None
@@ -397,14 +410,14 @@ class Outbox(OneSink):
     def _expired(self, message: Message) -> None:
         self._bury([message], EXPIRED)
 
-    # What batches ask: this is their source.
+    # Interface for batches: the outbox is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """The senders have been answered long ago."""
+        """Return no holds: the senders were acknowledged when the messages were stored."""
         return []
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """The link says what became of messages; receipts are positions."""
+        """Settle messages whose outcome the link has reported; `receipts` are their positions."""
         done = receipts
         if refused is not None:
             done = [position for at, position in enumerate(receipts) if at not in refused]
@@ -455,21 +468,21 @@ class Outbox(OneSink):
             self._route.retried += retried
 
     def _bury(self, messages: list[Message], outcome: Outcome) -> None:
-        """Dead letters; they are written together with the settlement that the caller makes."""
+        """Make dead letters of messages, in the same commit as the settlement that the caller makes."""
         if self._route is not None:
             self._route.failed += len(messages)
         self._note(messages, outcome, WAS_BURIED)
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Have the journal hear that these have left."""
+        """Report messages that left the outbox to the journal."""
         if self._left is not None and self._route is not None and messages:
             self._left(self._route, messages, left_as(word, outcome), self._clock())
 
-    # Time.
+    # Timer.
 
     def tick(self) -> None:
-        """Now and then: what has waited long enough is tried again, what is too old goes."""
+        """Retry due messages, drop expired or too old ones; called several times a second."""
         now = self._clock()
         target = self._target
         going = target is not None and self._route is not None and target.up()
@@ -496,7 +509,7 @@ class Outbox(OneSink):
         self._queue.dispatch()
 
     def _oldest(self) -> int | None:
-        """The lowest position that is not settled; None: nothing is in here."""
+        """Return the lowest unsettled position, or None if the outbox is empty."""
         head = self._queue.head
         return min((*self._open, *(() if head is None else (head,))), default=None)
 

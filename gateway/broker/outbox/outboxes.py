@@ -1,4 +1,4 @@
-"""All outboxes of the gateway: those of the routes in force, and those that still hold messages of others."""
+"""All outboxes of the gateway: those of routes in force, and others that still contain messages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = structlog.get_logger()
 
 
 class Outboxes:
-    """Knows the outbox of every route with `settle: stored`. Made before the store starts.
+    """Outboxes of all routes with `settle: stored`.
 
-    An outbox that was found, or is left by a route, and holds something, stays until it is empty.
+    An outbox that was found in the store, or whose route was removed, remains until it is empty.
     """
 
     def __init__(
@@ -38,7 +38,11 @@ class Outboxes:
         clock: Callable[[], Monotonic] = clock.now,
         utc: Callable[[], WallTime] = clock.utc,
     ) -> None:
-        """`memory_...`: of one outbox; what exceeds them waits on disk alone. `left` hears what leaves it."""
+        """Restore the outboxes, before the store starts.
+
+        `memory_messages_max` and `memory_octets_max` limit what each outbox has in memory; further messages
+        are on disk only. `left` is called with messages that leave an outbox.
+        """
         self._store = store
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_octets_max)
@@ -46,7 +50,7 @@ class Outboxes:
         self._marks = Marks.load(store)
         self._left = left
         self._targets: dict[str, OutboxTarget] = {}
-        self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
+        self._routes: dict[str, Route] = {}  # in force, by the name of their outbox
         self._boxes: dict[str, Outbox] = {}
         self._paused: AbstractSet[str] = frozenset()
         for found in store.logs():
@@ -59,15 +63,15 @@ class Outboxes:
         return iter(self._boxes.values())
 
     def states(self) -> list[OutboxState]:
-        """All of them, for people and metrics."""
+        """Return the states of all outboxes for the console and metrics."""
         return [outbox.state() for outbox in self._boxes.values()]
 
     def add_target(self, link: str, target: OutboxTarget) -> None:
-        """There is a link of that name."""
+        """Add a link under its name."""
         self._targets[link] = target
 
     def use(self, routes: Iterable[Route]) -> None:
-        """These routes are in force. What another route has left in an outbox stays there, and is told."""
+        """Set the routes in force. Outboxes of other routes keep their messages and are logged."""
         self._routes = {
             f"{route.target_endpoint}/{route.name}": route
             for route in routes
@@ -89,29 +93,29 @@ class Outboxes:
         self._sweep()
 
     def pause(self, routes: AbstractSet[str]) -> None:
-        """The outboxes of these routes hand out nothing, all others do."""
+        """Pause the outboxes of these routes, and resume all others."""
         self._paused = routes
         for outbox in list(self):
             outbox.pause(outbox.route_name in routes)
 
     def of(self, route: Route) -> Outbox:
-        """The outbox of a route in force that has `settle: stored`."""
+        """Return the outbox of a route in force that has `settle: stored`."""
         return self._boxes[f"{route.target_endpoint}/{route.name}"]
 
     def link_up(self, link: str) -> None:
-        """The link can be given messages."""
+        """Send messages to a link that has come up."""
         for outbox in list(self):
             if outbox.link == link:
                 outbox.tick()
 
     def tick(self) -> None:
-        """Several times a second."""
+        """Run the timer of each outbox and delete unused ones; called several times a second."""
         for outbox in list(self):
             outbox.tick()
         self._sweep()
 
     def stop(self) -> None:
-        """The gateway is leaving: hand out nothing more."""
+        """Stop sending messages from all outboxes, as the gateway is stopping."""
         for outbox in self:
             outbox.stop()
 
@@ -132,7 +136,7 @@ class Outboxes:
         return outbox
 
     def _sweep(self) -> None:
-        """Outboxes that no route fills any more go when they are empty."""
+        """Delete empty outboxes that no route fills any more."""
         for name, outbox in list(self._boxes.items()):
             route = self._routes.get(name)
             if not len(outbox) and (route is None or route.settle != "stored"):
