@@ -1,7 +1,8 @@
-"""Sessions whose client is away, by who holds them, each holder's in the order in which they expire.
+"""Sessions of disconnected clients, by holder, each holder's in the order in which they expire.
 
-A holder is a user at a place. At a limit the one that has most sessions waiting loses the one that would
-expire first: whoever fills the table, with however long an expiry, fills it with his own.
+A holder is a user at an address. At a limit the holder with most disconnected sessions loses the one that
+would expire first, so a user who fills the table, with however long an expiry, displaces only its own
+sessions.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Final
 from gateway.broker.mqtt.session import Session
 from gateway.broker.shares import Shares
 
-SLACK: Final = 64  # entries of a heap that may be out of date, besides as many as are not
+SLACK: Final = 64  # outdated entries that may be in a heap, in addition to as many as are valid
 
 Absence = tuple[float, int, Session]
 
 
 class Away:
-    """When each session expires, and whose it is. What has come back stays in its heap until it is met."""
+    """Expiry and holder of each disconnected session.
+
+    A resumed session's entry stays in its heap until met.
+    """
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -31,7 +35,7 @@ class Away:
         return len(self._entries)
 
     def add(self, session: Session) -> None:
-        """Its client has gone; `expires_at` says until when it is kept."""
+        """Add a session whose client has disconnected; `expires_at` is when it expires."""
         self.remove(session)
         holder = _holder(session.user, session.place)
         number = next(self._numbers)
@@ -41,7 +45,7 @@ class Away:
         heappush(heap, (session.expires_at, number, session))
 
     def remove(self, session: Session) -> None:
-        """Its client has come back, or it has ended."""
+        """Remove a session that was resumed or has ended."""
         holder, _ = self._entries.pop(session, ("", 0))
         if not holder:
             return
@@ -55,9 +59,13 @@ class Away:
             heapify(heap)
 
     def soonest(self, user: str | None = None, place: str | None = None) -> Session | None:
-        """Of the holder with most, the session that expires first; among those of a user or a place only."""
+        """Return the session to evict: that of the largest holder which expires first, or None.
+
+        With `user` or `place` only sessions of that user or address count.
+        """
         largest = self._holders.largest
-        if largest is not None and not _fits(largest, user, place):  # seldom: it is who fills the table
+        # Rare: the largest holder is mostly the one that fills the table.
+        if largest is not None and not _fits(largest, user, place):
             fitting = (one for one in self._heaps if _fits(one, user, place))
             largest = max(fitting, key=self._holders.__getitem__, default=None)
         return self._first(largest)
@@ -74,7 +82,7 @@ class Away:
 
 
 def _holder(user: str, place: str) -> str:
-    return f"{place}\0{user}"  # no place holds U+0000
+    return f"{place}\0{user}"  # no address contains U+0000
 
 
 def _fits(holder: str, user: str | None, place: str | None) -> bool:

@@ -1,19 +1,19 @@
-"""A session that survives the end of the process: what it owes stands in a log of the store.
+"""MQTT session that survives a restart: the messages that it owes are in a log of the store.
 
-Messages that are to be acknowledged (QoS above 0) get a position in the log and are written, whether the
-client is connected or not; their publisher is told when the commit has them. They wait in memory while the
-client is connected and there is room; otherwise on disk alone, and are read again in pieces. QoS 0 waits in
-memory only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
+Messages to be acknowledged (QoS above 0) get a position in the log and are written, whether the client is
+connected or not; their publisher is informed after the commit. They wait in memory while the client is
+connected and the limits allow; otherwise on disk alone, and are read back in pieces. QoS 0 waits in memory
+only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
 
-The packet id of a message is its position, modulo. So a message that was not acknowledged goes out under its
-old id after a restart, too. When that id is taken by an earlier message, or by one whose PUBREL is not
-answered yet, the message gets another one, which is recorded first (renumbered.py). DUP says that a message
-may have been sent before: below `sent`, which is written down when the client goes. When the gateway was
-killed while the client was there, nobody knows, and everything that was stored then has DUP.
+The packet id of a message is its position, modulo. An unacknowledged message is therefore resent under its
+old id after a restart, too. If that id is in use by an earlier message, or by one whose PUBREL is unanswered,
+the message gets another id, which is recorded first (renumbered.py). DUP says that a message may have been
+sent before: its position is below `sent`, which is recorded when the client disconnects. If the gateway was
+killed while the client was connected, `sent` is unknown, and everything stored then has DUP.
 
-QoS 2 waits for its own commit before it is sent. Otherwise a crash could make the packet id, under which the
-client already holds one message, that of another, which the client would take for a repeat and not read. On
-PUBREC the message is forgotten and its id recorded as released, together; PUBREL waits for that commit.
+QoS 2 waits for its own commit before it is sent. Otherwise, after a crash, the packet id under which the
+client already has one message could belong to another, which the client would take for a repeat. On PUBREC
+the message is forgotten and its id recorded as released, together; PUBREL waits for that commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gateway.store.index import Log
 
 
 class DurableSession(Session):
-    """A session with an expiry, of a gateway with a store."""
+    """Session with an expiry, in a gateway with a store."""
 
     __slots__ = (
         "_aside",
@@ -80,18 +80,18 @@ class DurableSession(Session):
         self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._say_received)
         self.log = records.store.log(SESSION, client_id)
         self.next = 0  # position of the next message
-        self.sent = 0  # what is below may have been sent
-        self.away_secs = 0.0  # of the client, when this process began
+        self.sent = 0  # messages below this position may have been sent
+        self.away_secs = 0.0  # seconds the client had been disconnected when this process started
         self._records = records
         self._aside: PagedLog | None = None  # most sessions never need it
-        self._positions: dict[int, int] = {}  # of what is in flight, by packet id
-        self._moving: dict[int, QueuedRow] = {}  # on their way to other sessions, by position
+        self._positions: dict[int, int] = {}  # of messages in flight, by packet id
+        self._moving: dict[int, QueuedRow] = {}  # being passed to other sessions, by position
         self._renumbered: RenumberedMessages | None = None  # most sessions never need it
-        self._left = False  # its log is somebody else's
-        self._gone: list[int] = []  # acknowledged or expired; the store is told once per wake-up
-        self._safe = 0  # what is below has been committed, or refused
-        self._stuck = False  # next is a QoS 2 message, or a packet id, that is not safe yet
-        self._grants: tuple[bytes, Grant] | None = None  # the last tag that was read, and what it means
+        self._left = False  # its log was passed on to others
+        self._gone: list[int] = []  # acknowledged or expired; settled in the store once in a wake-up
+        self._safe = 0  # messages below this position were committed or refused
+        self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
+        self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
 
     def forget_owed(self, topic_filter: str) -> None:
         if self.owed.pop(topic_filter, None) is not None:
@@ -100,15 +100,15 @@ class DurableSession(Session):
     # Over a restart.
 
     def restore_received(self, log: Log) -> None:
-        """The ids of QoS 2 messages that an earlier process took. Before the store is started."""
+        """Restore the ids of QoS 2 messages that an earlier process received. Before the store starts."""
         self._ids.restore(log)
 
     def restore(self, record: SessionRecord) -> None:
-        """Take what an earlier process has left. Before the store is started."""
+        """Restore what an earlier process has recorded. Only valid before the store starts."""
         extent = self._records.store.extent(self.log)
         self.expiry_secs = record.expiry_secs
         self.user, self.place = record.user, record.place
-        # The client was here when the process ended: it is away from now on.
+        # The client was connected when the process ended: it has been disconnected since now.
         self.away_secs = 0.0 if record.attached else max(clock.utc() - record.utc, 0.0)
         self.next = self._safe = extent.end
         self.sent = extent.end if record.attached else min(record.sent, extent.end)
@@ -119,11 +119,11 @@ class DurableSession(Session):
             self._record(attached=False)
 
     def restore_released(self, packet_id: int) -> None:
-        """PUBREL was, or would have been, said for this id; in order of position."""
+        """Restore a released packet id, whose PUBREL may have been sent; in order of position."""
         self.released[packet_id] = None
 
     def restore_renumbered(self, position: int, packet_id: int) -> None:
-        """Take over the packet id under which the message at this position may have been sent."""
+        """Restore the packet id under which the message at this position may have been sent."""
         extent = self._records.store.extent(self.log)
         if extent.count and position >= extent.first:
             self._other_ids().restore(position, packet_id)
@@ -137,7 +137,7 @@ class DurableSession(Session):
         return self._renumbered
 
     def _settled(self, position: int) -> None:
-        """The message at this position is not owed any more; the store is told when the wake-up ends."""
+        """Mark the message at this position as settled; the store is informed at the end of the wake-up."""
         self._gone.append(position)
         if self._renumbered:
             self._renumbered.forget(position)
@@ -152,7 +152,7 @@ class DurableSession(Session):
         return super().__len__() + (0 if self._aside is None else self._aside.count)
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Owe the messages of the part; those that are stored are accepted when the commit has them."""
+        """Owe the messages of the part; those that are stored are accepted after the commit."""
         if not grant.qos:
             super().take(part, grant)
             return
@@ -185,7 +185,7 @@ class DurableSession(Session):
             self.pump()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Owe messages for which nobody waits: the retained ones of a new subscription."""
+        """Owe messages without a waiting publisher: the retained ones of a new subscription."""
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
             if stored:
@@ -197,7 +197,7 @@ class DurableSession(Session):
             self.pump()
 
     def _pass(self, messages: list[Message], grant: Grant) -> None:
-        """Messages that need no acknowledgement are for a client that is connected."""
+        """Queue messages without acknowledgement, if the client is connected."""
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
         if self.outlet is None:
@@ -210,7 +210,7 @@ class DurableSession(Session):
     def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
         """Give the messages positions, in memory or on disk alone, and write them.
 
-        While the disk takes nothing neither does the session: it would send them before they are refused.
+        While the disk fails they are refused: otherwise they would be sent before the refusal.
         """
         if not self._records.store.healthy:
             self._records.store.refuse(told)
@@ -230,11 +230,11 @@ class DurableSession(Session):
 
     @property
     def in_memory(self) -> int:
-        """Octets of what waits or is in flight, and is not on disk alone."""
+        """Size in bytes of what waits or is in flight, without what is on disk alone."""
         return self._octets if self._aside is None else self._octets - self._aside.octets
 
     def _lowered(self, limits: SessionLimits) -> SessionLimits:
-        """What comes waits on disk alone."""
+        """Return the limits of a restrained session: new messages wait on disk alone."""
         return replace(limits, memory_octets_max=0)
 
     def _memory_full(self) -> bool:
@@ -249,7 +249,7 @@ class DurableSession(Session):
     def _written(
         self, first: int, count: int, octets: int, alone: bool, told: Told, outcome: Outcome
     ) -> None:
-        """The store has committed the messages, or could not: then they are owed no longer."""
+        """Report the outcome of the store, and drop the messages that it refused."""
         self._safe = first + count
         if outcome is not ACCEPTED:
             if alone:
@@ -274,7 +274,7 @@ class DurableSession(Session):
     # Out.
 
     def pump(self) -> None:
-        """Write what waits, and read what waits on disk alone."""
+        """Send what waits in memory, and then what waits on disk alone."""
         if (gate := self._records.store.gate).shut:
             gate.wait(self.pump)
             return
@@ -286,7 +286,7 @@ class DurableSession(Session):
             self._records.store.settle(self.log, gone)
 
     def stalled(self, now: float) -> bool:
-        """As Session; while it is the disk that keeps the client waiting, it has not."""
+        """Return True as Session does, except while the client waits for the disk."""
         if self._stuck or (self._aside and not self._waiting):
             self.moved = True
         if self._renumbered:
@@ -294,7 +294,7 @@ class DurableSession(Session):
         return super().stalled(now)
 
     def _refill(self) -> bool:
-        """Nothing waits in memory: take what comes next from the disk. False: nothing, or not yet."""
+        """Read the next piece from disk if nothing waits in memory. Return False if there is none yet."""
         if self._waiting or not self._aside or self.outlet is None:
             return False
         piece = self._aside.next_piece()
@@ -359,7 +359,7 @@ class DurableSession(Session):
     # The client comes and goes, and acknowledges.
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
-        """As Session; that the client is here is recorded."""
+        """Attach a connection, as Session does, and record that the client is connected."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self._again = list(reversed(self.in_flight.values()))
@@ -369,7 +369,7 @@ class DurableSession(Session):
         self.pump()
 
     def detach(self) -> None:
-        """As Session; when the client went, and what it was sent, is recorded if the session stays."""
+        """Detach the connection, as Session does, and record when and up to where messages were sent."""
         super().detach()
         if self._aside is not None:
             self._aside.unload()
@@ -377,7 +377,7 @@ class DurableSession(Session):
             self._record(attached=False)
 
     def hand(self, message: Message, grant: Grant, told: Told) -> None:
-        """As Session; when it is on disk."""
+        """Owe a message that another member owed; `told` is called when it is on disk."""
         if not message.assurance or not grant.qos:
             super().hand(message, grant, told)
             return
@@ -391,12 +391,14 @@ class DurableSession(Session):
 
     @property
     def failing(self) -> bool:
-        """As Session."""
+        """True if the disk fails."""
         return not self._records.store.healthy
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """As Session. The message leaves this log in the transaction in which it is in the other one; if the
-        disk does not take it there, it is owed here again.
+        """Pass a message to another session.
+
+        It leaves this log in the transaction that adds it to the other one; if the disk refuses it there,
+        this session owes it again.
         """
         if position == UNKEPT:
             return super()._passed(message, grant, position, pass_on)
@@ -410,7 +412,7 @@ class DurableSession(Session):
 
     def _moved(self, position: int, outcome: Outcome) -> None:
         row = self._moving.pop(position, None)
-        if row is None:  # it was refused here, too, and its publisher told so
+        if row is None:  # it was refused here, too, and its publisher informed
             return
         if outcome is ACCEPTED:
             self._records.store.settle(self.log, (position,))
@@ -427,14 +429,15 @@ class DurableSession(Session):
         return self._positions[packet_id]
 
     def _forget_in_flight(self, packet_id: int, row: Row) -> None:
-        """As Session; on disk it moves by itself."""
+        """Forget a message in flight, which settles itself on disk."""
         del self.in_flight[packet_id]
         del self._positions[packet_id]
         self._let_go(row.message.octets)
 
     def leave(self) -> Log | None:
-        """The session ends. Return its log if that may have messages of shared subscriptions, which are
-        others' now; what was sent at QoS 2 is not among them.
+        """Return the log of an ending session if it may have messages of shared subscriptions.
+
+        Other members get these. Messages that were sent at QoS 2 are not among them.
         """
         if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
             return None
@@ -444,14 +447,17 @@ class DurableSession(Session):
         return self.log
 
     def discarded(self) -> None:
-        """As Session; the disk forgets it, too."""
+        """End the session, and delete its records."""
         super().discarded()
         self._records.forget_session(self.client_id)
         if not self._left:
             self._records.store.drop(self.log)
 
     def received(self, packet_id: int) -> bool:
-        """As Session; the message is forgotten at once, and its id is taken until PUBCOMP."""
+        """Process PUBREC: forget the message at once; its id stays in use until PUBCOMP.
+
+        Returns False if the id is unknown.
+        """
         if packet_id in self.released:
             return True
         row = self.in_flight.pop(packet_id, None)
@@ -465,7 +471,7 @@ class DurableSession(Session):
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """As Session."""
+        """Process the last acknowledgement of a message. Return False if the id is unknown."""
         if packet_id in self.released:
             del self.released[packet_id]
             self._records.delete_released(self.client_id, packet_id)
@@ -494,4 +500,4 @@ def _position(row: QueuedRow) -> int:
 
 
 def _nobody(outcome: Outcome) -> None:
-    """The client will find out when it asks again."""
+    """Ignore the outcome: the client learns about a refusal when it subscribes again."""

@@ -1,21 +1,22 @@
-"""Messages that come back to the gateway that sent them, in versions of MQTT that cannot count hops.
+"""Detection of messages that return to the gateway that sent them, for versions of MQTT without hop counts.
 
-Two gateways that are joined both ways by links in MQTT 3.x would pass a message around for ever: what goes
-out through one link comes in through the other as if it were new. So each such link remembers for ECHO_SECS
-what it has sent, by topic and body. The same from another sender within that time may be an echo.
+Two gateways that are joined both ways by links in MQTT 3.x would pass a message around forever: what is sent
+through one link is received through the other as if it were new. Each such link therefore remembers for
+ECHO_SECS what it has sent, by topic and body. An equal message from another sender within that time may be an
+echo.
 
-It is one for certain, and has crossed more routes than any message may, when the remote broker still owes the
-acknowledgement of what we sent: it waits for ours. So no circle of confirmed messages goes round twice, which
-would fill both windows with messages that wait for each other. What nobody confirms, or a broker in between
-has confirmed, is taken and goes round again, until the same sender has brought it back QUICK_MAX times within
-QUICK_SECS each. That sender has then proved to be the other end of a circle, and for PROVEN_SECS whatever it
-brings back is an echo for certain. Slower circles end, too: every ROUNDS_PER_HOP rounds count as a hop.
-`limits.hops_max` ends all of them, in the words and with the counters that there are for hops.
+It is certainly one, and gets the maximum hop count, if the remote broker has not acknowledged what we sent,
+because it waits for our acknowledgement. No circle of confirmed messages therefore goes round twice, which
+would fill both windows with messages that wait for each other. An unconfirmed message, or one confirmed by a
+broker in between, is accepted and goes round again, until the same sender has returned it QUICK_MAX times
+within QUICK_SECS each. That sender is then proven to be the other end of a circle, and for PROVEN_SECS
+everything that it returns is an echo. Slower circles end, too: every ROUNDS_PER_HOP rounds count as a hop,
+and `limits.hops_max` ends all of them, with the texts and counters of hops.
 
-Two clients may say the same within ten seconds without any circle. That the second does so before the first
-is confirmed, or several times a second, or in turn and without end, is what it takes to be mistaken for one;
-and who repeats himself never is, for an echo comes from somebody else than the original. As many as were sent
-can be echoes, and no more.
+Two clients may publish equal messages within ten seconds without a circle. They are only mistaken for one if
+the second does so before the first is confirmed, or several times a second, or in turns without end. A sender
+that repeats itself is never mistaken, because an echo comes from another sender than the original. At most as
+many messages as were sent can be echoes.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ import structlog
 
 from gateway.model.message import Message, Sender
 
-ECHO_SECS: Final = 10.0  # an echo has crossed two gateways and their brokers; more than that is no circle
-ROUNDS_PER_HOP: Final = 8  # chance may repeat a message a few times
+ECHO_SECS: Final = 10.0  # an echo has crossed two gateways and their brokers; a longer time is no circle
+ROUNDS_PER_HOP: Final = 8  # messages may be equal by chance a few times
 QUICK_SECS: Final = 1.0
 QUICK_MAX: Final = 3
 PROVEN_SECS: Final = 600.0
-PROVEN_MAX: Final = 1_000  # senders; who is proved anew is remembered anew
-HOPS_CERTAIN: Final = 255  # the most that `limits.hops_max` can be
+PROVEN_MAX: Final = 1_000  # senders; a sender that is proven again is remembered longer
+HOPS_CERTAIN: Final = 255  # the maximum of `limits.hops_max`
 KEYS_MAX: Final = 10_000  # different messages that one link remembers; the oldest are forgotten first
-EACH_MAX: Final = 64  # the same message on its way so many times at once
+EACH_MAX: Final = 64  # how often an equal message may be in transit at once
 
 log = structlog.get_logger(limited=True)
 
 
 class Sent(NamedTuple):
-    """A message that was sent: when (monotonic seconds), who brought it first, how often it came back, and
-    how often of that quickly in a row, by whom. `packet_id`: 0 when no acknowledgement is due.
+    """Message that was sent: its time (monotonic seconds), original sender, and number of returns.
+
+    `quick` counts quick returns in a row by the sender `by`. `packet_id` is 0 if no acknowledgement is due.
     """
 
     at: float
@@ -59,9 +61,9 @@ Unconfirmed = Callable[[int], Message | None]
 
 
 class Ledger:
-    """What one link has sent, and what of it has come back and not been sent again.
+    """Messages that one link has sent, and those that returned and were not sent again.
 
-    `unconfirmed` finds the message that was sent under a packet id and is not acknowledged.
+    `unconfirmed` returns the message that was sent under a packet id and is not acknowledged.
     """
 
     def __init__(self, link: str, unconfirmed: Unconfirmed) -> None:
@@ -72,7 +74,7 @@ class Ledger:
         self._proven: dict[tuple[str, str], float] = {}  # by endpoint and client
 
     def send(self, messages: Iterable[Message], now: float, packet_ids: Sequence[int]) -> None:
-        """These go out, each under its packet id; 0 at QoS 0."""
+        """Record messages that are sent, each with its packet id (0 at QoS 0)."""
         for message, packet_id in zip(messages, packet_ids, strict=False):
             key = key_of(message)
             known = _take(self._came, key) if key in self._came else None
@@ -82,7 +84,7 @@ class Ledger:
                 _note(self.sent, key, Sent(now, message.sender, packet_id=packet_id))
 
     def hops(self, key: int, sender: Sender, now: float) -> int:
-        """Of a message that `sender` brings: how far it has come, if this link has sent it."""
+        """Return the hop count of a message from `sender`, if this link has sent it; otherwise 0."""
         sent = self.sent
         while key in sent and now - sent[key][0].at >= ECHO_SECS:
             _take(sent, key)
@@ -95,7 +97,7 @@ class Ledger:
         quick = 0
         if now - known.at < QUICK_SECS:
             quick = known.quick + 1 if known.by is not None and _same(known.by, sender) else 1
-        if quick >= QUICK_MAX:  # a proof, whether or not the last round was an echo for certain by itself
+        if quick >= QUICK_MAX:  # proof, even if the last round was not certainly an echo
             self._prove(sender, now)
             return HOPS_CERTAIN
         if unconfirmed is not None or self._is_proven(sender, now):
@@ -105,12 +107,12 @@ class Ledger:
         return known.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
-        """Its acknowledgement is due; an id that is confirmed may have come to be another message's."""
+        """Return True if the message's acknowledgement is due; the id may be another message's by now."""
         message = self._unconfirmed(one.packet_id) if one.packet_id else None
         return message is not None and key_of(message) == key
 
     def _is_proven(self, sender: Sender, now: float) -> bool:
-        """The sender has shown that it brings back what this link sends."""
+        """Return True if the sender has returned what this link sends, and extend that proof."""
         if now >= self._proven.get((sender.endpoint, sender.client), 0.0):
             return False
         self._prove(sender, now)
@@ -124,7 +126,7 @@ class Ledger:
             del self._proven[next(iter(self._proven))]
 
     def tick(self, now: float) -> None:
-        """Forget what is too old for an echo."""
+        """Forget messages that are too old to return."""
         for memory in (self.sent, self._came):
             late = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
             for key in late:
@@ -132,7 +134,7 @@ class Ledger:
 
 
 def key_of(message: Message) -> int:
-    """What an echo has in common with what was sent."""
+    """Return the key that an echo has in common with the original message."""
     return hash((message.address.wire, message.body))
 
 
@@ -164,24 +166,24 @@ def _note(memory: Memory, key: int, one: Sent) -> None:
 
 
 class Echoes:
-    """The ledgers of all links that speak MQTT 3.x."""
+    """Ledgers of all links that use MQTT 3.x."""
 
     def __init__(self) -> None:
         self._ledgers: list[Ledger] = []
 
     def ledger(self, link: str, unconfirmed: Unconfirmed) -> Ledger:
-        """A new one."""
+        """Create and return the ledger of a link."""
         found = Ledger(link, unconfirmed)
         self._ledgers.append(found)
         return found
 
     @property
     def awaited(self) -> bool:
-        """Something was sent that could come back."""
+        """True if something was sent that could return."""
         return any(ledger.sent for ledger in self._ledgers)
 
     def hops(self, topic: bytes, body: bytes, sender: Sender, now: float) -> int:
-        """Of a message that `sender` brings in a version without hops."""
+        """Return the hop count of a message from `sender` in a version without hop counts."""
         key = hash((topic, body))
         most = 0
         for ledger in self._ledgers:

@@ -1,12 +1,10 @@
-"""Messages of shared subscriptions that ended sessions owed: on disk, until other members have them.
+"""Messages of shared subscriptions that ended sessions owed, until other members have them (5: 4.8.2).
 
-MQTT 5: 4.8.2.
-
-The log of a session that ends is renamed, and read from its beginning, a piece at a time, one log after the
-other. Each message goes to another member of its group: it leaves the log in the transaction in which it is
-in the log of that member. When no member can have it now (all are full, or the disk is), the log waits behind
-the others until the clock ticks. When the group has no member any more the message is dropped and counted. A
-restart finds what is left.
+They stay on disk. The log of an ending session is renamed, and read from its beginning, a piece at a time,
+one log after the other. Each message is passed to another member of its group: it leaves the log in the
+transaction that adds it to the log of that member. If no member can have it now (all are full, or the disk
+is), the log waits behind the others until the next tick. If the group has no members any more, the message is
+dropped and counted. A restart continues with what is left.
 """
 
 from __future__ import annotations
@@ -26,41 +24,44 @@ from gateway.store.database import Stored
 from gateway.store.index import Log
 from gateway.store.store import Store
 
-ENDED: Final = "ended"  # the kind of their logs
+ENDED: Final = "ended"  # kind of their logs
 PIECE_MESSAGES_MAX: Final = 1_000
 PIECE_OCTETS_MAX: Final = 1_048_576
 
 Hand = Callable[[str, Message, Told], bool | None]
-"""Gives a message to a member of the group with this filter. None: the group has none; False: none can."""
+"""Function that passes a message to a member of the group with this filter.
+
+Returns None if the group has no members, False if none of them can have it.
+"""
 
 
 class EndedSessions:
-    """The logs of sessions that have ended, the oldest first."""
+    """Logs of sessions that have ended, the oldest first."""
 
     def __init__(self, store: Store, tally: SessionTally, hand: Hand) -> None:
-        """Finds those of an earlier process. Before the store is started."""
+        """Find the logs of an earlier process, before the store starts."""
         self._store = store
         self._tally = tally
         self._hand = hand
         self._logs: deque[Log] = deque(log for log in store.logs() if log.kind == ENDED)
         self._names = itertools.count(time.time_ns())
         self._next = 0  # position in the first log
-        self._open: set[int] = set()  # positions that were handed on and are not safe there yet
+        self._open: set[int] = set()  # positions that were passed on and are not safe there yet
         self._reading = False
         self._begun = False
-        self._stuck = False  # until the clock ticks
+        self._stuck = False  # until the next tick
 
     def __len__(self) -> int:
         return len(self._logs)
 
     def add(self, log: Log) -> None:
-        """A session has ended, and this was its log."""
+        """Add the log of a session that has ended."""
         self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}")
         self._logs.append(log)
         self._go_on()
 
     def tick(self) -> None:
-        """Go on with what had to wait. The first call says that the store has been started."""
+        """Continue with what had to wait. The first call also says that the store has started."""
         self._begun = True
         self._stuck = False
         self._go_on()
@@ -88,7 +89,7 @@ class EndedSessions:
         self._go_on()
 
     def _place(self, position: int, message: Message, topic_filter: str, utc: float) -> bool:
-        """Give the message to another session, or forget it. False: it has to wait."""
+        """Pass the message to another session, or drop it. Return False if it must wait."""
         log = self._logs[0]
         if topic_filter and message.expires and message.expires <= utc:
             self._tally.expired += 1
@@ -115,7 +116,7 @@ class EndedSessions:
         self._go_on()
 
     def _wait(self) -> None:
-        """The others have their turn, when the clock ticks; this one is read again from its beginning."""
+        """Put the log behind the others until the next tick; it is read again from its beginning."""
         self._stuck = True
         self._logs.rotate(-1)
         self._next = 0

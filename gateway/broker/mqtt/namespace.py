@@ -1,6 +1,8 @@
-"""The topic tree: who subscribed to what, what each topic retains, and which sessions exist.
+"""Topic tree of MQTT: subscriptions, retained messages and sessions.
 
-With a store, sessions with an expiry, their subscriptions, and wills are there after a restart (records.py).
+With a store, sessions with an expiry, their subscriptions, and wills are restored after a restart
+(records.py). The namespace is the dispatcher's view of MQTT: `sinks` returns the sessions and groups for a
+topic. It also enforces the shares of users, publishes delayed wills and discards expired sessions.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ log = structlog.get_logger(limited=True)
 
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
-EXPIRE_SECS: Final = 0.005  # for which sessions are discarded in one go
-LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory, that wait for a full disk
+EXPIRE_SECS: Final = 0.005  # time budget for discarding sessions at once
+LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait for a full disk
 NEVER: Final = (inf, None)
 
 
 class SessionShares(NamedTuple):
-    """What one user, or one place, may have of all sessions and subscriptions; 0: the usual share.
+    """Shares of one user, or one address, in all sessions and subscriptions; 0 for the default share.
 
-    `evicts`: at a limit a session goes whose client is away. `matching_steps_user_max`: what the filters of
-    one user may add to the matching of one message.
+    `evicts`: at a limit a session of a disconnected client is ended. `matching_steps_user_max`: what the
+    filters of one user may add to the matching of one message.
     """
 
     user_max: int = 0
@@ -69,30 +71,28 @@ class SessionShares(NamedTuple):
     matching_steps_user_max: int = NO_LIMIT
 
     def per_user(self, sessions_max: int) -> int:
-        """Sessions of one user."""
+        """Return the maximum number of sessions of one user."""
         return share_of(sessions_max, self.user_max)
 
     def per_place(self, sessions_max: int) -> int:
-        """Sessions of one place."""
+        """Return the maximum number of sessions of one address."""
         return share_of(sessions_max, self.place_max)
 
     @property
     def subscriptions_per_user(self) -> int:
-        """Subscriptions of one user."""
+        """Maximum number of subscriptions of one user."""
         return share_of(self.subscriptions_max, self.subscriptions_user_max)
 
 
 class Offers(NamedTuple):
-    """What clients may ask for of whatever stands behind the topics: the highest QoS, and that of shared
-    subscriptions.
-    """
+    """Server capabilities that depend on the engine: maximum QoS, and that of shared subscriptions."""
 
     qos_max: int = 2
     shared_qos_max: int = 2
 
 
 class Newcomer(NamedTuple):
-    """A client that wants in. `only_own`: not to a session of another user."""
+    """Client that connects. With `only_own` it may not resume a session of another user."""
 
     client_id: str
     clean: bool
@@ -104,8 +104,9 @@ class Newcomer(NamedTuple):
 
 
 class LeftWill(NamedTuple):
-    """A will of a client that was lost with an earlier process, and the seconds until it is to be
-    published. `key`: of its record, if that is not the client's.
+    """Will that an earlier process has not published, and the seconds until it is due.
+
+    `key` is that of its record, if it differs from the client id.
     """
 
     will: Will
@@ -129,15 +130,15 @@ class MqttNamespace:
         store: Store | None = None,
         definition_shares: UserShares | None = None,
     ) -> None:
-        """`changed` hears of the filters (levels) for which somebody or nobody is subscribed since.
+        """Create the namespace, with what `store` (not started yet) has; without a store nothing survives.
 
-        `store`, which has not been started, brings back what it has; None: nothing survives.
+        `changed` is called with the filters (levels) that have a new or a lost subscriber.
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
         self.offers = Offers()
-        self.filter_bytes_max = 65_535  # of a topic filter, whatever the settings allow
-        self.evicted = 0  # sessions that ended before their time, for others
+        self.filter_bytes_max = 65_535  # maximum size of a topic filter, whatever the settings allow
+        self.evicted = 0  # sessions that were ended before their expiry, for others
         self._shares = shares or SessionShares()
         self.steps = MatchingSteps(self._shares.matching_steps_user_max)  # of all filters
         self.definition_shares = UserShares("definitions") if definition_shares is None else definition_shares
@@ -155,16 +156,17 @@ class MqttNamespace:
         self._trie: Trie[Subscriber] = Trie("+", "#")
         self._groups: dict[str, SharedGroup] = {}  # by filter
         self._members = 0  # of all groups
-        self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
+        self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # delayed wills, by client id
         self._left_wills: list[LeftWill] = []
-        self.adopt: Callable[[], None] = _nothing  # has a listener take what is left; from its start on
-        self._sent_wills = 0  # since this process began
-        self._born = time.time_ns()  # so that keys of an earlier process are others
-        self._set_aside: set[str] = set()  # clients whose sessions could not be made again
-        self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
-        self._unshared: dict[Session, None] = {}  # they could not hand over all, for the disk was full
+        # Called after the start: a listener takes over the sessions that were restored.
+        self.adopt: Callable[[], None] = _nothing
+        self._sent_wills = 0  # since this process started
+        self._born = time.time_ns()  # distinguishes keys from those of an earlier process
+        self._set_aside: set[str] = set()  # clients whose sessions could not be restored
+        self._left_sessions: list[Session] = []  # `expires_at` is still the remaining time
+        self._unshared: dict[Session, None] = {}  # could not pass on everything, because the disk was full
         self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
-        self._due: deque[Session] = deque()  # sessions whose time is over
+        self._due: deque[Session] = deque()  # sessions that have expired
         self._ended: EndedSessions | None = None
         if store is not None:
             self._ended = EndedSessions(store, self.tally, self._hand)
@@ -217,14 +219,14 @@ class MqttNamespace:
                     kept[log.name].restore_received(log)
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
-        """Its client begins anew, and may not meet what nobody could read."""
+        """Delete the records of an unreadable session, because its client starts a new one."""
         self._set_aside.remove(client_id)
         records.forget_session(client_id)
         for kind in (SESSION, INCOMING):
             records.store.drop(records.store.log(kind, client_id))
 
     def begin(self, now: float) -> None:
-        """The clock runs: what is left of sessions counts from `now` (monotonic). May be called again."""
+        """Count the remaining time of restored sessions from `now` (monotonic). May be called again."""
         left, self._left_sessions = self._left_sessions, []
         for session in left:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -232,65 +234,65 @@ class MqttNamespace:
                 self._away.add(session)
 
     def left_wills(self, endpoint: str | None) -> list[LeftWill]:
-        """The wills that an earlier process has not published, once: of a listener, or all that are left."""
+        """Return and clear the unpublished wills of an earlier process: of a listener, or all."""
         found = [left for left in self._left_wills if endpoint in (None, left.sender.endpoint)]
         self._left_wills = [left for left in self._left_wills if left not in found]
         return found
 
-    # Durability, as a connection sees it.
+    # Durability, for connections.
 
     @property
     def recorded(self) -> int:
-        """Moves with whatever a client must not be told before it is on disk."""
+        """Counter of changes that clients may only learn about when they are on disk."""
         return 0 if self.records is None else self.records.changes
 
     @property
     def failing(self) -> bool:
-        """There is a store, and it takes nothing now."""
+        """True if there is a store and it fails."""
         return self.records is not None and bool(self.records.failure)
 
     @property
     def unavailable(self) -> str:
-        """Why no client can be let in now; "": it can."""
+        """Why no client can be accepted now; "" if clients can."""
         return ""
 
     def unsaid(self, before: int) -> bool:
-        """Since `recorded` was `before` something has changed that a client must not be told yet.
+        """Return True if something has changed since `recorded` was `before` that clients must not learn yet.
 
-        While the disk takes nothing, nothing new is promised to clients, and what ends goes on at once.
+        While the disk fails, clients are promised nothing new, and the end of things is reported at once.
         """
         return self.recorded != before and not self.failing
 
     @property
     def claims_wills(self) -> bool:
-        """Whoever loses a client must claim its will before publishing it."""
+        """True if the will of a lost client must be claimed before it is published."""
         return False
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """`done` hears ACCEPTED when the client of a session may be told all that has changed until now."""
+        """Call `done` with ACCEPTED when a session's client may learn about all changes until now."""
         assert self.store is not None
         self.store.after_commit(done)
 
     def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """What tells when PUBREL and PUBCOMP of a session may be said; None: at once."""
+        """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once."""
         return self.store.after_commit if session.kept and self.store is not None else None
 
     def taking(self, session: Session, packet_ids: list[int]) -> None:
-        """Messages of QoS 2 have come under these ids. Raises Pending until they may be published."""
+        """Prepare for messages of QoS 2 with these packet ids. Raises Pending until they may be published."""
 
     # Topics.
 
     @property
     def subscriptions(self) -> int:
-        """How many subscriptions exist."""
+        """Number of subscriptions."""
         return len(self._trie) - len(self._groups) + self._members
 
     def asked_for(self, level: str) -> bool:
-        """Has anybody subscribed to a filter that begins with this level, by name?"""
+        """Return True if some filter begins with this level by name."""
         return self._trie.begins(level)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """The sessions that get messages of this topic, each once, and the groups."""
+        """Return the sessions that get messages of this topic, each once, and the groups."""
         levels = address.name.split("/")
         matching = self._trie.match(levels, hidden=levels[0].startswith("$"))
         if not matching:
@@ -310,13 +312,13 @@ class MqttNamespace:
         return (*[Grant(session, options) for session, options in merged.items()], *groups)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """MQTT never looks beyond the address."""
+        """Return the sinks of the message's topic, which alone determines them."""
         return self.sinks(message.address)
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add or replace a subscription; the session owes it the retained messages (`Session.pull`).
+        """Add or replace a subscription; the session then owes it the retained messages (`Session.pull`).
 
-        A shared one gets none (5: 4.8.2).
+        A shared subscription gets none (5: 4.8.2).
         """
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
@@ -361,7 +363,7 @@ class MqttNamespace:
         group.join(session, options)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
-        """Remove a subscription; False when there was none."""
+        """Remove a subscription. Return False if there was none."""
         if topic_filter not in session.subscriptions:
             return False
         self._remove(session, topic_filter)
@@ -389,8 +391,9 @@ class MqttNamespace:
             self._changed(shared)
 
     def hand_over(self, session: Session, *, ended: bool = False) -> None:
-        """The client was lost, or its session has `ended`: groups have others to send to. What an ended
-        session has on disk is handed over by and by.
+        """Pass on messages of shared subscriptions, because the client was lost or the session has `ended`.
+
+        What an ended session has on disk is passed on gradually.
         """
         log = session.leave() if ended else None
         if log is not None:
@@ -418,7 +421,7 @@ class MqttNamespace:
     def _handed(
         self, session: Session, message: Message, shared: str, ended: bool, told: Told, outcome: Outcome
     ) -> None:
-        """Hear whether another session owes the message now, or the disk did not take it there."""
+        """Handle the outcome of passing on a message: keep it if the disk refused it."""
         told(outcome)
         if outcome is not ACCEPTED:
             if ended:
@@ -427,19 +430,22 @@ class MqttNamespace:
                 self._unshared[session] = None
 
     def _leave_over(self, shared: str, message: Message) -> None:
-        """Keep a message of a session that has ended until the disk takes it for another."""
+        """Keep a message of an ended session until the disk accepts it for another session."""
         if len(self._leftovers) < LEFTOVERS_MAX:
             self._leftovers.append((shared, message))
         else:
             self.tally.unshared += 1
 
     def _hand(self, shared: str, message: Message, told: Told) -> bool | None:
-        """Give a message to a member of a group. None: there is no group; False: no member can have it."""
+        """Pass a message to a member of a group.
+
+        Return None without a group, False if no member can have it.
+        """
         group = self._groups.get(shared)
         return None if group is None else group.pass_on(message, None, told, away=True)
 
     def _share_again(self) -> None:
-        """The disk takes messages again: hand over what had to stay."""
+        """Pass on what had to stay while the disk failed."""
         unshared, self._unshared = self._unshared, {}
         for session in unshared:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
@@ -457,26 +463,26 @@ class MqttNamespace:
     # Sessions.
 
     def arriving(self, guest: object, coming: Newcomer) -> None:
-        """A client connects. Raises Pending until it may be let in."""
+        """Prepare for a connecting client. Raises Pending until it may be accepted."""
 
     def finds(self, client_id: str) -> bool:
-        """Is there an earlier session?"""
+        """Return True if there is an earlier session of the client."""
         return client_id in self.sessions
 
     def user_of(self, client_id: str) -> str | None:
-        """Whose the session of a client is; None: there is none."""
+        """Return the user of a client's session, or None if there is no session."""
         known = self.sessions.get(client_id)
         return None if known is None else known.user
 
     def sessions_of(self, user: str) -> int:
-        """How many sessions are that user's."""
+        """Return the number of sessions of a user."""
         return self._users[user]
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """See to it that another session may be opened; returns the limit that forbids it, or "".
+        """Make another session possible. Return the limit that forbids it, or "".
 
-        By policy the session that would expire first goes: at a share one of that user or place, at the total
-        one of whoever has most.
+        Depending on the policy the session that would expire first is ended: at a share one of that user or
+        address, at the total one of the largest holder.
         """
         shares, total = self._shares, self.sessions_max
         full = len(self.sessions) >= total
@@ -491,7 +497,10 @@ class MqttNamespace:
         return ""
 
     def _evict(self, user: str | None, place: str | None) -> bool:
-        """End a session whose client is away; False: there is none, or that is not the policy."""
+        """End a session whose client is disconnected.
+
+        Return False if there is none or the policy forbids it.
+        """
         victim = self._away.soonest(user, place) if self._shares.evicts else None
         if victim is None:
             return False
@@ -511,7 +520,7 @@ class MqttNamespace:
         return self.subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
 
     def _charge(self, user: str, topic_filter: str, count: int) -> None:
-        """Count what a subscription occupies and adds to matching for a user; `count` -1: no longer."""
+        """Count size and matching steps of a subscription for a user; `count` is -1 to subtract them."""
         octets = filter_octets(topic_filter)
         if count > 0:
             self.definition_shares.add(user, octets)
@@ -520,19 +529,19 @@ class MqttNamespace:
         self.steps.add(user, count * filter_steps(topic_filter))
 
     def _lessen(self, user: str, count: int) -> None:
-        """The user has so many subscriptions less."""
+        """Subtract subscriptions of a user."""
         self._subscribed[user] -= count
         if not self._subscribed[user]:
             del self._subscribed[user]
 
     def _count(self, session: Session) -> None:
-        """The session is somebody's."""
+        """Count the session for its user and address."""
         self._users.add(session.user)
         self._places.add(session.place)
         self.definition_shares.add(session.user, text_octets(session.client_id))
 
     def _forget_owner(self, session: Session) -> None:
-        """It is not any more."""
+        """Subtract the session from the counts of its user and address."""
         self._away.remove(session)
         self._users.remove(session.user)
         self._places.remove(session.place)
@@ -550,18 +559,17 @@ class MqttNamespace:
         self._count(session)
 
     def left(self, session: Session, now: float) -> None:
-        """The client of a session that outlives its connection has gone."""
+        """Start the expiry of a session whose client has disconnected."""
         session.expires_at = now + session.expiry_secs
         self._away.add(session)
 
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """The session of `client_id`, and whether it is an earlier one that is resumed. It is the user's, at
-        that place, from now on.
+        """Return the session of `client_id`, and True if it is resumed.
 
-        It will outlive its connection by `expiry_secs`. A will that waits for its delay is not published when
-        the session goes on (5: 3.1.3.2.2).
+        The session belongs to `user` at `place` from now on, and will outlive its connection by
+        `expiry_secs`. A delayed will is not published if the session is resumed (5: 3.1.3.2.2).
         """
         session = self.sessions.get(client_id)
         if session is not None and clean:
@@ -569,7 +577,7 @@ class MqttNamespace:
             session = None
         present = session is not None
         if session is None or self._wills.get(client_id, NEVER)[0] <= OVERDUE:
-            self._publish_will(client_id)  # it is owed since an earlier process ended
+            self._publish_will(client_id)  # due since an earlier process ended
         if session is None:
             if self.records is not None and expiry_secs > 0:
                 if client_id in self._set_aside:
@@ -589,7 +597,7 @@ class MqttNamespace:
         return session, present
 
     def discard(self, session: Session) -> None:
-        """End the session: its subscriptions and what it was owed go, a will that waits is published."""
+        """End a session with its subscriptions and messages, and publish its delayed will."""
         for topic_filter in list(session.subscriptions):
             self._remove(session, topic_filter)
         self.hand_over(session, ended=True)
@@ -602,7 +610,7 @@ class MqttNamespace:
     # Wills.
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
-        """A client has connected with this will, or without one."""
+        """Record the will with which a client has connected, or that it has none."""
         if self.records is None:
             return
         if will is None:
@@ -611,9 +619,7 @@ class MqttNamespace:
             self.records.put_will(client_id, will, sender)
 
     def forget_will(self, key: str) -> None:
-        """Delete the record of a client's will, or of a will that is being published: it is published, or
-        will not be.
-        """
+        """Delete the record of a client's will, or of one being published, because it is settled or void."""
         if self.records is not None:
             self.records.delete_will(key)
 
@@ -623,17 +629,17 @@ class MqttNamespace:
         return f"{client_id}\0{self._born:x} {self._sent_wills}"
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """Have `publish` called at `at` (monotonic seconds), or when the session ends before. In place of a
-        client id, `new_will_key` is for a will that does not depend on the session.
+        """Call `publish` at `at` (monotonic seconds), or when the session ends before.
 
-        OVERDUE: when the clock next ticks, or the client returns before.
+        Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
+        means at the next tick, or when the client returns before.
         """
         self._wills[client_id] = (at, publish)
 
     def end_delays(self) -> bool:
-        """The process ends, and with it all sessions that no store keeps: what waits for a delay is due.
+        """Publish delayed wills at the end of the process. Return False if there were none.
 
-        False: nothing was published. With a store the delay goes on when the gateway is there again.
+        With a store nothing is published, because the delay continues after the restart.
         """
         due = list(self._wills) if self.records is None else []
         for client_id in due:
@@ -645,13 +651,14 @@ class MqttNamespace:
             publish = self._wills.pop(client_id)[1]
             try:
                 publish()
-            except Exception as error:  # whoever's clock or connection it is, it is not theirs
+            except Exception as error:  # not a fault of the caller
                 contained("message", error, client=client_id)
             self.forget_will(client_id)
 
     def expire(self, now: float) -> bool:
-        """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`).
-        Return True if there are too many for one go: `expire_more` goes on.
+        """Publish due wills and discard expired sessions of disconnected clients (monotonic `now`).
+
+        Returns True if there are too many to discard at once: `expire_more` continues.
         """
         for client_id in [client_id for client_id, (at, _) in self._wills.items() if at <= now]:
             self._publish_will(client_id)
@@ -683,4 +690,4 @@ class MqttNamespace:
 
 
 def _nothing() -> None:
-    """No listener has started yet."""
+    """Do nothing, as no listener has started yet."""

@@ -1,15 +1,16 @@
-"""QoS 2 from a client: the packet ids of messages that were taken and not released (5: 4.3.3).
+"""Packet ids of QoS 2 messages received from a client and not released (5: 4.3.3).
 
-A message whose id is known is not taken again. PUBREC is said when every target has the message.
+A message whose id is known is not accepted again. PUBREC is sent when every target has the message.
 
 An id on disk implies that its message is on disk or settled. Ids of a session that survives a restart are
-messages of their own in a log, for the store writes the messages of a wake-up all together or not at all:
-- Every target is within this gateway, and one writes the message: the id is written in the same wake-up, so
-  that after a crash both are there or neither. PUBREC waits for that commit.
-- Every target has the message in memory only: so is the id, and a message that is repeated after a crash is
+messages in a log of their own, because the store writes the messages of a wake-up all together or not at all:
+
+- All targets are within this gateway, and one writes the message: the id is written in the same wake-up, so
+  that after a crash both exist or neither. PUBREC waits for that commit.
+- All targets have the message in memory only: so is the id, and a message that is repeated after a crash is
   published again.
 - A target is a remote broker, or behind a paused route: the id is written when it has accepted, and a crash
-  in between costs a repeat, never a message.
+  in between causes a repeat, but never loses a message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ IDS_MAX: Final = 65_535
 
 
 class ReceivedIds:
-    """The ids of a session that ends with the process."""
+    """Received ids of a session that ends with the process."""
 
     __slots__ = ("_accepted",)
 
@@ -42,20 +43,23 @@ class ReceivedIds:
         return packet_id in self._accepted
 
     def take(self, packet_id: int) -> bool:
-        """Note that a message came under this id. Return False if it came before."""
+        """Record that a message arrived under this id. Return False if it arrived before."""
         if packet_id in self._accepted:
             return False
         self._accepted[packet_id] = False
         return True
 
     def handed_on(self, packet_id: int) -> None:
-        """Note that the targets, all within this gateway, were given the message in this wake-up: they have
-        it in memory, and have accepted it, or are writing it.
+        """Record that all targets, which are local, got the message in this wake-up.
+
+        They have it in memory and have accepted it, or are writing it.
         """
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
-        """Note that every target has the message. Return True if PUBREC is to be sent now; otherwise it is
-        sent later, or never. Not `stored`: the targets have it in memory only.
+        """Record that every target has the message. Return True if PUBREC is to be sent now.
+
+        Otherwise PUBREC is sent later or never. `stored` is False if the targets have the message in memory
+        only.
         """
         if packet_id not in self._accepted:
             return False
@@ -63,28 +67,28 @@ class ReceivedIds:
         return True
 
     def accepted(self, packet_id: int) -> bool:
-        """PUBREC may be said, and said again."""
+        """Return True if PUBREC may be sent, or resent."""
         return self._accepted.get(packet_id, False)
 
     def doubt(self, packet_id: int) -> None:
-        """A target refused the message and is asked again: nobody knows how that will end."""
+        """Record that a target refused the message and will be tried again, so that the result is open."""
 
     def forget(self, packet_id: int) -> None:
-        """The message was not taken: when the client sends it again, that is the first time."""
+        """Forget the id of a message that was not accepted, so that the client can send it again."""
         self._accepted.pop(packet_id, None)
 
     def release(self, packet_id: int) -> bool:
-        """PUBREL came: the id is free. False: it was not taken."""
+        """Free the id after PUBREL. Return False if it is unknown."""
         return self._accepted.pop(packet_id, None) is not None
 
     def drop(self) -> None:
-        """The session has ended."""
+        """Forget all ids, because the session has ended."""
         self._accepted.clear()
 
 
 @dataclass
 class _Taken:
-    """What is known of an id. `settled`: writing it is over, whatever came of that."""
+    """State of a received id. `settled` is True once writing it is over, whatever the result."""
 
     position: int = NONE
     settled: bool = False
@@ -92,12 +96,12 @@ class _Taken:
 
 
 class DurableReceivedIds(ReceivedIds):
-    """The ids of a session that survives a restart."""
+    """Received ids of a session that survives a restart."""
 
     __slots__ = ("_client", "_log", "_next", "_say", "_store", "_taken")
 
     def __init__(self, store: Store, client: str, say: Callable[[int], None]) -> None:
-        """`say` has PUBREC said for an id that was accepted before it was on disk."""
+        """Create an empty set; `say` sends PUBREC for an id that was accepted before it was on disk."""
         super().__init__()
         self._store = store
         self._client = client
@@ -107,7 +111,7 @@ class DurableReceivedIds(ReceivedIds):
         self._taken: dict[int, _Taken] = {}
 
     def restore(self, log: Log) -> None:
-        """The ids that an earlier process has written. Before the store is started."""
+        """Read the ids that an earlier process has written. Only valid before the store starts."""
         self._log = log
         self._next = self._store.extent(log).end
         self._store.read_from(log, 0, self._found, messages_max=IDS_MAX, octets_max=1 << 30)
@@ -120,14 +124,14 @@ class DurableReceivedIds(ReceivedIds):
         return packet_id in self._taken
 
     def take(self, packet_id: int) -> bool:
-        """As above."""
+        """Record that a message arrived under this id. Return False if it arrived before."""
         if packet_id in self._taken:
             return False
         self._taken[packet_id] = _Taken()
         return True
 
     def handed_on(self, packet_id: int) -> None:
-        """As above; the id of a message that is being written is written with it."""
+        """Write the id together with its message, if the message is being written."""
         taken = self._taken.get(packet_id)
         if taken is not None and not taken.settled and not taken.accepted and taken.position == NONE:
             self._write(packet_id, taken)
@@ -141,7 +145,7 @@ class DurableReceivedIds(ReceivedIds):
         self._store.append(self._log, position, [mark], partial(self._written, packet_id, position))
 
     def _written(self, packet_id: int, position: int, outcome: Outcome) -> None:
-        """The id is on disk, or the disk does not take it: then it is known as long as we live."""
+        """Send a pending PUBREC once writing the id is over; a refused id stays in memory only."""
         taken = self._taken.get(packet_id)
         if taken is None or taken.position != position:
             return
@@ -152,7 +156,10 @@ class DurableReceivedIds(ReceivedIds):
             self._say(packet_id)
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
-        """As above."""
+        """Record that every target has the message, and write the id if `stored`.
+
+        Return True to send PUBREC now.
+        """
         taken = self._taken.get(packet_id)
         if taken is None:
             return False
@@ -165,23 +172,23 @@ class DurableReceivedIds(ReceivedIds):
         return taken.settled
 
     def accepted(self, packet_id: int) -> bool:
-        """As above."""
+        """Return True if PUBREC may be sent, or resent."""
         taken = self._taken.get(packet_id)
         return taken is not None and taken.accepted and taken.settled
 
     def doubt(self, packet_id: int) -> None:
-        """As above; the id must not be on disk without its message."""
+        """Delete the id from the disk, because it must not be there without its message."""
         taken = self._taken.get(packet_id)
         if taken is not None:
             self._erase(taken)
             taken.settled = False
 
     def forget(self, packet_id: int) -> None:
-        """As above."""
+        """Forget the id of a message that was not accepted."""
         self.release(packet_id)
 
     def release(self, packet_id: int) -> bool:
-        """As above."""
+        """Free the id after PUBREL. Return False if it is unknown."""
         taken = self._taken.pop(packet_id, None)
         if taken is not None:
             self._erase(taken)
@@ -194,7 +201,7 @@ class DurableReceivedIds(ReceivedIds):
             taken.position = NONE
 
     def drop(self) -> None:
-        """As above."""
+        """Forget all ids and delete their log, because the session has ended."""
         self._taken.clear()
         if self._log is not None:
             self._store.drop(self._log)

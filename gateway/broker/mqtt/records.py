@@ -1,18 +1,18 @@
-"""What of MQTT survives a restart besides messages: small records in the store.
+"""Small records of MQTT in the store, which survive a restart.
 
 | kind | key | value |
 |---|---|---|
 | session | client id | JSON, the fields of SessionRecord |
 | subscription | client id, U+0000, filter | JSON, the fields of SubscriptionOptions |
-| owed | client id, U+0000, filter | empty: its retained messages have not all been put into the session |
-| released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
-| renumbered | client id, U+0000, position in 8 octets | packet id in 2 octets, if another than usual |
+| owed | client id, U+0000, filter | empty: the session still lacks some of its retained messages |
+| released | client id, U+0000, packet id in 2 bytes | position of its message in 8 bytes |
+| renumbered | client id, U+0000, position in 8 bytes | packet id in 2 bytes, if another than usual |
 | will | client id | JSON, see `put_will` |
-| will | client id, U+0000, any text | the same, of a will that is being published and not settled yet |
+| will | client id, U+0000, any text | JSON, of a will that is being published and not settled yet |
 
-No client id holds U+0000 (5: 1.5.4.2), so what belongs to a client is found by its prefix; keys are UTF-8.
-Messages stand in two logs of the client's name: `session`, what it is owed, and `incoming`, the packet ids of
-QoS 2 that it has used. Retained messages see to themselves (retained.py).
+No client id contains U+0000 (5: 1.5.4.2), so the records of a client are found by its prefix; keys are UTF-8.
+Messages are in two logs of the client's name: `session`, what it is owed, and `incoming`, the packet ids of
+QoS 2 that it has used. Retained messages are in retained.py.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ END: Final = b"\0"  # of the client id in a key
 
 
 class SessionRecord(NamedTuple):
-    """A session that outlives its connection.
+    """Record of a session that outlives its connection.
 
-    `utc`: when its client last came or went, in seconds. `attached`: it came. Messages at positions below
-    `sent` may have been sent; while attached nobody keeps that up to date. `user` and `place` are those that
-    last opened it.
+    `utc` is when its client last connected or disconnected, in POSIX seconds, and `attached` is True if it
+    connected. Messages at positions below `sent` may have been sent; while attached the value is outdated.
+    `user` and `place` are those that last opened the session.
     """
 
     expiry_secs: float
@@ -58,7 +58,7 @@ class SessionRecord(NamedTuple):
 
 
 class Records:
-    """The records of one topic tree. `changes` moves with each that a client may have to wait for."""
+    """Records of one topic tree. `changes` counts those for which a client may have to wait."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -67,17 +67,17 @@ class Records:
 
     @property
     def failure(self) -> str:
-        """Why nothing can be recorded now; empty when it can."""
+        """Why nothing can be recorded now; "" if it can."""
         return self.store.failure
 
     # Sessions.
 
     def put_session(self, client: str, record: SessionRecord) -> None:
-        """The session is there, and this is its state."""
+        """Store the state of a session."""
         self._put(SESSION, client.encode(), json.dumps(record._asdict()).encode())
 
     def forget_session(self, client: str) -> None:
-        """The session has ended, with its subscriptions; the logs are dropped by their owners."""
+        """Delete the records of a session; the owners of its logs drop these."""
         self.changes += 1
         self.store.delete(SESSION, client.encode())
         self.store.delete_all(SUBSCRIPTION, client.encode() + END)
@@ -86,7 +86,7 @@ class Records:
         self.store.delete_all(RENUMBERED, client.encode() + END)
 
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
-        """Client ids and records. Like all that iterate: before the store is started."""
+        """Yield client ids and records. Like all iterators here, only valid before the store starts."""
         for key, value in self._things(SESSION):
             with set_aside(SESSION, key):
                 yield key.decode(), SessionRecord(**json.loads(value))
@@ -94,60 +94,60 @@ class Records:
     # Subscriptions.
 
     def put_subscription(self, client: str, topic_filter: str, options: SubscriptionOptions) -> None:
-        """The session has this subscription."""
+        """Store a subscription of a session."""
         self._put(SUBSCRIPTION, _key(client, topic_filter.encode()), json.dumps(asdict(options)).encode())
 
     def delete_subscription(self, client: str, topic_filter: str) -> None:
-        """It has it no longer."""
+        """Delete a subscription."""
         self._delete(SUBSCRIPTION, _key(client, topic_filter.encode()))
 
     def subscriptions(self) -> Iterator[tuple[str, str, SubscriptionOptions]]:
-        """Client id, filter and options."""
+        """Yield client id, filter and options."""
         for key, value in self._things(SUBSCRIPTION):
             client, _, topic_filter = key.partition(END)
             with set_aside(SUBSCRIPTION, key):
                 yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
 
     def put_owed(self, client: str, topic_filter: str) -> None:
-        """A subscription is still to get its retained messages."""
+        """Store that a subscription still lacks some of its retained messages."""
         self._put(OWED, _key(client, topic_filter.encode()), b"")
 
     def delete_owed(self, client: str, topic_filter: str) -> None:
-        """All of them are in the session, or they are not wanted any more. Nobody waits for that."""
+        """Delete that record, because the session has the messages or no longer wants them."""
         self.store.delete(OWED, _key(client, topic_filter.encode()))
 
     def owed(self) -> Iterator[tuple[str, str]]:
-        """Client id and filter."""
+        """Yield client id and filter."""
         for key, _ in self._things(OWED):
             client, _, topic_filter = key.partition(END)
             with set_aside(OWED, key):
                 yield client.decode(), topic_filter.decode()
 
-    # QoS 2, outgoing: PUBREC has come, PUBCOMP has not.
+    # Outgoing QoS 2, after PUBREC and before PUBCOMP.
 
     def put_released(self, client: str, packet_id: int, position: int) -> None:
-        """The client has the message that was sent under `packet_id`."""
+        """Store that the client has the message that was sent under `packet_id`."""
         self.store.put(RELEASED, _key(client, packet_id.to_bytes(2, "big")), position.to_bytes(8, "big"))
 
     def delete_released(self, client: str, packet_id: int) -> None:
-        """It knows that we know."""
+        """Delete a released packet id after PUBCOMP."""
         self.store.delete(RELEASED, _key(client, packet_id.to_bytes(2, "big")))
 
     def released(self) -> Iterator[tuple[str, int, int]]:
-        """Client id, packet id and position."""
+        """Yield client id, packet id and position."""
         for key, value in self._things(RELEASED):
             client, _, packet_id = key.partition(END)
             with set_aside(RELEASED, key):
                 yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
 
-    # Outgoing, when the packet id that the position gives was in use.
+    # Outgoing messages whose usual packet id was in use.
 
     def put_renumbered(self, client: str, position: int, packet_id: int) -> None:
         """Store the packet id of the message at this position."""
         self.store.put(RENUMBERED, _key(client, position.to_bytes(8, "big")), packet_id.to_bytes(2, "big"))
 
     def delete_renumbered(self, client: str, position: int) -> None:
-        """Delete the packet id of a message that is not owed any more."""
+        """Delete the packet id of a message that is settled."""
         self.store.delete(RENUMBERED, _key(client, position.to_bytes(8, "big")))
 
     def renumbered(self) -> Iterator[tuple[str, int, int]]:
@@ -160,10 +160,10 @@ class Records:
     # Wills.
 
     def put_will(self, key: str, will: Will, sender: Sender) -> None:
-        """Store the will of the client, or one of its that is being published: a JSON object of the fields
-        of Will and Sender.
+        """Store the will of a client, or one that is being published.
 
-        The body and the property list (in the octets of MQTT 5) are base64.
+        The value is a JSON object with the fields of Will and Sender; the body and the property list (as MQTT
+        5 encodes it) are base64.
         """
         given = {
             "topic": will.topic,
@@ -177,14 +177,15 @@ class Records:
         self._put(WILL, key.encode(), json.dumps(given).encode())
 
     def delete_will(self, key: str) -> None:
-        """Delete a will: it has been published, or will not be."""
+        """Delete a will that was published or never will be."""
         if key in self._wills:
             self._wills.remove(key)
             self._delete(WILL, key.encode())
 
     def wills(self) -> Iterator[tuple[str, Will, Sender]]:
-        """Yield key, will and sender of what clients left that were connected when the gateway ended, whose
-        wills were delayed, or were being published.
+        """Yield key, will and sender of the wills that an earlier process has not published.
+
+        Their clients were connected when the gateway ended, or the wills were delayed or being published.
         """
         for key, value in self._things(WILL):
             with set_aside(WILL, key):
@@ -196,7 +197,7 @@ class Records:
                 )
                 yield key.decode(), will, Sender(**given["sender"])
 
-    # All of them.
+    # For all records.
 
     def _put(self, kind: str, key: bytes, value: bytes) -> None:
         self.changes += 1

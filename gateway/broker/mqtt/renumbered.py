@@ -1,9 +1,9 @@
-"""Packet identifiers of the messages of a durable session whose usual identifier was in use.
+"""Packet ids of messages of a durable session whose usual id was in use.
 
-The usual identifier of a message follows from its position in the log, so nothing has to be stored for it.
-When an earlier message still has that identifier, the message gets the next free one below it. The choice is
-a record of the store, and the message waits until that is on disk: after a crash it has to be sent again
-under the identifier by which the client knows it (MQTT 5: 2.2.1, 4.4).
+The usual packet id of a message follows from its position in the log, so nothing has to be stored for it. If
+an earlier message still uses that id, the message gets the next free one below it. The choice is recorded in
+the store, and the message waits until that is on disk: after a crash it must be resent under the id by which
+the client knows it (MQTT 5: 2.2.1, 4.4).
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from gateway.model.outcome import ACCEPTED, Outcome
 
 
 class RenumberedMessages:
-    """The messages of one session that have another packet identifier than their position gives."""
+    """Messages of one session whose packet id differs from that of their position."""
 
     __slots__ = ("_by_position", "_client", "_positions", "_recorded", "_records", "_unrecorded", "_used")
 
     def __init__(
         self, records: Records, client_id: str, used: tuple[Container[int], ...], recorded: Callable[[], None]
     ) -> None:
-        """`used` are the identifiers in flight. `recorded` is called when a choice is on disk."""
+        """Create an empty map. `used` are ids in flight; `recorded` is called when a choice is on disk."""
         self._records = records
         self._client = client_id
         self._used = used
         self._recorded = recorded
         self._by_position: dict[int, int] = {}
-        self._positions: dict[int, int] = {}  # by identifier
+        self._positions: dict[int, int] = {}  # by packet id
         self._unrecorded: dict[
             int, bool
-        ] = {}  # positions whose record is not on disk; True: it is on its way
+        ] = {}  # positions whose record is not on disk; True while it is being written
 
     def __len__(self) -> int:
         return len(self._by_position)
 
     def restore(self, position: int, packet_id: int) -> None:
-        """Take over what an earlier process has recorded."""
+        """Restore what an earlier process has recorded."""
         self._by_position[position] = packet_id
         self._positions[packet_id] = position
 
     def packet_id(self, position: int, usual: int) -> int:
-        """Return the identifier of the message at this position; 0 if it may not be sent yet, for the choice
-        is not on disk. `usual` is the identifier that the position gives.
+        """Return the packet id of the message at this position; 0 if it may not be sent yet.
+
+        It must wait until the choice is on disk. `usual` is the id of the position.
         """
         packet_id = self._by_position.get(position, usual)
         if self._is_taken(packet_id, position):
@@ -59,7 +60,7 @@ class RenumberedMessages:
         return any(packet_id in used for used in self._used)
 
     def _choose(self, position: int, packet_id: int) -> int:
-        # The ids above are those of the next messages, the ids below those of messages long acknowledged.
+        # The ids above are those of the next messages, the ids below those of messages acknowledged long ago.
         while self._is_taken(packet_id, position):
             packet_id = packet_id - 1 or PACKET_IDS
         self.restore(position, packet_id)
@@ -88,7 +89,7 @@ class RenumberedMessages:
                     self._record(position)
 
     def forget(self, position: int) -> None:
-        """Delete the record of a message that is not owed any more."""
+        """Delete the record of a message that is settled."""
         packet_id = self._by_position.pop(position, 0)
         if packet_id:
             del self._positions[packet_id]

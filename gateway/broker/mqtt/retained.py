@@ -1,16 +1,13 @@
-"""Retained messages: the last one of each topic, for whoever subscribes later. It is a sink of the
-dispatcher.
+"""Retained messages: the latest of each topic, for later subscribers. A sink of the dispatcher.
 
-With a store each is written, too, and is there after a restart. Whoever publishes one at QoS 1 or 2 is told
-when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
-later.
+With a store each is written, too, and restored after a restart. The publisher of one at QoS 1 or 2 is
+informed after the commit; while the disk fails the publisher is refused, and the message is written later.
+Beyond the limits, or the share of the user who published it, a message is refused rather than acknowledged
+and lost, and the topic retains what it did before. The user is the message's sender, also after a restart.
+Expired messages are removed at a tick, or when another message needs the space.
 
-Beyond the limits, or the share of the user who published it, nothing is acknowledged and lost: the publisher
-is refused, and the topic retains what it did before. The user is the message's sender, also after a restart.
-A message that has expired frees its place, when the clock ticks or another one needs it.
-
-Whoever subscribes is sent them in pieces, by a Walk through the topics: a filter may match all of them, and
-so may each of the next two hundred.
+New subscribers get them in pieces, by a Walk through the topics: a filter may match all of them, and so may
+the next two hundred filters.
 """
 
 from __future__ import annotations
@@ -29,19 +26,19 @@ from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 PIECE_MESSAGES_MAX: Final = 256
-PIECE_STEPS_MAX: Final = 2_000  # branches of the tree that are looked at in one turn
-EXPIRED_MAX: Final = 1_000  # messages that are forgotten in one turn
-SLACK: Final = 64  # entries of the heap that may be out of date, besides as many as are not
+PIECE_STEPS_MAX: Final = 2_000  # branches of the tree visited in one turn
+EXPIRED_MAX: Final = 1_000  # messages removed in one turn
+SLACK: Final = 64  # outdated entries that may be in the heap, in addition to as many as are valid
 RETAINED_FULL: Final = Outcome(
     Verdict.REJECTED,
     Reason.QUOTA,
     "limits.retained_... or limits.user_share are reached: the topic retains what it did before",
 )
-KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
+KIND: Final = "retained"  # kind of record in the store; its key is the topic in UTF-8, its value the message
 
 
 class Retained:
-    """The retained messages of one topic tree, by topic."""
+    """Retained messages of one topic tree, by topic."""
 
     def __init__(
         self,
@@ -51,10 +48,10 @@ class Retained:
         store: Store | None = None,
         shares: UserShares | None = None,
     ) -> None:
-        """Each keeps a body: what is beyond the limits, or the share of the user who published it, is refused
-        and counted in `refused`. `shares` has these limits with the part that one user may have.
+        """Create the collection, with what `store` (not started yet) has.
 
-        What is in `store`, which has not been started, is retained from the beginning.
+        Each message has a body. What exceeds the limits, or the share of its user, is refused and counted in
+        `refused`. `shares` has these limits (messages, bytes) with the share of one user.
         """
         self.messages_max = messages_max
         self.shares = shares or UserShares(
@@ -67,7 +64,7 @@ class Retained:
         self.refused = 0
         self._messages: dict[str, Message] = {}
         self._tree: TopicTree[Message] = TopicTree()
-        self._expiring: list[tuple[float, str]] = []  # heap of when, and which topic; some are out of date
+        self._expiring: list[tuple[float, str]] = []  # heap of expiry times and topics; some are outdated
         self._store = store
         if store is not None:
             self._restore(store)
@@ -77,7 +74,7 @@ class Retained:
 
     @property
     def octets(self) -> int:
-        """Bytes of all retained messages."""
+        """Size of all retained messages in bytes."""
         return self.shares.total
 
     def __contains__(self, topic: str) -> bool:
@@ -94,7 +91,7 @@ class Retained:
                 self._set(message, utc, restoring=True)
 
     def publish(self, part: SubBatch) -> None:
-        """Keep each message for its topic."""
+        """Retain each message for its topic, and settle the part."""
         refused = [at for at, message in enumerate(part.messages) if not self.keep(message)]
         if refused:
             part.settle_at(refused, RETAINED_FULL)
@@ -105,8 +102,9 @@ class Retained:
         self._store.after_commit(part.settle)
 
     def keep(self, message: Message) -> bool:
-        """Keep `message` for its topic; an empty body forgets the topic (5: 3.3.1.3). Return False if there
-        is no room: the topic is as it was.
+        """Retain `message` for its topic; an empty body clears the topic (5: 3.3.1.3).
+
+        Returns False if there is no space; then the topic is unchanged.
         """
         address = message.address
         known = address.name in self._messages
@@ -119,27 +117,27 @@ class Retained:
         return kept is not None
 
     def messages(self) -> list[Message]:
-        """All of them now."""
+        """Return all retained messages."""
         return list(self._messages.values())
 
     def forget(self, message: Message) -> bool:
-        """Forget this message; False: its topic has another one, or none."""
+        """Remove this message. Return False if its topic retains another one, or none."""
         if self._messages.get(message.address.name) is not message:
             return False
         self.keep(Message(message.address, b""))
         return True
 
     def show(self, message: Message) -> None:
-        """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
+        """Retain `message` without storing it: the next process creates it again."""
         self._set(message, clock.utc())
 
     def _set(self, message: Message, utc: float, *, restoring: bool = False) -> bool | None:
-        """In memory. False: the topic has no retained message now; None: there is no room for this one."""
+        """Retain a message in memory. Return False if its topic is cleared, None if there is no space."""
         topic = message.address.name
         if not len(message.body):
             self._drop(topic)
             return False
-        if restoring:  # it was accepted, and a share may have come since
+        if restoring:  # it was accepted, and a share may have been configured since
             if self.shares.limit_of_all(message.octets):
                 self.refused += 1
                 return None
@@ -159,8 +157,10 @@ class Retained:
         return True
 
     def _fits(self, message: Message, *, counted: bool = False) -> bool:
-        """Return True if the message may take the place of what its topic retains. `counted`: what may not
-        is counted as refused."""
+        """Return True if the message may replace what its topic retains.
+
+        With `counted` a refusal is counted.
+        """
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)
         if before is None:
@@ -185,11 +185,11 @@ class Retained:
             heapify(self._expiring)
 
     def tick(self) -> None:
-        """Forget some of what has expired."""
+        """Remove some expired messages."""
         self.forget_expired(clock.utc(), EXPIRED_MAX)
 
     def forget_expired(self, utc: float, most: int = sys.maxsize) -> None:
-        """Forget what has expired by `utc`, at most so many."""
+        """Remove what has expired by `utc` (POSIX seconds), at most `most` messages."""
         while self._expiring and self._expiring[0][0] <= utc and most > 0:
             expires, topic = heappop(self._expiring)
             message = self._messages.get(topic)
@@ -206,7 +206,7 @@ class Retained:
     def find(
         self, pattern: list[str], after: list[str] | None, most: int, steps: int
     ) -> tuple[list[Message], list[str] | None]:
-        """As TopicTree.find: messages whose topics match the levels of a filter, without expired ones."""
+        """Return unexpired messages whose topics match the levels of a filter; see TopicTree.find."""
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = clock.utc()
         return [message for message in found if not message.expires or message.expires > utc], place

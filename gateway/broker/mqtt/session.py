@@ -1,11 +1,10 @@
-"""A session: what one client is owed, whether it is connected or not.
+"""MQTT session: what one client is owed, connected or not.
 
-Outgoing: messages wait in order, go out as the client's Receive Maximum allows, and stay in flight until the
-last acknowledgement of their QoS. ReceivedIds: the packet ids of QoS 2 messages that were taken but not
-released.
-The two directions have separate packet ids. A connection, while there is one, is the session's outlet.
-Its octets are those of what waits and of what is in flight, until the client has acknowledged it.
-What is here ends with the process; durable_session.py has the sessions that do not.
+Outgoing messages wait in order, are sent as the client's Receive Maximum allows, and stay in flight until the
+last acknowledgement of their QoS. ReceivedIds has the packet ids of QoS 2 messages that were received but not
+released. The two directions have separate packet ids. A connection, if there is one, is the session's outlet.
+The session's size in bytes is that of what waits and is in flight, until the client has acknowledged it.
+These sessions end with the process; durable_session.py has those that do not.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ IDENTIFIER_OCTETS: Final = 4
 
 @dataclass(frozen=True)
 class SubscriptionOptions:
-    """How a subscription wants its messages (MQTT 5 §3.8.3.1)."""
+    """Subscription options (MQTT 5 §3.8.3.1)."""
 
     qos: int = 0
     no_local: bool = False
@@ -46,7 +45,7 @@ class SubscriptionOptions:
 
 
 class Grant:
-    """What one session gets of a topic: its matching subscriptions, merged. It is a sink."""
+    """Right of one session to messages of a topic: its matching subscriptions, merged. A sink."""
 
     __slots__ = (
         "_hash",
@@ -68,8 +67,9 @@ class Grant:
         shared: str = "",
     ) -> None:
         self.session = session
-        self.shared = shared  # the filter of the shared subscription that it is a part of; "": of none
-        self.retained = retained  # a retained message for a new subscription: it says so (§3.3.1.3)
+        self.shared = shared  # filter of the shared subscription, if it belongs to one
+        # For a retained message of a new subscription, which has RETAIN set (§3.3.1.3).
+        self.retained = retained
         self.qos = max([option.qos for option in options])
         self.no_local = all(option.no_local for option in options)
         self.retain_as_published = any(option.retain_as_published for option in options)
@@ -77,7 +77,7 @@ class Grant:
         self._hash = hash(self._key())
 
     def is_of(self, options: SubscriptionOptions) -> bool:
-        """Whether it is what one subscription with these options alone gives."""
+        """Return True if a single subscription with these options has the same grant."""
         identifier = options.identifier
         return (
             self.qos == options.qos
@@ -91,7 +91,7 @@ class Grant:
         return (self.session.client_id, self.shared, *options)
 
     def __eq__(self, other: object) -> bool:
-        """Grants of one session with equal options are one recipient, whatever their topics."""
+        """Compare session and options: equal grants of one session are one recipient for all topics."""
         if other is self:
             return True
         return isinstance(other, Grant) and other.session is self.session and other._key() == self._key()
@@ -100,15 +100,15 @@ class Grant:
         return self._hash
 
     def publish(self, part: SubBatch) -> None:
-        """The session owes the messages; it settles the part."""
+        """Owe the messages to the session, which settles the part."""
         self.session.take(part, self)
 
     def encode(self) -> bytes:
-        """What must be known of the grant when a stored message is sent.
+        """Encode what must be known of the grant when a stored message is sent.
 
-        An octet (bits 0 and 1: QoS, bit 2: retain as published, bit 3: retained, bit 4: shared), then each
-        subscription identifier in 4 octets, big-endian. Of a shared subscription it is one, 0 for none, and
-        the filter follows in UTF-8.
+        One byte (bits 0 and 1: QoS, bit 2: retain as published, bit 3: retained, bit 4: shared), then each
+        subscription identifier in 4 bytes, big-endian. A shared subscription has exactly one, 0 for none,
+        followed by the filter in UTF-8.
         """
         first = self.qos | self.retain_as_published * RETAIN_AS_PUBLISHED | self.retained * RETAINED
         identifiers = [one.to_bytes(IDENTIFIER_OCTETS, "big") for one in self.identifiers]
@@ -119,12 +119,12 @@ class Grant:
 
 
 def shared_filter(octets: bytes) -> str:
-    """The filter of the shared subscription in what `Grant.encode` wrote; "": it is of none."""
+    """Return the filter of a shared subscription from an encoded grant; "" if it is not shared."""
     return octets[1 + IDENTIFIER_OCTETS :].decode() if octets[0] & SHARED else ""
 
 
 def decode_grant(session: Session, octets: bytes) -> Grant:
-    """The grant that `Grant.encode` wrote; what it passes over was left out before it was stored."""
+    """Decode a grant. No-local is not restored: it was applied before the message was stored."""
     first = octets[0]
     as_published = bool(first & RETAIN_AS_PUBLISHED)
     shared = ""
@@ -141,9 +141,9 @@ def decode_grant(session: Session, octets: bytes) -> Grant:
 
 
 class Owing(Protocol):
-    """The retained messages that one subscription is still to be sent, whatever has them.
+    """Retained messages that one subscription must still get, wherever they are.
 
-    `waits`: there is no next piece now, and somebody pulls again when there is one.
+    `waits` is True if the next piece is not available yet; the source pulls again when it is.
     """
 
     grant: Grant
@@ -151,11 +151,11 @@ class Owing(Protocol):
     waits: bool
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """The next piece. It may be empty although there is more."""
+        """Return the next piece, which may be empty although there is more."""
 
 
 class Walk:
-    """The retained messages of this process that one subscription is still to be sent."""
+    """Retained messages of this process that one subscription must still get."""
 
     __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "waits")
 
@@ -168,23 +168,23 @@ class Walk:
         self._place: list[str] | None = None
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """The next piece. It may be empty although there is more."""
+        """Return the next piece, which may be empty although there is more."""
         found, self._place = self._retained.find(self._pattern, self._place, most, PIECE_STEPS_MAX)
         self.done = self._place is None
         return found
 
 
 PACKET_IDS: Final = 65_535
-WALKS_MAX: Final = 8  # through the retained messages, in one turn
+WALKS_MAX: Final = 8  # walks through the retained messages, in one turn
 UNKEPT: Final = -1  # position of a message that is in memory only
-# Written in one go, so that a congested connection is noticed in time.
+# Limits of what is written at once, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
 ROWS_OCTETS_MAX: Final = 1_048_576
-PACED_MIN: Final = 2 * ROWS_MAX  # messages that wait: fewer are no delay
+PACED_MIN: Final = 2 * ROWS_MAX  # waiting messages; fewer are no delay
 
 
 class Row:
-    """One PUBLISH to be written. Not changed once it has been made."""
+    """PUBLISH to be written. Never changed after its creation."""
 
     __slots__ = ("dup", "grant", "message", "packet_id", "qos")
 
@@ -196,69 +196,71 @@ class Row:
         self.dup = dup
 
     def said(self, *, before: bool) -> Row:
-        """The same, which has been said before, or not."""
+        """Return the same row with DUP set (`before`) or not."""
         return Row(self.message, self.grant, self.qos, self.packet_id, before)
 
 
 class Outlet(Protocol):
-    """The connection through which a session speaks."""
+    """Connection that sends for a session."""
 
     @property
     def congested(self) -> bool:
-        """True: write nothing more now; `Session.pump` is called when it has drained."""
+        """True if nothing more should be written now; `Session.pump` is called when it has drained."""
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that cannot be said to this client, which the session forgets.
+        """Encode the rows. Return those that cannot be encoded for this client, which the session drops.
 
-        Raises only for what is wrong with the connection itself.
+        Raises only for faults of the connection itself.
         """
 
     def failed(self, error: Exception) -> None:
-        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
+        """Handle an error of `send`: the connection counts as congested until it ends, with the wake-up."""
 
     def send_release(self, packet_id: int) -> None:
-        """Encode a PUBREL."""
+        """Send a PUBREL."""
 
     def send_received(self, packet_id: int) -> None:
-        """Encode a PUBREC."""
+        """Send a PUBREC."""
 
 
 @dataclass
 class SessionTally:
-    """What sessions dropped, by reason; telemetry reads it."""
+    """Counts of messages that sessions dropped, by reason, for metrics."""
 
     queue_full: int = 0
     offline: int = 0
     expired: int = 0
-    undeliverable: int = 0  # larger than the client takes, or malformed by their sender
-    unshared: int = 0  # of a shared subscription whose last member that could have them has ended
+    undeliverable: int = 0  # larger than the client's maximum packet size, or malformed by their sender
+    unshared: int = 0  # of a shared subscription whose last possible member has ended
 
 
 @dataclass
 class SessionLimits:
-    """What one session may hold."""
+    """Limits of one session."""
 
     messages_max: int = 100_000  # waiting; beyond it the newest is dropped and counted
     octets_max: int = 256 * 1024 * 1024
-    in_flight_max: int = 256  # towards a client that states no Receive Maximum
-    memory_messages_max: int = 100_000  # of a session that is kept on disk; others wait there alone
+    in_flight_max: int = 256  # for a client without a Receive Maximum
+    memory_messages_max: int = 100_000  # of a session on disk; more messages wait there alone
     memory_octets_max: int = 64 * 1024 * 1024
-    holds: bool = True  # a connected client's sources stop reading at the limit; else it loses the newest
-    may_hold: MayHold = everybody_may_hold  # by user: with `holds`, whose sessions do that
-    stall_secs: float = 30.0  # how long for, when the client takes nothing
-    delay_secs: float = 0.015  # of what waits for a client that takes it: beyond, sources are held; 0: never
+    # At the limit the sources of a connected client are paused; otherwise the newest is dropped.
+    holds: bool = True
+    may_hold: MayHold = everybody_may_hold  # by user: may such a session pause sources, with `holds`
+    stall_secs: float = 30.0  # how long, if the client accepts nothing
+    # Waiting time for an active client beyond which its sources are paused; 0 for never.
+    delay_secs: float = 0.015
 
 
 QueuedRow = tuple[Message, Grant, int]
-"""A message that is owed, by what, and its position, or UNKEPT."""
+"""Message that is owed, its grant, and its position or UNKEPT."""
 Told = Callable[[Outcome], None]
-"""Hears ACCEPTED when a session owes a message safely, and otherwise why it does not."""
+"""Callback that gets ACCEPTED when a session owes a message safely, and otherwise the reason."""
 PassOn = Callable[[Message, Grant, Told], bool]
-"""Has another session owe a message; False: none can."""
+"""Function that has another session owe a message. Returns False if none can."""
 
 
 class Session:
-    """One client's subscriptions and what it is owed."""
+    """Subscriptions and owed messages of one client."""
 
     __slots__ = (
         "_again",
@@ -289,60 +291,66 @@ class Session:
         "tally",
         "user",
     )
-    kept: ClassVar[bool] = False  # by the store
+    kept: ClassVar[bool] = False  # True if the store has it
 
     def __init__(
         self, client_id: str, limits: SessionLimits, tally: SessionTally, *, user: str = "", place: str = ""
     ) -> None:
-        """`user` is whose it is, and `place` where it was opened from: fair shares are counted by them."""
+        """Create a session of `user`, opened from the address `place`, for whose shares it counts."""
         self.client_id = client_id
         self.limits = limits
         self.tally = tally
         self.user = user
         self.place = place
         self.outlet: Outlet | None = None
-        self.expiry_secs = 0.0  # how long it outlives its connection
+        self.expiry_secs = 0.0  # seconds by which it outlives its connection
         self.expires_at = 0.0  # monotonic; only while disconnected
         self.subscriptions: dict[str, SubscriptionOptions] = {}
         self.received_ids = ReceivedIds()
         self.in_flight: dict[int, Row] = {}
         self.owed: dict[str, Owing] = {}  # retained messages still to be sent, by filter
-        self.released: dict[int, None] = {}  # in flight, PUBREC came, PUBREL was sent
+        self.released: dict[int, None] = {}  # in flight, after PUBREC, with PUBREL sent
         self.shares = False  # it has been a member of a shared subscription
         self.credit = 0
         self.pressure = Pressure()
-        self.patient = limits.holds  # its sources are held; after a stall not again before half of it is gone
-        self.moved = False  # something was sent since `stalled` was asked
+        # Its sources may be paused; after a stall only once half of its content was sent.
+        self.patient = limits.holds
+        self.moved = False  # something was sent since the last call of `stalled`
         self._since = 0.0  # monotonic
-        self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
-        self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 octets, of each session
-        self._octets = 0  # that wait or are in flight
-        self._tight = False  # sources are held, or it has stalled
-        self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
+        self._again: list[Row] = []  # in flight when the last connection was lost; in reverse order
+        self._waiting: deque[QueuedRow] | None = None  # an empty deque would take 760 bytes in each session
+        self._octets = 0  # bytes that wait or are in flight
+        self._tight = False  # sources are paused, or it has stalled
+        self._pace: Pace | None = None  # of the client, once much has waited for it; most never need it
         self._last_id = 0
-        self._grant: Grant | None = None  # the last one of a single subscription: most have all the same
-        self._allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
+        # The last grant of a single subscription: most messages have the same.
+        self._grant: Grant | None = None
+        # Original limits, while `limits` are reduced because its owner holds too much.
+        self._allowed: SessionLimits | None = None
 
     def __len__(self) -> int:
         return 0 if self._waiting is None else len(self._waiting)
 
     @property
     def persistent(self) -> bool:
-        """It outlives its connection."""
+        """True if it outlives its connection."""
         return self.expiry_secs > 0
 
     @property
     def full(self) -> bool:
-        """True: while the client is connected, its sources should stop reading."""
+        """True if its sources should pause while the client is connected."""
         return len(self) >= self.limits.messages_max or self._octets >= self.limits.octets_max
 
     @property
     def in_memory(self) -> int:
-        """Octets of what waits or is in flight, and is not on disk alone."""
+        """Size in bytes of what waits or is in flight, without what is on disk alone."""
         return self._octets
 
     def restrain(self, on: bool) -> None:
-        """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
+        """Reduce the session's share of memory because its owner holds too much, or restore it.
+
+        A repeated call has no effect.
+        """
         if on and self._allowed is None:
             self._allowed = self.limits
             self.limits = self._lowered(self.limits)
@@ -356,20 +364,20 @@ class Session:
 
     @property
     def room(self) -> int:
-        """How many messages would be sent at once; 0 while the client is away or does not read."""
+        """Number of messages that would be sent at once; 0 if the client is disconnected or does not read."""
         if self.outlet is None or self.outlet.congested:
             return 0
         return max(self.credit - len(self), 0)
 
     def granted(self, options: SubscriptionOptions) -> Grant:
-        """What one of its subscriptions gets of a topic that no other of them matches."""
+        """Return the grant of one of its subscriptions, for topics that no other of them matches."""
         grant = self._grant
         if grant is None or not grant.is_of(options):
             grant = self._grant = Grant(self, [options])
         return grant
 
     def take(self, part: SubBatch, grant: Grant) -> None:
-        """Owe the messages of the part, which is what acceptance means here."""
+        """Owe the messages of the part, and accept it."""
         messages = part.messages
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
@@ -381,9 +389,9 @@ class Session:
     def offer(self, messages: list[Message], grant: Grant) -> None:
         """Owe `messages` to the client. QoS 0 is for connected clients only.
 
-        A connected client's sources are held at the limit, so only what cannot be held is dropped, at twice
-        the limit. Of a client that is away, or has stalled, the newest messages beyond the limit are dropped,
-        and counted.
+        The sources of a connected client are paused at the limit, so only messages of those that cannot be
+        paused are dropped, at twice the limit. For a client that is disconnected or has stalled, the newest
+        messages beyond the limit are dropped and counted.
         """
         if self.outlet is None:
             owed = (
@@ -400,7 +408,10 @@ class Session:
             self.pump()
 
     def pull(self) -> bool:
-        """Owe the next retained messages, when those before have been sent. False: not now, or none."""
+        """Owe the next retained messages after the previous ones were sent.
+
+        Return False if there are none now.
+        """
         outlet = self.outlet
         if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
             return False
@@ -422,15 +433,15 @@ class Session:
 
     @property
     def pulls(self) -> bool:
-        """Return True if a piece of what is owed retained is here, or can be asked for."""
+        """True if a piece of retained messages is available, or can be requested."""
         return any(not walk.waits for walk in islice(self.owed.values(), WALKS_MAX))
 
     def forget_owed(self, topic_filter: str) -> None:
-        """A subscription is owed no retained messages any more."""
+        """Forget the retained messages that a subscription still lacks."""
         self.owed.pop(topic_filter, None)
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
-        """As many of the messages as there is room for."""
+        """Return as many of the messages as the limits allow, and count the others."""
         stretch = 1 if self.outlet is None or not self.patient else 2
         room = self.limits.messages_max * stretch - len(self)
         if len(messages) > room or self._octets > self.limits.octets_max * stretch:
@@ -440,7 +451,7 @@ class Session:
         return messages
 
     def pump(self) -> None:
-        """Write what waits, as far as credit and the connection allow."""
+        """Send what waits, as far as credit and the connection allow."""
         outlet = self.outlet
         while outlet is not None and (self._waiting or self._again) and not outlet.congested:
             rows = self._next_rows()
@@ -449,7 +460,7 @@ class Session:
             self.moved = True
             try:
                 unsaid = outlet.send(rows)
-            except Exception as error:  # what is in flight goes out again on the next connection
+            except Exception as error:  # what is in flight is sent again on the next connection
                 outlet.failed(error)
                 return
             for row in unsaid:
@@ -458,7 +469,7 @@ class Session:
                     self.finish(row.packet_id)
 
     def _next_rows(self) -> list[Row]:
-        """The rows that there is credit for, at most as many as are written in one go."""
+        """Return the next rows within the credit, at most as many as are written at once."""
         if self._again:
             return self._rows_again()
         rows: list[Row] = []
@@ -494,13 +505,13 @@ class Session:
         return rows
 
     def _let_go(self, octets: int) -> None:
-        """So much is held no longer."""
+        """Subtract bytes that are no longer held, and resume sources if possible."""
         self._octets -= octets
         if self._tight:
             self._ease()
 
     def _ease(self) -> None:
-        """Whoever waited for it may go on, if half of what it may hold has gone."""
+        """Resume paused sources if half of the limits is free."""
         limits = self.limits
         if len(self) <= limits.messages_max // 2 and self._octets <= limits.octets_max // 2:
             self._tight = False
@@ -508,12 +519,12 @@ class Session:
             self.pressure.relieve()
 
     def _hold_if_late(self, part: SubBatch) -> None:
-        """Whoever publishes the part waits if the session is full, or what is in it will wait long."""
+        """Pause the part's sources if the session is full, or its content will wait long."""
         if self.full:
             self._tight = True
             if self.limits.may_hold(self.user):
                 self.pressure.hold_sources(part)
-            else:  # the newest are dropped until half of what it holds has gone
+            else:  # the newest are dropped until half of its content was sent
                 self.patient = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
             now = time.monotonic()
@@ -524,7 +535,7 @@ class Session:
                 self.pressure.hold_sources(part)
 
     def review_hold(self) -> None:
-        """Let held publishers go on if the rules have changed and the session may not hold them any more."""
+        """Resume paused publishers if, after a change of rules, the session may not pause them any more."""
         if self.pressure and not self.limits.may_hold(self.user):
             if self._tight:
                 self.patient = False
@@ -533,7 +544,7 @@ class Session:
             self.pressure.relieve()
 
     def _paced(self, taken: int) -> None:
-        """The client was sent so many: whoever waited for it may go on when it has nearly caught up."""
+        """Count sent messages, and resume sources when the client has nearly caught up."""
         pace = self._pace
         if pace is not None:
             pace.taken += taken
@@ -547,12 +558,12 @@ class Session:
                 self.pressure.relieve()
 
     def stalled(self, now: float) -> bool:
-        """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
+        """Return True if its sources were paused `stall_secs` for an inactive client; call once a second.
 
-        They will not wait for it again before it has taken half of what a session may hold.
+        They are not paused again before half of what a session may hold was sent.
         """
         if not self.moved and self._pace is not None:
-            self._unpace()  # who takes nothing is not waited for early
+            self._unpace()  # sources do not wait early for an inactive client
             self._pace = None
         if self.moved or not self.pressure:
             self.moved = False
@@ -563,7 +574,7 @@ class Session:
         return False
 
     def _rows_again(self) -> list[Row]:
-        """Rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
+        """Return rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
         rows: list[Row] = []
         octets = 0
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
@@ -574,7 +585,7 @@ class Session:
         return rows
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
-        """A connection resumes the session: what was in flight is sent again first, in its order."""
+        """Attach a connection, and resend first what was in flight, in its order."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self._again = [row for row in self.in_flight.values() if row.packet_id not in self.released]
@@ -585,7 +596,7 @@ class Session:
         self.pump()
 
     def detach(self) -> None:
-        """The connection is gone; nobody waits for it any longer."""
+        """Detach the connection, and resume the sources that waited for it."""
         self.outlet = None
         if not self._waiting:
             self._waiting = None
@@ -593,7 +604,7 @@ class Session:
         self.pressure.relieve()
 
     def _wait(self, rows: Sequence[QueuedRow]) -> None:
-        """These wait behind the others."""
+        """Queue rows behind the others."""
         if rows:
             if self._waiting is None:
                 self._waiting = deque()
@@ -606,13 +617,13 @@ class Session:
 
     @property
     def failing(self) -> bool:
-        """True: it has to be on disk, and the disk takes nothing now."""
+        """True if messages must be on disk and the disk fails."""
         return False
 
     def share(self, pass_on: PassOn) -> int:
-        """Have others owe what this session owed of shared subscriptions, for its client is gone (5: 4.8.2).
+        """Pass on what this session owes of shared subscriptions, because its client was lost (5: 4.8.2).
 
-        QoS 2 that was sent stays: the client may have it. Returns how many others stay, too.
+        Messages sent at QoS 2 stay, because the client may have them. Returns how many others stay, too.
         """
         left = 0
         for packet_id, row in list(self.in_flight.items()):
@@ -634,7 +645,7 @@ class Session:
         return left
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
-        """Have another session owe the message at this position."""
+        """Have another session owe the message at this position. Return False if none can."""
         return pass_on(message, grant, _nobody)
 
     def _position_of(self, packet_id: int) -> int:
@@ -645,18 +656,18 @@ class Session:
         self.finish(packet_id)
 
     def leave(self) -> Log | None:
-        """The session ends. Return the log of what it owes, if that is for others to hand over."""
+        """Return the log of an ending session, if others must pass on its messages."""
         return None
 
     def discarded(self) -> None:
-        """The session has ended; nothing of it stays."""
-        self._grant = None  # which knows the session
+        """Clear the session after its end."""
+        self._grant = None  # it refers to the session
         self.received_ids.drop()
 
     def awaits(self, kind: PacketType, packet_id: int) -> bool:
-        """False: the client acknowledges a delivery with another packet than that which is due for it.
+        """Return False if the client acknowledges a delivery with another packet type than the due one.
 
-        An id that is unknown may be from before; PUBREC may be said again until PUBCOMP.
+        An unknown id may be an old one; PUBREC may be repeated until PUBCOMP.
         """
         if packet_id in self.released:
             return kind is not PacketType.PUBACK
@@ -664,14 +675,17 @@ class Session:
         return row is None or kind is (PacketType.PUBACK if row.qos == 1 else PacketType.PUBREC)
 
     def received(self, packet_id: int) -> bool:
-        """PUBREC came: the client has the message; PUBREL is next. False: the id is unknown."""
+        """Process PUBREC: the client has the message, and PUBREL is next.
+
+        Return False if the id is unknown.
+        """
         if packet_id not in self.in_flight:
             return False
         self.released[packet_id] = None
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """The last acknowledgement of a message came. False: the id is unknown."""
+        """Process the last acknowledgement of a message. Return False if the id is unknown."""
         row = self.in_flight.pop(packet_id, None)
         if row is None:
             return False
@@ -693,4 +707,4 @@ class Session:
 
 
 def _nobody(outcome: Outcome) -> None:
-    """Whoever passes it on has heard it."""
+    """Ignore the outcome, which was reported already."""

@@ -1,12 +1,12 @@
 """Shared subscriptions: each message goes to one member of a group (5: 4.8.2; in 3.x by the same filters).
 
-Members take turns. Whoever has room in its Receive Maximum comes before whoever has not, and whoever is
-connected before a session whose client is away, which gets only what must be acknowledged. A group is one
-sink, whoever its members are: that they come and go changes nothing for those who publish.
+Members take turns. A member with credit in its Receive Maximum comes before one without, and a connected
+member before a session whose client is disconnected, which gets only messages to be acknowledged. A group is
+one sink, so changes of its members do not affect publishers.
 
 When a client is lost, what it has not acknowledged at QoS 1, and what it was not sent yet, goes to another
-member that is connected; when its session ends, also to one that is away. What it was sent at QoS 2 is its
-own: it completes the delivery when it returns, and nobody else may get it ([MQTT-4.8.2-4], [MQTT-4.8.2-5]).
+connected member; when its session ends, also to a disconnected one. What it was sent at QoS 2 stays its own:
+it completes the delivery when it returns, and no other client may get it ([MQTT-4.8.2-4], [MQTT-4.8.2-5]).
 What waits for it on disk alone stays there until it returns, or its session ends (ended_sessions.py). A
 message leaves the disk only when the other member has it.
 """
@@ -21,12 +21,12 @@ from gateway.model.outcome import Outcome
 
 
 def shared_pattern(topic_filter: str) -> list[str] | None:
-    """The levels that the filter of a shared subscription matches; None: it is not shared."""
+    """Return the levels that the filter of a shared subscription matches; None if it is not shared."""
     return topic_filter.split("/")[2:] if topic_filter.startswith(SHARED_PREFIX) else None
 
 
 class SharedGroup:
-    """The members of one group with one filter. It is a sink."""
+    """Members of one group with one filter. A sink."""
 
     __slots__ = ("_turn", "filter", "members")
 
@@ -72,7 +72,7 @@ class SharedGroup:
             nobody.accept()
 
     def _next(self, rooms: list[int]) -> int:
-        """The position of whose turn it is, of those with room; -1: of none."""
+        """Return the index of the next member with credit; -1 if there is none."""
         count = len(rooms)
         for step in range(count):
             at = (self._turn + step) % count
@@ -82,12 +82,13 @@ class SharedGroup:
         return -1
 
     def offer(self, message: Message) -> None:
-        """Have a member that is connected owe a message for which nobody waits."""
+        """Have a connected member owe a message without a waiting publisher."""
         self.pass_on(message, None, _nobody, away=False)
 
     def pass_on(self, message: Message, but: Session | None, told: Told, *, away: bool) -> bool:
-        """Have another member owe a message, and `told` hear when it does. `away`: its client need not be
-        connected. False: none can.
+        """Have another member owe a message, and call `told` when it does. Return False if none can.
+
+        With `away` the member's client need not be connected.
         """
         chosen = self.choose(but, away=away)
         if chosen is None:
@@ -96,7 +97,7 @@ class SharedGroup:
         return True
 
     def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:
-        """Whose turn it is; `away`: its client need not be connected. None: nobody's."""
+        """Return the next member in turn, or None. With `away` its client need not be connected."""
         able = [one for one in self.members if one is not but and not one.full and not one.failing]
         here = [one for one in able if one.outlet is not None]
         candidates = here or [one for one in able if away and one.persistent and self.members[one].qos]

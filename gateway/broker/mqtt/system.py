@@ -1,20 +1,20 @@
-"""`$SYS`: what the gateway tells about itself, as retained messages that nobody published.
+"""`$SYS` topics: figures of the gateway, as retained messages without a publisher.
 
 | topic below `$SYS/broker/` | text |
 |---|---|
 | `version` | `gateway` and the version |
-| `uptime` | seconds since the start, with ` seconds` behind them |
+| `uptime` | seconds since the start, followed by ` seconds` |
 | `clients/connected` | MQTT clients that are connected |
 | `messages/received`, `messages/sent` | PUBLISH packets of all MQTT listeners |
 | `subscriptions/count` | subscriptions of all sessions |
 | `retained messages/count` | topics with a retained message, these included |
 
-The figures are refreshed while somebody subscribes to a filter that begins with `$SYS`, and otherwise do not
-exist but for the last ones. Only what has changed is sent. The disk never sees them.
+The figures are refreshed while some filter begins with `$SYS`; otherwise only the latest ones exist. Only
+what has changed is sent, and nothing is written to disk.
 
-Bridges say on `connection/NAME/state` whether they are connected, with a retained message and a will. That is
-the one topic below `$SYS` for clients to publish to, for any of them, as Mosquitto has it; what is published
-there is a message like any other.
+Bridges report on `connection/NAME/state` if they are connected, with a retained message and a will. That is
+the only topic below `$SYS` to which clients may publish, any of them, as in Mosquitto; what is published
+there is an ordinary message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOT: Final = "$SYS/broker/"
 
 
 class Shown(Protocol):
-    """The namespace that is told of."""
+    """Namespace whose figures are published."""
 
     sessions: dict[str, Session]
 
@@ -45,17 +45,17 @@ class Shown(Protocol):
 
     @property
     def subscriptions(self) -> int:
-        """How many there are."""
+        """Number of subscriptions."""
 
     def asked_for(self, level: str) -> bool:
-        """Whether anybody subscribes to topics that begin with this level."""
+        """Return True if some filter begins with this level by name."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Who gets messages of a topic."""
+        """Return the sinks of a topic."""
 
 
 class System:
-    """The `$SYS` topics of one namespace."""
+    """`$SYS` topics of one namespace."""
 
     def __init__(self, namespace: Shown) -> None:
         self._namespace = namespace
@@ -65,11 +65,11 @@ class System:
         self._due = 0.0
 
     def add(self, stats: ListenerStats) -> None:
-        """Count what this listener counts."""
+        """Add a listener's counters."""
         self._listeners.append(stats)
 
     def tick(self, now: float, interval_secs: float) -> None:
-        """Refresh, if it is time (monotonic `now`) and somebody subscribes. 0: never."""
+        """Refresh if it is time (monotonic `now`) and a client subscribes; interval 0 means never."""
         if not interval_secs or now < self._due or not self._namespace.asked_for(SYS):
             return
         self._due = now + interval_secs
@@ -81,7 +81,7 @@ class System:
                     sink.session.offer([message], sink)
 
     def show(self) -> list[Message]:
-        """Retain what has changed, and return it."""
+        """Publish changed values as retained messages. Return these messages."""
         changed = []
         for name, text in self._figures().items():
             body = text.encode()
