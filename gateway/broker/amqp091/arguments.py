@@ -1,9 +1,9 @@
-"""The arguments of queues, exchanges, bindings and consumers: what they may be, and what they mean.
+"""Arguments of queues, exchanges, bindings and consumers: checks and meaning.
 
-As in RabbitMQ: what nobody knows is ignored, for programs write notes to themselves there; what is known of
-another type of queue is refused. What means something there and nothing here (where a queue keeps its
-messages, and their copies) is accepted. A quorum queue is one on a single node: durable, and it counts
-deliveries. Streams are refused: nothing here is read again from where a consumer likes.
+The rules are RabbitMQ's. Unknown arguments are ignored, because programs use them for notes; arguments of
+another type of queue are refused. Arguments that mean something in RabbitMQ and nothing here (where a queue
+keeps its messages, and their copies) are accepted. A quorum queue is one on a single node: durable, and it
+counts deliveries. Streams are refused, because no queue here can be read again from an offset.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Fault = str | None
 
 
 class QueueArguments(NamedTuple):
-    """What the arguments of a queue say."""
+    """Meaning of a queue's arguments, with times in milliseconds."""
 
     ttl_ms: int | None = None
     expires_ms: int | None = None
@@ -67,11 +67,11 @@ class QueueArguments(NamedTuple):
     overflow: str = "drop-head"
     dead_letter_exchange: str | None = None
     dead_letter_key: str | None = None
-    priority_max: int = 0  # 0: without priorities
+    priority_max: int = 0  # 0 for a queue without priorities
     single_active: bool = False
     quorum: bool = False
-    delivery_limit: int | None = None  # returns that a message survives
-    at_least_once: bool = False  # a letter that nothing takes is not dropped
+    delivery_limit: int | None = None  # number of returns that a message survives
+    at_least_once: bool = False  # a dead letter that reaches no queue is not dropped
 
 
 def _integer(given: Value) -> Fault:
@@ -115,7 +115,7 @@ def _string(given: Value) -> Fault:
 
 
 def _name(given: Value) -> Fault:
-    """What has to be a short string on the wire."""
+    """Return why a value is not a name that fits a short string, or None if it is."""
     fault = _string(given)
     return (
         "longer than 255 octets" if fault is None and len(given.value.encode()) > NAME_OCTETS_MAX else fault
@@ -184,7 +184,7 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
     "x-queue-version": _version,
     "x-queue-master-locator": _locator,
     "x-queue-leader-locator": _leader_locator,
-    "x-delivery-limit": _anything,  # what is no number limits nothing
+    "x-delivery-limit": _anything,  # a value that is not a number limits nothing
     "x-dead-letter-strategy": _strategy,
     "x-quorum-initial-group-size": _positive,
     "x-initial-cluster-size": _positive,
@@ -194,7 +194,7 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
     "x-stream-max-segment-size-bytes": _natural,
 }
 _STREAMS: Final = frozenset({"x-initial-cluster-size", "x-max-age", "x-stream-max-segment-size-bytes"})
-# What is known, and of other types of queue.
+# Known arguments that belong to other types of queue.
 ALIEN: Final = {
     "classic": _STREAMS
     | {
@@ -210,7 +210,7 @@ ALIEN: Final = {
 
 
 def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
-    """The meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'". Refused 406."""
+    """Return the meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'". Raises Refused (406)."""
     given = dict(arguments)
     way = given.get(DEAD_LETTER_EXCHANGE)
     if way is not None and way.type is not ValueType.STRING:
@@ -252,7 +252,7 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
 
 
 def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """What else a declaration of a quorum queue must say. Refused 406."""
+    """Raise Refused (406) if a quorum queue is declared non-durable, auto-delete or exclusive."""
     for word, fault in (
         ("non-durable", not durable),
         ("auto-delete", auto_delete),
@@ -263,7 +263,7 @@ def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool
 
 
 def meaningful(arguments: Headers) -> dict[str, Value]:
-    """The arguments that make two declarations of a queue differ; to be classic is no difference."""
+    """Return the arguments that two declarations of a queue must agree in, without type classic."""
     return {
         key: value
         for key, value in arguments
@@ -272,13 +272,14 @@ def meaningful(arguments: Headers) -> dict[str, Value]:
 
 
 def invalid(key: str, what: str, fault: str) -> Refused:
-    """406: an argument that cannot be."""
+    """Return the refusal of an argument with an invalid value (406)."""
     return failed(f"invalid arg '{key}' for {what}: {fault}")
 
 
 def exchange_arguments(kind: str, arguments: Headers, what: str) -> Headers:
-    """Return those arguments of an exchange that mean something; `what` is "exchange 'x' in vhost '/'".
-    Raises Refused: 406, or 503 for a type that is unknown.
+    """Return the arguments of an exchange that have an effect.
+
+    `what` is "exchange 'x' in vhost '/'". Raises Refused: 406, or 503 for an unknown type.
     """
     found: dict[str, Value] = {}
     for key, value in arguments:
@@ -317,7 +318,7 @@ def _delayed_type(given: Value | None) -> str:
 
 
 def check_match(arguments: Headers) -> None:
-    """The arguments of a binding to a headers exchange. Refused 406."""
+    """Check the arguments of a binding to a headers exchange. Raises Refused (406)."""
     match = dict(arguments).get("x-match")
     if match is None:
         return
@@ -332,8 +333,10 @@ def check_match(arguments: Headers) -> None:
 
 
 def consumer_priority(arguments: Headers, what: str, *, quorum: bool) -> int:
-    """Return the `x-priority` of basic.consume; `what` is the queue. Refused 406 for what is no integer, and
-    for arguments that are of other types of queue; others mean nothing.
+    """Return the `x-priority` of basic.consume, 0 if absent; `what` is the queue.
+
+    Raises Refused (406) for a value that is not an integer, and for arguments of other types of queue. Other
+    arguments are ignored.
     """
     given_all = dict(arguments)
     for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:

@@ -16,24 +16,25 @@ DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
 
 class Checker(Protocol):
-    """A client, as far as its rights are checked. Both raise Refused, or Pending."""
+    """Interface of a client for checks of its rights. Both methods raise Refused, or Pending."""
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Check `configure`, `write` or `read` of an exchange or queue."""
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a routing key of an exchange if that is a topic exchange; key None: every key."""
+        """Check a routing key of an exchange if that is a topic exchange; None means every key."""
 
 
 def named(name: str) -> str:
-    """A name as whatever declares, binds or deletes takes it: without the line ends that a program has read
-    with it. Those that publish and consume are taken by their word, as in RabbitMQ.
+    """Return a name for declare, bind or delete: without line ends that a program has read with it.
+
+    Names in publish and consume are used unchanged, as in RabbitMQ.
     """
     return name.replace("\r", "").replace("\n", "")
 
 
 def binding_key(method: m.QueueBind | m.QueueUnbind, queue: str) -> str:
-    """The key of a binding: who names neither queue nor key means the queue's name."""
+    """Return the key of a binding: the queue's name if the method has neither queue nor key."""
     return method.routing_key if named(method.queue) or method.routing_key else queue
 
 
@@ -41,16 +42,18 @@ def check_binding(checker: Checker, kind: str, destination: str, source: str, ke
     """Check a binding, by normalised names: it is written to its destination, and read from its source."""
     if destination:
         checker.check("write", kind, destination)
-    if source:  # that the default exchange cannot be bound is said otherwise
+    if source:  # the default exchange is refused elsewhere
         checker.check("read", "exchange", source)
         checker.check_key("read", source, key)
-    if kind == "exchange" and destination:  # the source's messages come with keys of their own
+    if kind == "exchange" and destination:  # the source's messages have keys of their own
         checker.check_key("write", destination, None)
 
 
 def check_leading(checker: Checker, kind: str, name: str, arguments: Headers, argument: str) -> None:
-    """Check what leads on to an exchange by an argument: it is read here, and written there, with the key
-    that the arguments say, or else with every key."""
+    """Check an argument that names a further exchange, such as an alternate or dead-letter exchange.
+
+    The client needs `read` here, and `write` there with the key in the arguments, or else with every key.
+    """
     keys: list[str | None] = []
     if kind == "queue":
         keys += [value.value for word, value in arguments if word == DEAD_LETTER_KEY]

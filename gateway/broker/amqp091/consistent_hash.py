@@ -1,10 +1,10 @@
-"""The choice of an exchange of type `x-consistent-hash`: one destination for each hash, in shares by weight.
+"""Routing of exchanges of type `x-consistent-hash`: one destination for each hash, in shares by weight.
 
 The key of a binding is its destination's weight, a positive integer. Each destination gets a score from the
-hash of a message and its own name; the highest score, scaled by the weight, wins (rendezvous hashing). So a
-destination that is bound takes its share from all others and nothing moves between these, and what one that
-is unbound had is spread over those left. The choice depends on names and weights alone: it is the same after
-a restart and whatever the order of the bindings.
+hash of a message and its own name; the highest score, scaled by the weight, wins (rendezvous hashing).
+Therefore a new destination takes its share from all others, and nothing moves between these; the share of an
+unbound one is spread over the remaining ones. The choice depends on names and weights alone: it is the same
+after a restart and whatever the order of the bindings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HashRing(Generic[T]):
         self._rows: list[tuple[int, float, T]] = []  # seed, 1 / weight, destination
 
     def add(self, destination: T, name: str, key: str) -> bool:
-        """Bind a destination under its unique name. Return False if it was there: its first weight counts."""
+        """Bind a destination under its unique name. Return False if it was bound: its first weight counts."""
         weights = self._weights.setdefault(destination, {})
         weights[key] = weight_of(key)
         if len(weights) > 1:
@@ -92,7 +92,7 @@ def _mixed(number: int) -> float:
 
 
 class HashedPart:
-    """What of a message is hashed: its routing key, a header or a property."""
+    """Part of a message that is hashed: its routing key, a header or a property."""
 
     def __init__(self, arguments: Headers) -> None:
         given = dict(arguments)
@@ -101,7 +101,7 @@ class HashedPart:
 
     @property
     def is_key(self) -> bool:
-        """True if the routing key is hashed, so that the address of a message decides."""
+        """True if the routing key is hashed, so that the address of a message determines its destination."""
         return self.header is None and self.property is None
 
     def of(self, key: str, message: Message | None) -> bytes:

@@ -1,10 +1,10 @@
-"""Messages that leave a queue without having been consumed, and where they go then: dead-lettering.
+"""Dead-lettering: messages that leave a queue without being consumed, and where they go.
 
-A death (expired, rejected, maxlen) is noted when it happens, and buried when the queue that is being worked
-on has come to rest: letters are routed by the queue's dead letter exchange and put into the queues there in
-the same wake-up, so that the store takes the letter and forgets the message in one commit. `x-death` says
-where a message has died before; a letter does not return to a queue that it has died in, unless somebody
-rejected it on the way, or it would travel for ever.
+A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
+work: dead letters are routed by the queue's dead letter exchange and put into the queues there in the same
+wake-up, so that the store adds the dead letter and settles the message in one commit. `x-death` lists where a
+message has died before. A dead letter does not return to a queue in which it has died, unless a consumer
+rejected it on the way; otherwise it would travel forever.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from gateway.protocols.amqp091.translate import (
 EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
 TOO_MANY: Final = "maxlen"
-DELAYED: Final = "delayed"  # no death: the delay of a message is over
+DELAYED: Final = "delayed"  # not a death: the delay of a message is over
 DELIVERY_LIMIT: Final = "delivery_limit"
 HISTORY: Final = "x-death"
 COUNT: Final = "x-delivery-count"
-COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
+COPIES_MAX: Final = 100  # keys besides the first, each of which is routed by itself
 COPIES: Final = "CC"
-DEATHS_MAX: Final = 64  # in one history: each letter copies it
+DEATHS_MAX: Final = 64  # in one history, which each dead letter copies
 EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
-BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
-NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
+BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 ms
+NOTED_MAX: Final = 100_000  # deaths that wait; dead letters can multiply faster than they are processed
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
 TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
 NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
@@ -58,7 +58,7 @@ Lost = Callable[[list[Message], Outcome], None]
 
 
 class Mortal(Sink, Protocol):
-    """A queue in which messages die, and which takes letters."""
+    """Queue in which messages die, and which receives dead letters."""
 
     name: str
     options: QueueArguments
@@ -66,46 +66,48 @@ class Mortal(Sink, Protocol):
 
     @property
     def is_delay(self) -> bool:
-        """True if messages wait here for their time only: they do not die, whatever its name is."""
+        """True if messages only wait here until they are due, and do not die, whatever the queue's name."""
 
     def tell_of_the_dead(self) -> None:
-        """Their letters are on their way: the disk may forget them."""
+        """Settle the dead messages on disk, because their dead letters are on their way."""
 
 
 Release = Callable[[Message, float], tuple[Sequence[Mortal], Message]]
-"""Function that returns the queues of a message whose delay is over, and the message as they get it; its
-second argument is the time, UTC in seconds."""
+"""Function that returns the queues of a message whose delay is over, and the message for them.
+
+Its second argument is the time in UTC seconds.
+"""
 
 
 class Undertaker(Protocol):
-    """The virtual host, as far as letters need it."""
+    """Interface of the virtual host for dead-lettering."""
 
     alarms: Alarms
 
     def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[Mortal]:
-        """The queues that an exchange has for these keys."""
+        """Return the queues to which an exchange routes these keys."""
 
 
 class DeadLettering:
-    """The deaths of one virtual host; the source of its dead letters."""
+    """Deaths of one virtual host; the source of its dead letters."""
 
     def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
-        """`lost` gets the letters that a queue could not take."""
+        """Create it for `host`; `lost` gets the dead letters that a queue refused."""
         self.noted: deque[tuple[Mortal, Message, str, Release | None]] = deque()
-        self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
+        self.dropped: Counter[str] = Counter()  # by reason: messages that were dropped
         self._host = host
         self._lost = lost
         self._burying = False
         self._next_turn: Alarm | None = None
-        self.owing: dict[Mortal, None] = {}  # queues that have not told the disk of their dead
+        self.owing: dict[Mortal, None] = {}  # queues whose dead messages are not yet settled on disk
 
     @property
     def late(self) -> bool:
-        """Letters wait for the next turn."""
+        """True if dead letters wait for the next turn."""
         return self._next_turn is not None
 
     def note(self, queue: Mortal, message: Message, reason: str) -> None:
-        """A message has died; its queue has let go of it."""
+        """Note a dead message, which its queue no longer has."""
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
         elif len(self.noted) >= NOTED_MAX:
@@ -114,11 +116,11 @@ class DeadLettering:
             self.noted.append((queue, message, reason, None))
 
     def note_due(self, queue: Mortal, message: Message, release: Release) -> None:
-        """Send on a message whose delay is over, when the letters are buried."""
+        """Queue a message whose delay is over, to be routed when the dead letters are sent."""
         self.noted.append((queue, message, DELAYED, release))
 
     def bury(self) -> None:
-        """Send the letters on their way. What they cause to die goes the same way."""
+        """Send the noted dead letters, including those that this causes."""
         if self._burying or self._next_turn is not None:
             return
         self._burying = True
@@ -140,7 +142,7 @@ class DeadLettering:
         self.bury()
 
     def _bury(self, most: int) -> int:
-        """Some letters; returns how many they and their targets are."""
+        """Send some dead letters. Return how many they and their targets are."""
         batch = Batch(self, clock.now())
         recipients: dict[Mortal, Recipient] = {}
         utc = clock.utc()
@@ -154,7 +156,9 @@ class DeadLettering:
                 else:
                     targets, letter = release(message, utc)
             except Exception as error:
-                lost = message if release is None else living(message, NEVER)  # it was due, and has no end
+                lost = (
+                    message if release is None else living(message, NEVER)
+                )  # a due message, which does not expire
                 self._lose(lost, poisoned(error, queue=queue.name))
                 count += 1
                 continue
@@ -181,13 +185,13 @@ class DeadLettering:
     def _letter(
         self, queue: Mortal, message: Message, reason: str, utc: float
     ) -> tuple[Sequence[Mortal] | None, Message]:
-        """The letter of a message that died, and its queues; None: it has died in too many."""
+        """Return the queues for a dead message (None if it died in too many) and its dead letter."""
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
         assert exchange is not None
         native = _native(queue, message, utc)
         headers = _with_death(native, queue.name, reason, address, int(utc))
-        if not _can_be_written(headers):  # nested as deep as can be read, and now one deeper
+        if not _can_be_written(headers):  # nested as deeply as can be read, and now one level deeper
             headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
         endless = len(dict(headers)[HISTORY].value) > DEATHS_MAX
         if endless:
@@ -219,10 +223,10 @@ class DeadLettering:
             found = [target for target in found if target.is_delay or target.name not in visited]
         return found, letter
 
-    # What batches ask: this is their source.
+    # Interface of a batch's source.
 
     def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """What a queue would not take is lost to it, but neither uncounted nor unseen."""
+        """Count and report the dead letters that a queue refused."""
         for at, outcome in (refused or {}).items():
             self._lose(letters[at], outcome)
 
@@ -232,16 +236,15 @@ class DeadLettering:
             self._lost([letter], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Nobody can be asked to let fewer messages die."""
+        """Return no functions, because deaths cannot be paused."""
         return []
 
 
 def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:
-    """The octets of a message's properties as its consumer sees them, who is told how often it came back to
-    the queue, if that is said.
+    """Return the encoded properties of a message for its consumer, with the number of its returns if given.
 
-    A time to live of the queue is no property of the message, nor is it that a quorum queue keeps it. Raises
-    RemoteProtocolError for octets that its sender malformed.
+    Excludes what is no property of the message: the queue's time to live, and durability due to a quorum
+    queue. Raises RemoteProtocolError for properties that its sender malformed.
     """
     if returns is not None:
         native = decode_properties(own_properties(queue, message, utc))
@@ -257,7 +260,7 @@ def own_properties(queue: Mortal, message: Message, utc: float, returns: int | N
 
 
 def lasting(message: Message, durable: bool) -> Message:
-    """The message as one that survives, or does not."""
+    """Return the message with another durability."""
     return Message(
         message.address,
         message.body,
@@ -272,7 +275,7 @@ def lasting(message: Message, durable: bool) -> Message:
 
 
 def living(message: Message, expires: float) -> Message:
-    """The message with another end of its life."""
+    """Return the message with another expiry, in POSIX seconds."""
     return Message(
         message.address,
         message.body,
@@ -287,7 +290,7 @@ def living(message: Message, expires: float) -> Message:
 
 
 def _native(queue: Mortal, message: Message, utc: float) -> BasicProperties:
-    """The properties; none where the sender malformed them."""
+    """Return the properties of a message; empty ones if the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))
     except ProtocolError:
@@ -298,7 +301,7 @@ def _native(queue: Mortal, message: Message, utc: float) -> BasicProperties:
 
 
 def copied_keys(headers: Headers | None, name: str) -> list[str]:
-    """The routing keys that a header of copies (`CC`, `BCC`) holds; what is no text there is passed over."""
+    """Return the routing keys in a header of copies (`CC`, `BCC`), without values that are not texts."""
     found = dict(headers or ()).get(name)
     if found is None or found.type is not ValueType.ARRAY:
         return []
@@ -306,7 +309,7 @@ def copied_keys(headers: Headers | None, name: str) -> list[str]:
 
 
 def blind_copies(message: Message) -> Headers:
-    """The header of blind copies that a message has kept, alone; () if it has none."""
+    """Return the header of blind copies that a message has, as the only header; () if it has none."""
     property_set = message.property_set
     if property_set.protocol != PROTOCOL:
         return ()
@@ -320,8 +323,10 @@ def blind_copies(message: Message) -> Headers:
 
 
 def _shortened(headers: Headers) -> tuple[Headers, bool]:
-    """The headers with the newest deaths of their history; and True if somebody has rejected the message at
-    none of them, so that it may travel for ever.
+    """Return the headers with the newest deaths of their history.
+
+    The second result is True if no consumer has rejected the message at any of them, so that it may travel
+    forever.
     """
     found = dict(headers)
     deaths = found[HISTORY].value[:DEATHS_MAX]
@@ -338,7 +343,7 @@ def _can_be_written(headers: Headers) -> bool:
 
 
 def _with_death(native: BasicProperties, queue: str, reason: str, address: Address, utc: int) -> Headers:
-    """The headers with one more death in their history, in the order in which RabbitMQ writes them."""
+    """Return the headers with one more death in their history, in RabbitMQ's order."""
     headers = dict(native.headers or ())
     keys = [address.name, *copied_keys(native.headers, COPIES)]
     death = [
@@ -368,7 +373,7 @@ def _with_death(native: BasicProperties, queue: str, reason: str, address: Addre
 def _died_again(
     history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
 ) -> tuple[Value, ...]:
-    """One more of a death that there was counts there, and the last one stands first."""
+    """Return the history with one more death: an equal entry is counted, and the latest is first."""
     others = []
     known: dict[str, Value] | None = None
     for one in _grouped(history):
@@ -385,8 +390,9 @@ def _died_again(
 
 
 def _grouped(history: tuple[Value, ...]) -> list[Value]:
-    """The history with one entry for each queue and reason, in RabbitMQ's order. Brokers of old wrote one for
-    each death, without a count.
+    """Return the history with one entry for each queue and reason, in RabbitMQ's order.
+
+    Old brokers wrote one entry for each death, without a count.
     """
     if len(history) == 1:
         return [*history]
@@ -404,14 +410,14 @@ def _grouped(history: tuple[Value, ...]) -> list[Value]:
 
 
 def _given(death: Value) -> dict[str, Any]:
-    """What an entry of the history says; nothing when it is none."""
+    """Return the fields of an entry of the history; {} if it is no table."""
     if death.type is not ValueType.TABLE:
         return {}
     return {name: value.value for name, value in death.value}
 
 
 def _visited(headers: Headers) -> set[str]:
-    """The queues that the message has died in since somebody has rejected it."""
+    """Return the queues in which the message has died since a consumer last rejected it."""
     found = set()
     for death in dict(headers)[HISTORY].value:
         given = _given(death)

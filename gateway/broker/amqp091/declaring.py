@@ -1,8 +1,9 @@
-"""What the configuration declares: gathered from it and from RabbitMQ's files, tried, and declared.
+"""Declarations of the configuration and of RabbitMQ's files: gathered, checked, and made.
 
-It is tried on virtual hosts that are made for that and have no store. What cannot be declared there is wrong
-in itself, and `gateway check` finds it in the same way; what then cannot be declared at the start differs
-from what the store has. Everything is declared as a client would: what exists as declared stays as it is.
+They are checked on empty virtual hosts without a store, which are created for that. What cannot be declared
+there is wrong in itself, and `gateway check` finds it in the same way. What cannot be declared at the start
+differs from what the store has. Everything is declared as by a client: what exists as declared is used
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.settings import AmqpListener, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
 from gateway.settings.declare import headers
 
-TOLD_MAX: Final = 20  # remarks of a kind
+TOLD_MAX: Final = 20  # findings of one kind
 
 
 class Declared(NamedTuple):
-    """One thing, in which virtual host, and where it is said. `kind`: "queues" and so on."""
+    """One declaration with its virtual host and its place. `kind` is "queues" and so on."""
 
     kind: str
     thing: Thing
@@ -39,20 +40,20 @@ class Declared(NamedTuple):
     imported: bool = False
 
     def finding(self, severity: Severity, text: str) -> Finding:
-        """A remark about it."""
+        """Return a finding about the declaration."""
         file, line, column = self.origin
         return Finding(severity, "declared", f"{self.place}: {text}", file, line, column)
 
 
 class Gathered(NamedTuple):
-    """All that is declared, in an order in which it can be, and what is to be said of it."""
+    """All declarations, in an order in which they can be made, and the findings about them."""
 
     declared: list[Declared]
     findings: list[Finding]
 
 
 def gather(settings: Settings) -> Gathered:
-    """Read what is declared."""
+    """Read the declarations of the settings and of the exported files."""
     given = settings.declare
     hosts = settings.amqp_hosts()
     found: list[Declared] = []
@@ -90,21 +91,22 @@ def gather(settings: Settings) -> Gathered:
 
 
 def _taken(settings: Settings) -> list[str]:
-    """The lists of an export that are read elsewhere."""
+    """Return the lists of an export that are read elsewhere."""
     given = settings.declare
     users = ["users", "permissions", "topic_permissions"] if given.users else []
     return users + ["policies"] * given.policies
 
 
 def policies_of(settings: Settings) -> dict[str, list[Policy]]:
-    """The policies of exports, by virtual host. Raises ConfigurationError."""
+    """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
     given = settings.declare
     return joined([read_policies(file) for file in given.definitions]) if given.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
-    """Leave out bindings of files that have lost an end, counted by file: RabbitMQ exports those of queues
-    that are not durable or one connection's, and leaves out the queues.
+    """Leave out imported bindings that lack an end, and count them by file.
+
+    RabbitMQ exports the bindings of queues that are exclusive or not durable, but not the queues.
     """
     there = {
         (one.host, one.kind, one.thing.name) for one in declared if not isinstance(one.thing, DeclaredBinding)
@@ -125,13 +127,13 @@ def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Count
 
 
 def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
-    """Both ends of a binding: virtual host, kind, name."""
+    """Return both ends of a binding as (virtual host, kind, name)."""
     to = f"{binding.destination_type}s"
     return {(host, "exchanges", binding.source), (host, to, binding.destination)}
 
 
 def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
-    """Declare it where nothing is: the virtual hosts that come of it, and what is wrong or unwise."""
+    """Make the declarations on empty virtual hosts. Return these, and errors or warnings."""
     try:
         policies = policies_of(settings)
     except ConfigurationError as error:
@@ -147,7 +149,7 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
 
 
 def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
-    """Declare it, what is there already first: while that differs nothing is added. Returns the faults."""
+    """Make the declarations, existing ones first: if these differ, nothing is added. Return the faults."""
     there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
     known = set(map(id, there))
     new = [one for one in declared if id(one) not in known and not isinstance(one.thing, DeclaredBinding)]
@@ -156,12 +158,12 @@ def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
         if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
             return _first(faults)
     for host in hosts.values():
-        host.written = False  # nobody waits for an answer
+        host.written = False  # no client waits for a response
     return []
 
 
 def _first(findings: list[Finding]) -> list[Finding]:
-    """As many as somebody reads, and how many more there are: one limit may refuse thousands."""
+    """Return the first findings and a note about the rest: one limit may refuse thousands."""
     if len(findings) <= TOLD_MAX:
         return findings
     severity = min((one.severity for one in findings), key=list(Severity).index)
@@ -170,11 +172,11 @@ def _first(findings: list[Finding]) -> list[Finding]:
 
 
 def _nobody(messages: object, outcome: object) -> None:
-    """Nothing is dead-lettered in a rehearsal."""
+    """Ignore dead letters, because a rehearsal has none."""
 
 
 def _unheard() -> None:
-    """Routes of virtual hosts that nobody publishes to change unheard."""
+    """Ignore changes of routing in virtual hosts without publishers."""
 
 
 def _exists(host: VirtualHost, thing: Thing) -> bool:
@@ -202,7 +204,7 @@ def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
 
 
 def _apply(host: VirtualHost, thing: Thing) -> None:
-    """Raises Refused."""
+    """Make one declaration. Raises Refused."""
     arguments = headers(thing.arguments)
     if isinstance(thing, DeclaredExchange):
         host.declare_exchange(
@@ -233,7 +235,7 @@ def _apply(host: VirtualHost, thing: Thing) -> None:
 
 
 def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
-    """What can be declared and was hardly meant."""
+    """Yield findings about what can be declared but was probably not meant."""
     thing = one.thing
     if isinstance(thing, DeclaredBinding):
         return

@@ -1,4 +1,4 @@
-"""What of a virtual host survives a restart: durable exchanges and queues, and the bindings between them.
+"""Records of what survives a restart in a virtual host: durable exchanges, queues and their bindings.
 
 Each is a record of its own in the store, so that one more binding costs one small write. A record's key and
 value are JSON; arguments keep their types (gateway/store/properties.py).
@@ -31,17 +31,17 @@ EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 BINDING: Final = "binding"
 DELAYED: Final = "delayed"  # the messages of an exchange
-BINDINGS_FEW: Final = 100  # they are deleted one by one
+BINDINGS_FEW: Final = 100  # deleted one by one
 UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 
 
 class Definitions(HostRecords):
-    """The records of one virtual host."""
+    """Records of one virtual host."""
 
     def __init__(
         self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_octets_max: int
     ) -> None:
-        """As HostRecords."""
+        """Read the counts of returned messages; see HostRecords for the arguments."""
         super().__init__(
             store,
             host,
@@ -58,13 +58,13 @@ class Definitions(HostRecords):
 
     @property
     def failure(self) -> str:
-        """Why nothing can be recorded now; empty when it can."""
+        """Why nothing can be recorded now; "" if it can."""
         return self._store.failure
 
     # Exchanges.
 
     def add_exchange(self, exchange: Exchange) -> bool:
-        """Record a durable exchange. Like the others that add and remove: was anything written?"""
+        """Record a durable exchange. Return True if something was written, as the other methods do."""
         if exchange.durable:
             given = {
                 "type": exchange.kind,
@@ -77,14 +77,16 @@ class Definitions(HostRecords):
         return exchange.durable
 
     def remove_exchange(self, exchange: Exchange) -> bool:
-        """The exchange is deleted; its bindings are removed one by one."""
+        """Delete the record of an exchange; its bindings are deleted one by one."""
         if exchange.durable:
             self._delete(EXCHANGE, exchange.name)
         return exchange.durable
 
     def exchanges(self, find: Callable[[str], Exchange | None], steps: MatchingSteps) -> list[Exchange]:
-        """The recorded exchanges, without their bindings; `find` is how they look each other up, `steps`
-        counts what their bindings cost a message."""
+        """Return the recorded exchanges, without their bindings.
+
+        `find` is how they look up each other, and `steps` counts what their bindings cost a message.
+        """
         found = []
         for words, given in self._records(EXCHANGE):
             with set_aside(EXCHANGE, words):
@@ -104,8 +106,10 @@ class Definitions(HostRecords):
         return found
 
     def keep_delayed(self, delayed: DelayedMessages) -> None:
-        """Give a durable exchange the messages that it has delayed, and keep new ones from now on. All of
-        them are in memory, too: the order in which they are due is not that of the disk."""
+        """Restore the delayed messages of a durable exchange, and store new ones from now on.
+
+        All of them are in memory, too, because they are not due in the order of the disk.
+        """
         log = self._store.log(DELAYED, self._key(delayed.name))
         SpooledStorage(
             delayed,
@@ -119,7 +123,7 @@ class Definitions(HostRecords):
     # Queues.
 
     def add_queue(self, queue: AmqpQueue) -> bool:
-        """Record a durable queue, and keep its messages from now on."""
+        """Record a durable queue, and store its messages from now on."""
         given = {
             "auto_delete": queue.auto_delete,
             "arguments": _written(queue.arguments),
@@ -130,24 +134,24 @@ class Definitions(HostRecords):
         return True
 
     def keep(self, queue: AmqpQueue) -> None:
-        """Give the queue what the store has of it."""
+        """Give the queue its stored messages, and store its messages from now on."""
         self._untouched.recall(self._storage(queue, QUEUE, queue.name), queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
             queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
 
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
-        """The process ends: note what of these queues nobody has been handed."""
+        """Record at the end of the process which messages of these queues were never handed out."""
         for queue in queues:
             self._untouched.note(queue.storage, queue.name)
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
-        """The queue is deleted; it drops its messages itself."""
+        """Delete the record of a queue, which deletes its messages itself."""
         self._delete(QUEUE, queue.name)
         return True
 
     def queues(self) -> list[tuple[str, bool, Headers, str | None]]:
-        """Name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
+        """Return name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
         found = []
         for words, given in self._records(QUEUE):
             with set_aside(QUEUE, words):
@@ -159,21 +163,21 @@ class Definitions(HostRecords):
     # Bindings.
 
     def add_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Record a binding between what is durable."""
+        """Record a binding if both ends are durable."""
         lasting = _lasting(source, to)
         if lasting:
             self._store.put(BINDING, self._binding(source, to, key, arguments), b"{}")
         return lasting
 
     def remove_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """The binding is gone."""
+        """Delete the record of a binding."""
         lasting = _lasting(source, to)
         if lasting:
             self._store.delete(BINDING, self._binding(source, to, key, arguments))
         return lasting
 
     def remove_bindings(self, source: Exchange, to: Queue | Exchange, gone: Keys) -> bool:
-        """All bindings between the two are gone, which were these."""
+        """Delete the records of all bindings between the two, which were `gone`."""
         lasting = bool(gone) and _lasting(source, to)
         if lasting and len(gone) > BINDINGS_FEW:
             kind = QUEUE if isinstance(to, Queue) else EXCHANGE
@@ -185,7 +189,10 @@ class Definitions(HostRecords):
         return lasting
 
     def bindings(self) -> list[tuple[str, str, str, str, Headers]]:
-        """Source exchange, kind (QUEUE or EXCHANGE) and name of the destination, key, arguments."""
+        """Return the recorded bindings.
+
+        Each is (source exchange, kind of the destination (QUEUE or EXCHANGE), its name, key, arguments).
+        """
         found = []
         for words, _ in self._records(BINDING):
             with set_aside(BINDING, words):

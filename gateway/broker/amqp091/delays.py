@@ -2,12 +2,12 @@
 
 An exchange of that type has one `DelayedMessages`, a queue without consumers. A message with a delay waits in
 it with the time at which it is due in place of its expiry, so the clock, the order and the store of queues
-serve it. What is due leaves as what has expired does: it goes through the exchange, with a negative
-`x-delay`, in the same transaction that forgets it here. Messages are in memory, the durable ones on disk,
-too. The exchange's user owns them, and they count against that user's share of memory.
+apply to it. A due message leaves like an expired one: it is routed by the exchange, with a negative
+`x-delay`, in the transaction that deletes it here. Messages are in memory, the durable ones on disk, too. The
+exchange's user owns them, and they count against that user's share of memory.
 
-The life of a message begins when its delay ends if AMQP wrote its `expiration`, as in RabbitMQ. An expiry of
-another protocol goes on while the message waits.
+The lifetime of a message starts at the end of its delay if its `expiration` is that of AMQP, as in RabbitMQ.
+An expiry of another protocol runs while the message waits.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from gateway.protocols.amqp091.translate import (
 
 DELAY: Final = "x-delay"
 BEYOND: Final = sys.maxsize
-RETRY_SECS: Final = 1.0  # between two looks whether a disk that fails takes messages again
+RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
 
 
 class Host(Protocol):
-    """The virtual host, as its delayed messages see it."""
+    """Interface of the virtual host for its delayed messages."""
 
     queue_messages_max: int
     queue_octets_max: int
@@ -65,14 +65,14 @@ class Host(Protocol):
 
     @property
     def disk_fails(self) -> bool:
-        """True if durable queues take no persistent messages now."""
+        """True if durable queues refuse persistent messages, because the disk fails."""
 
 
 def delay_of(headers: Headers) -> int:
-    """Return the delay in milliseconds that headers ask for, 0 if they ask for none.
+    """Return the delay in milliseconds that headers request, 0 if they request none.
 
-    Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which says
-    that it is over, and for one beyond ten years.
+    Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which
+    marks it as over, and for one beyond ten years.
     """
     given = next((value for name, value in headers if name == DELAY), None)
     wanted = 0 if given is None else _milliseconds(given)
@@ -92,10 +92,10 @@ def _milliseconds(given: Value) -> int:
 
 
 class DelayedMessages(PriorityQueue):
-    """The messages that one exchange delays, in the order in which they are due."""
+    """Messages that one exchange delays, in the order in which they are due."""
 
     def __init__(self, name: str, host: Host, route: Route, *, durable: bool, user: str | None) -> None:
-        """`name` is the exchange's; `route` finds where it leads with some keys. `user` declared it."""
+        """Create the queue of exchange `name`, declared by `user`; `route` returns queues for keys."""
         super().__init__(
             name,
             _due_first,
@@ -116,12 +116,12 @@ class DelayedMessages(PriorityQueue):
 
     @property
     def is_delay(self) -> bool:
-        """True: messages wait for their time only."""
+        """True: messages wait here only until they are due."""
         return True
 
     @property
     def owning_user(self) -> str | None:
-        """The user who declared the exchange; None: the configuration."""
+        """User who declared the exchange; None for the configuration."""
         return self.user
 
     def is_named_by(self, message: Message) -> bool:
@@ -130,14 +130,14 @@ class DelayedMessages(PriorityQueue):
         return address.scope == self.name and address.protocol == AMQP091.name
 
     def restrain(self, on: bool) -> None:
-        """Be full with about what is here, for the owner holds too much of the memory; or no longer."""
+        """Limit the size to about the present one while the owner holds too much memory."""
         self.restrain_size(on)
 
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Take the part, each message until it is due."""
-        if self.deleted:  # since a transaction routed the messages
+        """Queue the messages of a part, each until it is due."""
+        if self.deleted:  # after a transaction had routed the messages
             self._dead_lettering.dropped["delayed_deleted"] += len(part.messages)
             part.accept()
             return
@@ -151,14 +151,14 @@ class DelayedMessages(PriorityQueue):
         super().publish(part)
 
     def admitted(self, messages: list[Message]) -> list[Message]:
-        """Return copies of the messages that end when they are due."""
+        """Return copies of the messages that expire when they are due."""
         utc = clock.utc()
         return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 
     # Out.
 
     def dispatch(self) -> None:
-        """Send on what is due, and set the alarm for what is due next."""
+        """Route due messages, and set the alarm for the next one."""
         if self.gone:
             self._tell_gone()
         if self.gate.shut:
@@ -166,7 +166,7 @@ class DelayedMessages(PriorityQueue):
             return
         while self.storage is not None and self.storage.refill():
             pass
-        if self._host.disk_fails:  # queues would refuse what is due: it stays here until they take it
+        if self._host.disk_fails:  # queues would refuse due messages, which stay here until then
             due = clock.utc() + RETRY_SECS if self._heap else NEVER
         else:
             due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
@@ -184,7 +184,7 @@ class DelayedMessages(PriorityQueue):
         self.dispatch()
 
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Let go of up to `most` messages that are due. Return when the next one is, or NEVER."""
+        """Remove up to `most` due messages. Return the due time of the next one (UTC seconds), or NEVER."""
         utc = clock.utc()
         while self._heap:
             position = self._heap[0][1]
@@ -225,19 +225,19 @@ class DelayedMessages(PriorityQueue):
         return self._route(keys[: COPIES_MAX + 1], released), released
 
     def _tell_gone(self) -> None:
-        """Not before the messages are on their way: a crash would lose them."""
+        """Settle removed messages on disk, once they are routed: a crash would lose them."""
         if self._dead_lettering.noted:
             self._dead_lettering.owing[self] = None
         else:
             super()._tell_gone()
 
     def tell_of_the_dead(self) -> None:
-        """Have the disk forget what is on its way."""
+        """Settle routed messages on disk."""
         if self.gone and not self.deleted:
             self._tell_gone()
 
     def delete(self) -> int:
-        """Drop all messages, for the exchange is deleted. Return their number, which is counted."""
+        """Drop and count all messages of a deleted exchange. Return their number."""
         count = super().delete()
         self._dead_lettering.dropped["delayed_deleted"] += count
         if self._alarm is not None:
@@ -250,12 +250,12 @@ def _due_first(message: Message) -> int:
 
 
 def _with_rest(message: Message, utc: float) -> Message:
-    """Return the message with what is left of its life when its delay ends as an AMQP expiration."""
+    """Return the message with its remaining lifetime at the end of its delay as AMQP expiration."""
     due = utc + delay_of(message.properties.headers) / 1000
     left = max(message.expires - due, 0.0)
     try:
         octets = encode_properties(living(message, utc + left), utc)
-    except ProtocolError:  # met again when it is due, and is the message's outcome then
+    except ProtocolError:  # raised again when it is due, and then the message's outcome
         return message
     return Message(
         message.address,
@@ -271,7 +271,7 @@ def _with_rest(message: Message, utc: float) -> Message:
 
 
 def _negated(headers: Iterable[tuple[str, Value]]) -> Headers:
-    """Return the headers with the delay as a negative number, which says that it is over."""
+    """Return the headers with the delay as a negative number, which marks it as over."""
     found: list[tuple[str, Value]] = []
     for name, value in headers:
         if name == DELAY:

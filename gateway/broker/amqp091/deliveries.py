@@ -1,4 +1,4 @@
-"""How often messages of a quorum queue have come back, by position: recorded, if the queue is."""
+"""Number of returns of each message in a quorum queue, by position; recorded if the queue is durable."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 from gateway.store.store import Store
 
-DELIVERIES: Final = "queue_deliveries"  # a record for each message that has come back
+DELIVERIES: Final = "queue_deliveries"  # a record for each message that was returned
 
 
 class Deliveries:
-    """The counts of one queue."""
+    """Counts of one queue."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -20,7 +20,7 @@ class Deliveries:
         self._key = ""
 
     def keep(self, store: Store, key: str, counts: Mapping[int, int]) -> None:
-        """Record them from now on, under keys that begin with `key`; `counts` were recorded before."""
+        """Record the counts from now on, under keys that begin with `key`; `counts` were recorded before."""
         self._store, self._key = store, key
         self._counts.update(counts)
 
@@ -28,18 +28,18 @@ class Deliveries:
         return bool(self._counts)
 
     def of(self, position: int) -> int:
-        """How often the message at `position` has come back."""
+        """Return how often the message at `position` was returned."""
         return self._counts.get(position, 0)
 
     def count(self, position: int) -> int:
-        """It comes back once more; returns how often it has."""
+        """Count one more return of a message. Return the new count."""
         found = self._counts[position] = self.of(position) + 1
         if self._store is not None:
             self._store.put(DELIVERIES, f"{self._key}{position}]", json.dumps(found).encode())
         return found
 
     def forget(self, positions: Iterable[int]) -> None:
-        """These messages are gone."""
+        """Forget the counts of settled messages."""
         if not self._counts:
             return
         for position in positions:
@@ -47,7 +47,7 @@ class Deliveries:
                 self._store.delete(DELIVERIES, f"{self._key}{position}]")
 
     def clear(self) -> None:
-        """The queue is gone."""
+        """Forget all counts, because the queue is deleted."""
         self._counts.clear()
         if self._store is not None:
             self._store.delete_all(DELIVERIES, self._key)

@@ -1,11 +1,11 @@
-"""Exchanges: where a published message goes, by key, by pattern, by header, or everywhere.
+"""Exchanges: destinations of a published message by key, pattern, header, or all.
 
 `route` adds the destinations of one message to a set. An exchange may be bound to others, in chains and
-circles of any length, so the walk is a loop over those that it has seen. What nothing is bound for goes to
-the alternate exchange, which is looked up by name when that happens. Only headers exchanges, those that hash
-a header or property, and those that delay look into the message; the last route it as the type in their
-arguments does. Bindings are kept by their destination: one that goes takes all of its own along at once, and
-takes no look at the others'. What an index still says of them is passed over, and swept out in slices.
+circles of any length, so the walk is a loop that remembers the visited ones. A message without destination
+goes to the alternate exchange, which is looked up by name at that moment. Only headers exchanges, those that
+hash a header or property, and delaying ones examine the message; a delaying exchange routes like the type in
+its arguments. Bindings are stored by destination, so that deleting a destination removes all its bindings
+without examining others; outdated entries of an index are ignored, and removed in slices.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType
 
 Keys = dict[str, dict[Headers, None]]
-"""How something is bound: the keys, and with which arguments."""
+"""Bindings of one destination: the keys, each with its sets of arguments."""
 
 
 class Exchange:
-    """One exchange and its bindings. `kind` is one of EXCHANGE_TYPES, `find` finds its alternate by name."""
+    """Exchange with its bindings.
+
+    `kind` is one of EXCHANGE_TYPES; `find` looks up its alternate exchange by name.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,10 @@ class Exchange:
         user: str | None = None,
         steps: MatchingSteps | None = None,
     ) -> None:
-        """`arguments`: those that mean something. `user` has declared it; None: the configuration, or it
-        is built in. `steps` counts what the bindings of a virtual host cost a message.
+        """Create an exchange without bindings.
+
+        `arguments` are those that have an effect. `user` has declared it; None for the configuration or a
+        built-in one. `steps` counts what the bindings of a virtual host cost a message.
         """
         given = dict(arguments)
         self.name = name
@@ -59,19 +64,19 @@ class Exchange:
         self._how: str = given[DELAYED_TYPE].value if kind == DELAYED else kind
         self._hashed = HashedPart(arguments)
         self._ring: HashRing[Queue | Exchange] = HashRing()
-        # Something else than the address of a message decides where it goes.
+        # True if more than the address of a message determines its destinations.
         self._looks = kind == DELAYED or self._how == "headers" or not self._hashed.is_key
         self._find = find
-        self.bound: dict[Exchange, None] = {}  # those that this one is bound to
+        self.bound: dict[Exchange, None] = {}  # exchanges to which this one is bound
         self._to: dict[Queue | Exchange, Keys] = {}
-        self._exchanges: dict[Exchange, None] = {}  # among the destinations
+        self._exchanges: dict[Exchange, None] = {}  # exchanges among the destinations
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
         self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[Wanted, str | None]] = {}
         self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
         self._steps = MatchingSteps() if steps is None else steps
-        self._own_steps: dict[str | None, int] = {}  # by the user who has declared what is bound
-        self.sweeping = False  # whoever sweeps will come again
+        self._own_steps: dict[str | None, int] = {}  # by the user who declared the destination
+        self.sweeping = False  # a sweep is scheduled
         self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
     def govern(self, alternate: str | None) -> None:
@@ -81,22 +86,22 @@ class Exchange:
 
     @property
     def destinations(self) -> list[Queue | Exchange]:
-        """All that is bound."""
+        """Everything that is bound to the exchange."""
         return list(self._to)
 
     @property
     def owning_user(self) -> str | None:
-        """The user who declared the exchange; None: the configuration, or it is built in."""
+        """Name of the user who declared the exchange; None for the configuration or a built-in one."""
         return self.user
 
     @property
     def is_topic(self) -> bool:
-        """True if the keys of bindings are patterns, on which topic permissions hold."""
+        """True if the keys of bindings are patterns, to which topic permissions apply."""
         return self._how == "topic"
 
     @property
     def matches_headers(self) -> bool:
-        """True if the arguments of bindings are headers to look for."""
+        """True if the arguments of bindings are headers to match."""
         return self._how == "headers"
 
     @property
@@ -106,11 +111,11 @@ class Exchange:
 
     @property
     def bound_to_nothing(self) -> bool:
-        """Nothing leads on from here."""
+        """True if nothing is bound to the exchange."""
         return not self._to
 
     def bind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Add a binding; False: it was there."""
+        """Add a binding. Return False if it exists."""
         several = self._to.setdefault(destination, {}).setdefault(key, {})
         if arguments in several:
             return False
@@ -135,14 +140,14 @@ class Exchange:
         return True
 
     def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Remove a binding; False: it was not there."""
+        """Remove a binding. Return False if there is none."""
         keys = self._to.get(destination, {})
         if arguments not in keys.get(key, ()):
             return False
         self._forget_wanted(destination, key, arguments)
         del keys[key][arguments]
         if keys[key]:
-            return True  # the same key is still bound with other arguments
+            return True  # the same key is bound with other arguments
         del keys[key]
         if not keys:
             self._leave(destination)
@@ -150,8 +155,9 @@ class Exchange:
         return True
 
     def unbind_all(self, destination: Queue | Exchange) -> Keys:
-        """Remove every binding to `destination`, which is never bound again; returns them. `sweep` does the
-        rest.
+        """Remove and return every binding to `destination`, which is never bound again.
+
+        `sweep` removes the rest of them later.
         """
         keys = self._to.get(destination, {})
         if keys:
@@ -160,7 +166,10 @@ class Exchange:
         return keys
 
     def sweep(self, most: int) -> bool:
-        """Take up to so many keys of what has gone out of the indexes; True: there are more."""
+        """Remove up to `most` keys of deleted destinations from the indexes.
+
+        Return True if there are more.
+        """
         while self._gone:
             destination, keys = self._gone[-1]
             while keys:
@@ -175,7 +184,7 @@ class Exchange:
         return False
 
     def _leave(self, destination: Queue | Exchange) -> None:
-        """Nothing is bound to it any more."""
+        """Remove a destination that has no bindings left."""
         del self._to[destination]
         if self._how == HASH:
             self._ring.drop(destination)
@@ -185,7 +194,7 @@ class Exchange:
             del destination.bound[self]
 
     def _forget(self, destination: Queue | Exchange, key: str) -> None:
-        """It is bound with this key no longer, whatever the arguments."""
+        """Remove a key of a destination from the index, whatever the arguments."""
         if self._how == "topic":
             pattern = words(key)
             self._patterns.remove(pattern, destination)
@@ -198,7 +207,7 @@ class Exchange:
                 del self._keys[key]
 
     def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
-        """Take a binding out of the index of headers."""
+        """Remove a binding from the index of headers."""
         if self._how == "headers":
             asked, user = self._wanted.pop((destination, key, arguments))
             self._add_steps(user, -self._index.remove(asked, destination, user))
@@ -209,31 +218,32 @@ class Exchange:
             self._steps.add(user, steps)
 
     def release_steps(self) -> None:
-        """Count the exchange's bindings no longer: it has been deleted."""
+        """Subtract the bindings' steps, because the exchange was deleted."""
         for user, steps in self._own_steps.items():
             self._steps.add(user, -steps)
         self._own_steps = {}
         self._steps = MatchingSteps()
 
     def bindings(self) -> Iterator[tuple[Queue | Exchange, str, Headers]]:
-        """Every binding: what is bound, the key, and the arguments. What there is may change meanwhile."""
+        """Yield every binding as (destination, key, arguments). Bindings may change meanwhile."""
         for destination, keys in list(self._to.items()):
             for key, several in list(keys.items()):
                 for arguments in list(several):
                     yield destination, key, arguments
 
     def binds(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Whether there is this binding."""
+        """Return True if this binding exists."""
         return arguments in self._to.get(destination, {}).get(key, ())
 
     def leads_to(self, destination: Queue | Exchange) -> bool:
-        """Whether anything is bound to `destination`."""
+        """Return True if anything is bound to `destination`."""
         return destination in self._to
 
     @property
     def selective(self) -> bool:
-        """True if the address alone does not decide, for an exchange that looks into messages is here or
-        behind.
+        """True if the address alone does not determine the queues.
+
+        Then an exchange here or behind examines messages.
         """
         if not self._exchanges and self.alternate is None:
             return self._looks
@@ -254,8 +264,10 @@ class Exchange:
         return None if self.alternate is None else self._find(self.alternate)
 
     def route(self, keys: Sequence[str], message: Message | None) -> dict[Queue, None]:
-        """The queues that a message goes to: each exchange on the way looks at all of its keys. `message` is
-        None when only they are known. One that delays the message has a queue for it, until that is over.
+        """Return the queues that get a message; each exchange on the way uses all of the keys.
+
+        `message` is None if only the keys are known. An exchange that delays the message has a queue for it
+        until the delay is over.
         """
         if not self._exchanges and not self._gone and self.alternate is None and not self._looks:
             return {one: None for one in self._destinations(keys, None, None) if isinstance(one, Queue)}
@@ -286,7 +298,7 @@ class Exchange:
     def _destinations(
         self, keys: Sequence[str], headers: dict[str, Any] | None, message: Message | None
     ) -> Collection[Queue | Exchange]:
-        """What is bound for any of the keys, or for these headers; of what is hashed, the one destination."""
+        """Return what is bound for any of the keys, or for these headers; of a hash, one destination."""
         if self._how == "fanout":
             return self._to
         if self._how == HASH:
@@ -298,7 +310,7 @@ class Exchange:
         return self._index.match(headers or {})
 
     def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
-        """What is bound to a direct or topic exchange for a key."""
+        """Return what is bound to a direct or topic exchange for a key."""
         if self._how == "direct":
             return self._keys.get(key, ())
         return self._patterns.match(words(key))
@@ -314,11 +326,11 @@ def words(key: str) -> list[str]:
 
 
 def _headers_of(message: Message | None) -> dict[str, Any]:
-    """The headers of a message. Raises RemoteProtocolError when its sender malformed them."""
+    """Return the headers of a message. Raises RemoteProtocolError if its sender malformed them."""
     if message is None:
         return {}
     found: dict[str, Any] = {}
-    several: dict[str, list[Value]] = {}  # a list of texts stands as one header for each of them
+    several: dict[str, list[Value]] = {}  # a list of texts is one header for each text
     for name, value in message.properties.headers:
         if name in found:
             several.setdefault(name, []).append(value)

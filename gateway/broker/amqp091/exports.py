@@ -1,9 +1,9 @@
-"""What RabbitMQ exports of itself (`definitions.json`), as things to declare.
+"""RabbitMQ's exported definitions (`definitions.json`) as declarations.
 
-Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Parameters mean
-nothing here and are counted, as are queues whose names RabbitMQ made up, and users, permissions and policies
-unless they are read elsewhere. The default exchange and the `amq.` exchanges are never in such a
-file; in one of a single virtual host nothing says its name.
+Queues, exchanges and bindings are read for the virtual hosts that listeners serve here. Parameters are
+ignored and counted, as are queues with names that RabbitMQ generated, and users, permissions and policies
+unless they are read elsewhere. The default exchange and the `amq.` exchanges are never in such a file; the
+file of a single virtual host does not contain the host's name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.documents import complaints
 from gateway.errors import ConfigurationError
 from gateway.settings.declare import DeclaredBinding, DeclaredExchange, DeclaredQueue
 
-EXPORT_OCTETS_MAX: Final = 64 * 1024 * 1024  # bindings_max of the longest names is less
+EXPORT_OCTETS_MAX: Final = 64 * 1024 * 1024  # bytes; bindings_max with the longest names is less
 KINDS: Final = (
     ("exchanges", DeclaredExchange),
     ("queues", DeclaredQueue),
@@ -30,7 +30,7 @@ Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
 
 
 class Export(NamedTuple):
-    """The things of a file by kind and number, faults, and in words what is passed over."""
+    """Declarations of a file by kind and number, faults, and a text about what is ignored."""
 
     things: list[tuple[str, int, Thing]]
     faults: list[str]
@@ -38,9 +38,9 @@ class Export(NamedTuple):
 
 
 def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[str] = ()) -> Export:
-    """Read a file; `hosts`: the virtual hosts that are served; `others_take`: lists that others read.
+    """Read a file. Raises ConfigurationError if it is no export.
 
-    Raises ConfigurationError.
+    `hosts` are the virtual hosts that are served; `others_take` are the lists that are read elsewhere.
     """
     given = content_of(file)
     things: list[tuple[str, int, Thing]] = []
@@ -69,7 +69,7 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
 
 
 def content_of(file: Path) -> dict[str, Any]:
-    """What a file says. Raises ConfigurationError for one that is no export."""
+    """Return the content of a file. Raises ConfigurationError if it is no export."""
     try:
         with file.open("rb") as stream:
             octets = stream.read(EXPORT_OCTETS_MAX + 1)
@@ -91,19 +91,19 @@ def content_of(file: Path) -> dict[str, Any]:
 
 
 def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
-    """What is also said here: newer versions of RabbitMQ say more of everything."""
+    """Return the fields that exist here: newer versions of RabbitMQ export more."""
     known = {key: value for key, value in one.items() if key in model.model_fields}
     if not known.get("arguments", True):
         known["arguments"] = {}  # an empty table of Erlang is sometimes written as a list
     if model is DeclaredQueue and isinstance(known.get("arguments", {}), dict) and "type" in one:
         arguments = known.get("arguments", {})
-        if one["type"] != "classic":  # which is what a queue is that says nothing
+        if one["type"] != "classic":  # the default type
             known["arguments"] = {"x-queue-type": one["type"]} | arguments
     return known
 
 
 def _passed_over(given: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
-    """What there is of other things, in words; "": nothing."""
+    """Return a text about the lists that are ignored, or ""."""
     taken = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
     others = [
         f"{kind} ({len(several)})"

@@ -1,12 +1,12 @@
 """Index of the bindings of a headers exchange: which of them a message's headers fulfil.
 
-A *condition* is a header with a value, or a header that is merely there. A message fulfils at most two
-conditions for each of its headers. A binding that wants any of its conditions is listed under each of them. A
-binding that wants all of them is listed under one, the rarest when it was added; the others are compared when
+A *condition* is a header with a value, or a header that merely exists. A message fulfils at most two
+conditions for each of its headers. A binding that needs any of its conditions is listed under each of them. A
+binding that needs all of them is listed under one, the rarest when it was added; the others are compared when
 a message fulfils that one. Bindings of one user with the same conditions are one group, and compared once.
 
-The cost of a message is known before it comes: of each header it has one value, so the worst message has, of
-each header, the value with the most work behind it. `add` and `remove` return what they change about the sum.
+The worst cost of a message is known in advance: it has one value of each header, so the worst message has, of
+each header, the value with the most work behind it. `add` and `remove` return how they change that sum.
 """
 
 from __future__ import annotations
@@ -20,52 +20,54 @@ T = TypeVar("T")
 
 
 Condition = tuple[Any, ...]
-"""(name, value) of a header that must have the value, (name,) of one that must be there."""
+"""(name, value) of a header that must have the value, or (name,) of one that must exist."""
 
 UNIQUE_TYPES: Final = frozenset(
     (ValueType.VOID, ValueType.BOOL, ValueType.DECIMAL, ValueType.ARRAY, ValueType.TABLE)
 )
-"""Types of headers that equal no other type. Numbers of all sizes and timestamps are one, as in RabbitMQ, and
-so are texts and byte strings."""
+"""Types of headers that equal no other type.
 
-FEW: Final = 4  # conditions that are compared one by one; of more than that sets are compared
-GROUP_STEPS: Final = 4  # of a group, besides a step for each of its conditions
+Numbers of all sizes and timestamps are one type, as in RabbitMQ, and so are texts and byte strings.
+"""
+
+FEW: Final = 4  # conditions that are compared one by one; with more, sets are compared
+GROUP_STEPS: Final = 4  # of a group, in addition to a step for each of its conditions
 
 
 class Wanted(NamedTuple):
-    """What a headers binding wants: all of these conditions, or any."""
+    """Conditions of a headers binding: all of them are needed, or any."""
 
     all: bool
     conditions: frozenset[Condition]
 
 
 class _Group(Generic[T]):
-    """What is bound by one user with the same conditions."""
+    """Destinations that one user has bound with the same conditions."""
 
     __slots__ = ("destinations", "key", "listed", "steps", "wanted")
 
     def __init__(self, key: tuple[str | None, Wanted]) -> None:
         self.key = key
         self.wanted = key[1].conditions
-        self.listed: list[Condition] = []  # conditions under which the group is found
+        self.listed: list[Condition] = []  # conditions under which the group is listed
         self.steps = 1
         self.destinations: dict[T, int] = {}  # how often each is bound
 
 
 class HeaderIndex(Generic[T]):
-    """Destinations by what their bindings want of a message's headers."""
+    """Destinations by the conditions of their bindings."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str | None, Wanted], _Group[T]] = {}
         self._always: dict[T, int] = {}  # bound with all of no conditions
         self._all: dict[Condition, dict[_Group[T], None]] = {}
         self._any: dict[Condition, dict[_Group[T], None]] = {}
-        self._names: dict[str, int] = {}  # conditions under which anything is listed, by header
+        self._names: dict[str, int] = {}  # number of listings, by header
         self._steps: dict[tuple[str | None, Condition], int] = {}
-        self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # conditions by steps
+        self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
     def add(self, wanted: Wanted, destination: T, user: str | None) -> int:
-        """Add a binding of a user; returns the steps by which this makes the user's worst message longer."""
+        """Add a binding of a user. Return the steps that it adds to the user's worst message."""
         if not wanted.conditions:
             if wanted.all:
                 self._always[destination] = self._always.get(destination, 0) + 1
@@ -91,7 +93,7 @@ class HeaderIndex(Generic[T]):
         return more
 
     def remove(self, wanted: Wanted, destination: T, user: str | None) -> int:
-        """Remove a binding that was added; returns the steps by which the user's worst message is shorter."""
+        """Remove an added binding. Return the steps that it takes from the user's worst message."""
         if not wanted.conditions:
             if wanted.all:
                 _take_one(self._always, destination)
@@ -145,7 +147,7 @@ class HeaderIndex(Generic[T]):
         return (0 if listed is None else len(listed), len(condition) == 1)
 
     def _charge(self, user: str | None, condition: Condition, steps: int) -> int:
-        """Add steps to a condition; returns by how many the most steps of any value of its header grew."""
+        """Add steps to a condition. Return by how many the worst value of its header grew."""
         levels = self._levels.setdefault((user, condition[0], len(condition)), {})
         most = max(levels, default=0)
         key = (user, condition)
@@ -191,10 +193,11 @@ def _take_one(counts: dict[K, int], key: K) -> None:
 
 
 def wanted(arguments: Headers) -> Wanted:
-    """What the arguments of a headers binding ask for. `x-match`: all (default), any, all-with-x, any-with-x.
+    """Return the conditions in the arguments of a headers binding.
 
-    Other arguments that begin with `x-` take no part, except with the `-with-x` forms. An argument without a
-    value (void) matches a header that is merely there.
+    `x-match` is all (default), any, all-with-x or any-with-x. Other arguments that begin with `x-` are
+    ignored, except with the `-with-x` forms. An argument without a value (void) matches a header that merely
+    exists.
     """
     mode = "all"
     asked: list[Condition] = []
@@ -209,10 +212,10 @@ def wanted(arguments: Headers) -> Wanted:
 
 
 def comparable(value: Value) -> Any:
-    """Return what a header and a condition are compared by."""
+    """Return the form in which headers and conditions are compared."""
     if value.type in UNIQUE_TYPES:
         return value.type, value.value
     if value.type is ValueType.BYTES:
         with suppress(UnicodeDecodeError):
-            return value.value.decode()  # as texts are, if they can be
+            return value.value.decode()  # compared as texts, if they are UTF-8
     return value.value

@@ -1,4 +1,4 @@
-"""The virtual hosts of a gateway: worlds of their own, with one set of limits each, and their sums."""
+"""Virtual hosts of a gateway: separate domains, with one set of limits each, and their sums."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class AmqpHosts(dict[str, VirtualHost]):
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
     ) -> None:
-        """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
-        take. A store has `bodies`, too. Before it starts.
+        """Create the virtual hosts before the store starts.
+
+        `changed` is called when routing may have changed. `lost` gets dead letters that a queue refused.
+        `bodies` is required with a store.
         """
         super().__init__()
         self.alarms = Alarms()
@@ -73,7 +75,7 @@ class AmqpHosts(dict[str, VirtualHost]):
             )
 
     def queues(self) -> Iterator[AmqpQueue]:
-        """All queues."""
+        """Yield all queues."""
         for host in self.values():
             yield from host.queues.values()
 
@@ -83,19 +85,19 @@ class AmqpHosts(dict[str, VirtualHost]):
             yield from host.delays()
 
     def note_untouched(self) -> None:
-        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        """Record at the end of the process which messages were never handed out."""
         for host in self.values():
             host.note_untouched()
 
     def dropped(self) -> dict[str, int]:
-        """Messages that died in a queue and became no dead letters there, by reason."""
+        """Return how many messages died in a queue without becoming dead letters, by reason."""
         counts: Counter[str] = Counter()
         for host in self.values():
             counts.update(host.dead_lettering.dropped)
         return dict(counts)
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """What is here, by the names of the broker's gauges."""
+        """Return the values of the gauges, by metric name."""
         return {
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),

@@ -1,9 +1,9 @@
-"""RabbitMQ's policies, as far as they mean something here: arguments that queues and exchanges get by their
-names.
+"""RabbitMQ's policies: arguments that queues and exchanges get by their names, as far as they exist here.
 
-Of those whose pattern is found in a queue's name the one with the highest priority holds, as there. What a
-queue says itself comes first; of two numbers the smaller one holds. A policy changes what a queue does, and
-not how it was declared. Exchanges get an alternate exchange, unless they were declared with one.
+Of the policies whose pattern is found in a queue's name the one with the highest priority applies, as in
+RabbitMQ. A queue's own arguments have precedence; of two numbers the smaller one applies. A policy changes
+the behaviour of a queue, but not how it was declared. Exchanges get an alternate exchange, unless they were
+declared with one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEYS: Final = {
     "dead-letter-strategy": "x-dead-letter-strategy",
     "delivery-limit": "x-delivery-limit",
 }
-"""What a policy may say, and the argument that says the same."""
+"""Keys of a policy, and the equivalent argument of each."""
 TYPES: Final = ("classic", "quorum")
 EXCHANGES: Final = "exchange"
 APPLIES_TO: Final[Mapping[str, Collection[str]]] = {
@@ -48,13 +48,14 @@ APPLIES_TO: Final[Mapping[str, Collection[str]]] = {
 
 
 class PolicyError(ValueError):
-    """A value in a policy that the argument of a queue cannot have."""
+    """Error of a value in a policy that the queue's argument cannot have."""
 
 
 class Policy(NamedTuple):
-    """One policy: for queues of these types whose names hold the pattern, and for exchanges if EXCHANGES is
-    among the types. `arguments` are those of queues, `alternate` is the alternate exchange of exchanges.
-    `given`: as an export has it.
+    """Policy for queues of these types whose names match the pattern, and exchanges with EXCHANGES.
+
+    `arguments` are those of queues, `alternate` is the alternate exchange of exchanges. `given` is its
+    form in the export.
     """
 
     pattern: Regex
@@ -66,7 +67,7 @@ class Policy(NamedTuple):
 
 
 def read_policies(file: Path) -> dict[str, list[Policy]]:
-    """The policies of an export, by virtual host. Raises ConfigurationError."""
+    """Return the policies of an export, by virtual host. Raises ConfigurationError."""
     found: dict[str, list[Policy]] = {}
     for at, given in enumerate(content_of(file).get("policies", [])):
         try:
@@ -99,7 +100,7 @@ def _policy(given: dict[str, Any]) -> Policy:
 
 
 def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:
-    """Return the policy that holds for an exchange."""
+    """Return the policy that applies to an exchange."""
     matching = [one for one in policies if EXCHANGES in one.types and one.pattern.search(name)]
     return max(matching, key=lambda one: one.priority) if matching else None
 
@@ -111,7 +112,7 @@ def alternate_of(policies: Iterable[Policy], name: str) -> str | None:
 
 
 def holding(policies: Iterable[Policy], name: str, arguments: Headers) -> Policy | None:
-    """The policy that holds for a queue."""
+    """Return the policy that applies to a queue, or None."""
     kind = _kind(dict(arguments))
     matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
     return max(matching, key=lambda one: one.priority) if matching else None
@@ -122,7 +123,7 @@ def _kind(own: Mapping[str, Value]) -> str:
 
 
 def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
-    """The arguments of a queue with those of the policy that holds for it."""
+    """Return the arguments of a queue with those of the policy that applies to it."""
     policy = holding(policies, name, arguments)
     if policy is None:
         return arguments
@@ -141,7 +142,7 @@ def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Heade
 
 
 def joined(several: Sequence[Mapping[str, Sequence[Policy]]]) -> dict[str, list[Policy]]:
-    """Those of several exports."""
+    """Join the policies of several exports."""
     found: dict[str, list[Policy]] = {}
     for one in several:
         for host, policies in one.items():

@@ -1,8 +1,8 @@
-"""A queue with what AMQP says of it: owner, time to live, limits, dead letters, priorities, active consumer.
+"""AMQP queue: owner, time to live, limits, dead-lettering, priorities, active consumer.
 
-The queue of all protocols does the work; this one looks after it when it has come to rest (`dispatch`): what
-is too much goes, what has died is buried, and an alarm is set for what will expire at the head. When very
-many have expired at once they go in pieces, each in a turn of its own, and what is behind them waits.
+The queue of all protocols does the work; this one adds what is due after it (`dispatch`): messages beyond a
+limit are dropped, dead ones become dead letters, and an alarm is set for the expiry of the head. If very many
+expire at once they are dropped in pieces, each in its own turn, and what is behind them waits.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
 
 BEYOND: Final = sys.maxsize  # a position that no message has
-LOOKED_AT: Final = 100_000  # messages whose expiry a queue with priorities looks at in a second
+LOOKED_AT: Final = 100_000  # messages a second whose expiry a queue with priorities checks
 
 
 class Host(Protocol):
-    """The virtual host, as its queues see it."""
+    """Interface of the virtual host for its queues."""
 
     name: str
     queue_messages_max: int
@@ -54,11 +54,11 @@ class Host(Protocol):
     full_queues: FullQueues
 
     def delete_queue(self, queue: AmqpQueue) -> int:
-        """A queue is not wanted any more."""
+        """Delete a queue. Return the number of ready messages."""
 
 
 class AmqpQueue(Queue):
-    """One queue of a virtual host."""
+    """Queue of a virtual host."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class AmqpQueue(Queue):
             **more,
         )
         self.auto_delete = auto_delete
-        self.owner = owner  # the connection of an exclusive queue
-        self.user = user  # whose connection has declared it; None: the configuration
+        self.owner = owner  # connection of an exclusive queue
+        self.user = user  # user of the connection that declared it; None for the configuration
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
         self.options = options
@@ -96,17 +96,18 @@ class AmqpQueue(Queue):
         self._limited = options.length_max is not None or options.octets_max is not None
         self._refuses = self._limited and options.overflow != "drop-head"
         if options.octets_max is not None:
-            self.weigh = bodies_of  # that is what `x-max-length-bytes` counts
+            self.weigh = bodies_of  # `x-max-length-bytes` counts bodies
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
-        self._arriving = BEYOND  # what is there from this position on goes to whoever waits, expired or not
-        self._droppable = EXPIRED_MAX  # expired messages, in this turn
-        self._alarm: Alarm | None = None  # for what expires at the head
-        self._watch: Alarm | None = None  # to look whether it is used
+        # Messages from this position on are delivered to waiting consumers even if expired.
+        self._arriving = BEYOND
+        self._droppable = EXPIRED_MAX  # expired messages that this turn may drop
+        self._alarm: Alarm | None = None  # for the expiry of the head
+        self._watch: Alarm | None = None  # for a check if it is used
 
     # In.
 
     def publish(self, part: SubBatch) -> None:
-        """Take the part, or of a queue that refuses what is too much, as many messages as fit."""
+        """Queue a part; in a queue that refuses excess messages, as many as fit."""
         if self._refuses:
             self._publish_what_fits(part)
         else:
@@ -118,7 +119,7 @@ class AmqpQueue(Queue):
         self._arriving = BEYOND
 
     def _publish_what_fits(self, part: SubBatch) -> None:
-        """What consumers take at once makes room for the next."""
+        """Queue a part message by message: what consumers accept at once makes space for the next."""
         at = 0
         while at < len(part.messages):
             count = self._fitting(part.messages, at)
@@ -137,7 +138,7 @@ class AmqpQueue(Queue):
         self.come_to_rest()
 
     def _fitting(self, messages: Sequence[Message], at: int) -> int:
-        """How many messages from `at` on fit, one after the other."""
+        """Return how many messages from `at` on fit, one after the other."""
         options = self.options
         most = BEYOND if options.length_max is None else options.length_max - len(self)
         octets = BEYOND if options.octets_max is None else options.octets_max - self.octets
@@ -151,12 +152,12 @@ class AmqpQueue(Queue):
 
     @property
     def is_delay(self) -> bool:
-        """False: consumers take messages, and they die here."""
+        """False: messages are for consumers, and can die here."""
         return False
 
     @property
     def owning_user(self) -> str | None:
-        """The user who declared the queue; None: the configuration."""
+        """Name of the user who declared the queue; None for the configuration."""
         return self.user
 
     def is_named_by(self, message: Message) -> bool:
@@ -173,7 +174,7 @@ class AmqpQueue(Queue):
         self.come_to_rest()
 
     def admitted(self, messages: list[Message]) -> list[Message]:
-        """A queue with `x-message-ttl` shortens its messages' lives, in copies: others hold them too."""
+        """Return the messages with the expiry of `x-message-ttl`, as copies because others share them."""
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return messages
@@ -196,7 +197,7 @@ class AmqpQueue(Queue):
     # Consumers.
 
     def add_ranked(self, consumer: Consumer, rank: int, *, exclusive: bool) -> None:
-        """A consumer joins behind those of its priority (`x-priority`)."""
+        """Add a consumer with its priority (`x-priority`), behind those of the same priority."""
         if exclusive:
             self.exclusive_consumer = consumer
         if rank:
@@ -205,7 +206,7 @@ class AmqpQueue(Queue):
         self.add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """A consumer leaves; an exclusive one leaves the queue free, an active one makes way."""
+        """Remove a consumer; an exclusive one frees the queue, an active one makes way for the next."""
         super().remove(consumer)
         self._ranks.pop(consumer, None)
         if self.exclusive_consumer is consumer:
@@ -216,7 +217,7 @@ class AmqpQueue(Queue):
             self.dispatch()
 
     def watch_use(self) -> None:
-        """See to it that a queue with `x-expires` is deleted when nobody has used it for so long."""
+        """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
         left = self.used + self.options.expires_ms / 1000 - time.monotonic()
@@ -232,9 +233,10 @@ class AmqpQueue(Queue):
             self.watch_use()
 
     def _open(self) -> list[tuple[Consumer, int]]:
-        """Who may have the next message: the active one, or those of the highest priority that have room.
+        """Return the consumers that may have the next message, with their credit.
 
-        Nobody, while there is more that has expired than is dropped in one turn.
+        These are the active one, or those of the highest priority with credit; none while more has expired
+        than one turn drops.
         """
         if self._head_expired():
             self.drop_expired(max(self._droppable, 0))
@@ -253,7 +255,7 @@ class AmqpQueue(Queue):
     # Out.
 
     def _at_once(self) -> int:
-        """How many may expire now: fewer, while letters wait for their turn, or they would pile up."""
+        """Return how many messages may expire now: fewer while dead letters wait, which would pile up."""
         return max(EXPIRED_MAX - len(self._dead_lettering.noted), 0)
 
     def _head_expired(self) -> bool:
@@ -266,31 +268,34 @@ class AmqpQueue(Queue):
         return bool(head.expires) and head.expires <= clock.utc()
 
     def dispatch(self) -> None:
-        """Hand out what is ready, then see to what is left."""
+        """Deliver ready messages, then do what is due afterwards."""
         self._droppable = self._at_once()
         super().dispatch()
         self.come_to_rest()
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """The next message for a `get`: position, message, redelivered. None, too, while much expires."""
+        """Remove and return the next message for a `get` as (position, message, redelivered).
+
+        Returns None if there is none, or while many messages expire.
+        """
         self._droppable = self._at_once()
         self.drop_expired(self._droppable)
         found = None if self._head_expired() else super().take()
-        self.settle_head()  # the answer to a `get` counts what is left
+        self.settle_head()  # the response to a `get` counts what is left
         return found
 
     def reject(self, position: int, message: Message) -> None:
-        """A message taken earlier is not wanted: it becomes a dead letter, or is no more."""
+        """Reject a delivered message: it becomes a dead letter or is dropped."""
         self._let_go(position)
         self._dead_lettering.note(self, message, REJECTED)
 
     def wake(self) -> None:
-        """Have the head read from the disk, so that it expires in time although nobody consumes."""
+        """Read the head from the disk, so that it expires in time without consumers."""
         if self.options.ttl_ms is not None or self.options.dead_letter_exchange is not None:
             self.dispatch()
 
     def settle_head(self) -> None:
-        """Drop what has expired at the head, for whoever is about to count."""
+        """Drop expired messages at the head before messages are counted."""
         self.drop_expired(self._at_once())
         self.come_to_rest()
 
@@ -300,7 +305,7 @@ class AmqpQueue(Queue):
             self.gone.append(position)
 
     def come_to_rest(self) -> None:
-        """Drop what is too much, bury what has died, and see to it that somebody comes when more expires."""
+        """Drop excess messages, process dead ones, and set the alarm for the next expiry."""
         if self._limited and not self._refuses:
             self._drop_heads()
         expires = self._next_expiry()
@@ -325,7 +330,7 @@ class AmqpQueue(Queue):
             self._dead_lettering.note(self, taken[1], TOO_MANY)
 
     def _next_expiry(self) -> float:
-        """When the head expires; NEVER when it does not, or is not in memory."""
+        """Return when the head expires; NEVER if it does not, or is not in memory."""
         if self._returned:
             return self._returned[0][1].expires
         return self._ready[0].expires if self._ready else NEVER
@@ -333,10 +338,10 @@ class AmqpQueue(Queue):
     def _alarmed(self) -> None:
         self._alarm = None
         self.drop_expired(self._at_once())
-        self.dispatch()  # which also has more read from the disk
+        self.dispatch()  # also reads more from the disk
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all; returns how many messages were ready."""
+        """Cancel the consumers and drop all messages. Return how many were ready."""
         count = super().delete()
         for alarm in (self._alarm, self._watch):
             if alarm is not None:
@@ -344,14 +349,14 @@ class AmqpQueue(Queue):
         return count
 
     def _tell_gone(self) -> None:
-        """Not before the letters are on their way: a crash would lose them."""
+        """Settle dropped messages on disk, once their dead letters are sent: a crash would lose them."""
         if self._dead_lettering.noted:
             self._dead_lettering.owing[self] = None
         else:
             super()._tell_gone()
 
     def tell_of_the_dead(self) -> None:
-        """The letters are on their way."""
+        """Settle dropped messages on disk, because their dead letters are on their way."""
         if self.gone and not self.deleted:
             self._tell_gone()
 
@@ -364,29 +369,29 @@ class AmqpQueue(Queue):
 
 
 class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
-    """A queue with `x-max-priority`. What is higher counts as the highest."""
+    """Queue with `x-max-priority`. A higher priority counts as the maximum."""
 
     def __init__(self, name: str, host: Host, *, options: QueueArguments, **more: Any) -> None:
-        self._soonest = NEVER  # no message in memory expires before
-        self._rests = 0.0  # until then (UTC) nobody looks again: it takes a look at all
+        self._soonest = NEVER  # no message in memory expires earlier
+        self._rests = 0.0  # no check before this time (POSIX seconds), because it examines all messages
         super().__init__(name, host, options=options, priority=self._level_of, **more)
 
     def _level_of(self, message: Message) -> int:
         return min(priority_of(message), self.options.priority_max)
 
     def admitted(self, messages: list[Message]) -> list[Message]:
-        """As a queue without priorities does; the first to expire may stand anywhere."""
+        """Return the messages with their expiry, and note the earliest one."""
         messages = super().admitted(messages)
         self._look_at(messages)
         return messages
 
     def refill(self, first: int, messages: list[Message]) -> None:
-        """Messages that were on disk alone; what was in memory before them is gone."""
+        """Append messages that were on disk alone, after all before them were consumed."""
         self._look_at(messages)
         super().refill(first, messages)
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
-        """Messages taken earlier return to their positions, and are redelivered."""
+        """Return messages to their positions, from which they are redelivered."""
         returned = list(taken)
         self._look_at([message for _, message in returned])
         super().requeue(returned)
@@ -403,7 +408,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         return False
 
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Drop what has expired at the head of each priority; returns when the next one may."""
+        """Drop expired messages at the head of each priority. Return when the next one may expire."""
         utc = clock.utc()
         if self._aside:
             self._drop_expired_aside()
@@ -425,21 +430,23 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
 
 class QuorumQueue(AmqpQueue):
-    """A queue with `x-queue-type: quorum`. All of its messages are durable, and it counts how often each has
-    come back; beyond the delivery limit it is a dead letter.
+    """Queue with `x-queue-type: quorum`.
+
+    All its messages are durable, and it counts how often each was returned; beyond the delivery limit a
+    message becomes a dead letter.
     """
 
     def __init__(self, name: str, host: Host, **more: Any) -> None:
         super().__init__(name, host, **more)
         self.deliveries: Deliveries = Deliveries()
-        self.gone = []  # told to `deliveries` even if nothing is on disk
+        self.gone = []  # reported to `deliveries` even if nothing is on disk
 
     def admitted(self, messages: list[Message]) -> list[Message]:
-        """What its sender did not want to survive does, too."""
+        """Return the messages as durable ones."""
         return [one if one.durable else lasting(one, True) for one in super().admitted(messages)]
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
-        """Messages taken earlier return to their positions, unless they have done so too often."""
+        """Return messages to their positions, except those that were returned too often."""
         most = self.options.delivery_limit
         returned = []
         for position, message in taken:
@@ -451,7 +458,7 @@ class QuorumQueue(AmqpQueue):
         super().requeue(returned)
 
     def acknowledged(self, positions: Sequence[int]) -> None:
-        """The messages at `positions`, taken earlier, are done with."""
+        """Settle delivered messages at these positions."""
         super().acknowledged(positions)
         self.deliveries.forget(positions)
 
@@ -467,18 +474,18 @@ class QuorumQueue(AmqpQueue):
             super()._tell_gone()
 
     def dispatch(self) -> None:
-        """Hand out what is ready, then see to what is left."""
+        """Deliver ready messages, then do what is due afterwards."""
         if self.storage is None and self.gone:
             self._tell_gone()
         super().dispatch()
 
     def purge(self) -> int:
-        """Drop all that is ready; returns how many."""
+        """Drop all ready messages, and return their number."""
         self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
         return super().purge()
 
     def delete(self) -> int:
-        """Cancel the consumers and drop all; returns how many messages were ready."""
+        """Cancel the consumers and drop all messages. Return how many were ready."""
         count = super().delete()
         self.deliveries.clear()
         return count
@@ -489,7 +496,7 @@ def _any(message: Message) -> bool:
 
 
 def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
-    """Some messages of a part, to be settled on their own."""
+    """Return some messages of a part as a part that is settled by itself."""
     if start == 0 and stop >= len(part.messages):
         return part
     found = SubBatch(part.batch, part.recipient)
@@ -508,9 +515,9 @@ def make_queue(
     owner: object | None = None,
     user: str | None,
 ) -> AmqpQueue:
-    """A queue as its arguments want it, and the policy that holds for it. Refused 406."""
+    """Return a new queue of the type that its arguments and policy require. Raises Refused (406)."""
     what = f"queue '{name}' in vhost '{host.name}'"
-    options = queue_arguments(arguments, what)  # what it says itself has to be right
+    options = queue_arguments(arguments, what)  # its own arguments must be valid
     if host.policies:
         options = queue_arguments(governed(host.policies, name, arguments), what)
     kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue

@@ -1,4 +1,4 @@
-"""What a virtual host refuses, with the reply codes and texts of RabbitMQ, which its clients know."""
+"""Refusals of a virtual host, with the reply codes and texts of RabbitMQ that its clients know."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TYPE_NAMES: Final = {
     ValueType.ARRAY: "array",
     ValueType.TABLE: "table",
 }
-"""What RabbitMQ calls the types of fields in its texts."""
+"""RabbitMQ's names of field types in its texts."""
 
 
 class Refused(GatewayError):
-    """An operation on the virtual host that AMQP answers with a reply code."""
+    """Error of an operation on the virtual host, to which AMQP responds with a reply code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -41,17 +41,17 @@ class Refused(GatewayError):
 
 
 def access_refused(text: str) -> Refused:
-    """403."""
+    """Return an error with code 403."""
     return Refused(ACCESS_REFUSED, f"ACCESS_REFUSED - {text}")
 
 
 def not_found(text: str) -> Refused:
-    """404."""
+    """Return an error with code 404."""
     return Refused(NOT_FOUND, f"NOT_FOUND - {text}")
 
 
 def locked(queue: str, host: str) -> Refused:
-    """405: an exclusive queue of another connection, or one declared otherwise."""
+    """Return the error (405) for an exclusive queue of another connection, or one declared differently."""
     text = (
         f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{host}'. It could be originally "
         "declared on another connection or the exclusive property value does not match that of the original "
@@ -61,17 +61,17 @@ def locked(queue: str, host: str) -> Refused:
 
 
 def failed(text: str) -> Refused:
-    """406."""
+    """Return an error with code 406."""
     return Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
 
 
 def inequivalent(word: str, what: str, now: object, was: object) -> Refused:
-    """406: declared again, and otherwise. `what` is "queue 'q' in vhost '/'"."""
+    """Return the error (406) of a second, different declaration. `what` is "queue 'q' in vhost '/'"."""
     return failed(f"inequivalent arg '{word}' for {what}: received {say(now)} but current is {say(was)}")
 
 
 def say(value: object) -> str:
-    """A value in such a text."""
+    """Return a value as text for an error."""
     if value is None:
         return "none"
     if isinstance(value, Value):
@@ -80,14 +80,14 @@ def say(value: object) -> str:
 
 
 def equivalent(before: Value | None, after: Value | None) -> bool:
-    """Whether an argument is as it was; the width of an integer does not matter."""
+    """Return True if an argument is unchanged; the width of an integer does not matter."""
     if before is None or after is None:
         return before is after
     return type(before.value) is type(after.value) and bool(before.value == after.value)
 
 
 def differing(word: str, what: str, now: Value | None, was: Value | None) -> Refused:
-    """406: an argument of two declarations differs."""
+    """Return the error (406) of two declarations with different arguments."""
     bare: tuple[Any, Any] = (now, was)
     if now is not None and was is not None and type(now.value) is type(was.value):
         bare = (now.value, was.value)

@@ -1,7 +1,7 @@
-"""Direct reply-to: a reply goes from its publisher's channel to the requester's, without a queue between.
+"""Direct reply-to: a reply goes from its publisher's channel to the requester's, without a queue.
 
-Whoever consumes from REPLY_TO gets a name of its own, which is put into the reply-to of its requests; what is
-published to that name through the default exchange is delivered to it at once, or to nobody.
+A client that consumes from REPLY_TO gets a unique name, which is put into the reply-to of its requests. What
+is published to that name through the default exchange is delivered to it at once, or dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX: Final = REPLY_TO + "."
 
 
 class ReplyTo:
-    """One requester: a sink whose messages are gone when they are delivered."""
+    """Requester of direct replies: a sink whose messages are delivered without being stored."""
 
     __slots__ = ("deliver", "name")
 
@@ -27,27 +27,27 @@ class ReplyTo:
         self.deliver = deliver
 
     def publish(self, part: SubBatch) -> None:
-        """Deliver; replies are transient, and accepted whether or not the requester can take them."""
+        """Deliver the replies; they are transient, and accepted even if the requester cannot receive them."""
         self.deliver(part.messages)
         part.accept()
 
 
 class Replies:
-    """The requesters of a virtual host, by name."""
+    """Requesters of a virtual host, by name."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, ReplyTo] = {}
 
     def add(self, deliver: Callable[[list[Message]], None]) -> ReplyTo:
-        """A requester, whose name nobody can guess."""
+        """Add a requester, and return it with an unguessable name."""
         requester = ReplyTo(deliver)
         self._waiting[requester.name] = requester
         return requester
 
     def remove(self, requester: ReplyTo) -> None:
-        """It waits no more."""
+        """Remove a requester that no longer waits."""
         del self._waiting[requester.name]
 
     def find(self, name: str) -> ReplyTo | None:
-        """The requester of that name."""
+        """Return the requester of that name, or None."""
         return self._waiting.get(name)

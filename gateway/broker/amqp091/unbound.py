@@ -1,8 +1,8 @@
-"""Routes that lead to exchanges from which, when the gateway has started, nothing leads on.
+"""Warnings about routes to exchanges that lead to no queue when the gateway has started.
 
-Only what is declared is known before clients come, and a client may bind whenever it likes. So what is known
-for certain is the time until then: what a link brings meanwhile is rejected. Routes between listeners never
-take what a route has delivered, so they do not count as bound.
+Only declared bindings are known before clients connect, and a client may bind at any time. Certain is only
+the time until then: what a link receives meanwhile is rejected. Routes between listeners never take what a
+route has delivered, so they do not count as bindings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from gateway.settings import AmqpListener, Settings
 def unbound(
     routes: Iterable[Route], settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
 ) -> list[Finding]:
-    """Such routes. `hosts`: what is declared and nothing else; `declaring`: in which of them anything is.
+    """Return findings about such routes.
 
-    A warning where a link brings messages and the configuration declares, for then it has forgotten this; a
-    note where it leaves that to clients. Of clients' own messages, whose publishers hear what becomes of
-    them, a note where the configuration declares, and nothing else.
+    `hosts` contain only declared objects; `declaring` are the hosts in which anything is declared. The
+    finding is a warning where a link brings messages and the configuration has declarations, and a note where
+    it leaves them to clients. For clients' own messages, whose publishers learn the outcome, it is a note,
+    and only where the configuration has declarations.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 
@@ -48,7 +49,7 @@ def _unbound(
 
 
 def _nowhere(route: Route, host: VirtualHost) -> str:
-    """Why nothing can come of it; "": something may, or only the message says which exchange is meant."""
+    """Return why the route leads to no queue, or "" if it may, or if the message determines the exchange."""
     scope, name = _fixed(route.target.scope), _fixed(route.target.name)
     if scope is None or (not scope and name is None):
         return ""
@@ -60,14 +61,14 @@ def _nowhere(route: Route, host: VirtualHost) -> str:
 
 
 def _fixed(template: Template | None) -> str | None:
-    """What a template always says; None: that depends on the message."""
+    """Return the constant text of a template; None if it depends on the message."""
     if template is None:
         return ""
     return None if template.names else template.render(lambda name: ())
 
 
 def _leads_on(host: VirtualHost, name: str) -> bool:
-    """Whether there is a queue behind an exchange, however far."""
+    """Return True if a queue is behind the exchange, at any distance."""
     left, seen = [host.exchanges[name]], {name}
     while left:
         exchange = left.pop()

@@ -1,6 +1,8 @@
-"""A virtual host: exchanges and queues by name, and what declaring, binding and deleting them means.
+"""Virtual host: exchanges and queues by name, and the rules of declaring, binding and deleting them.
 
-Refusals carry RabbitMQ's reply codes and texts, for its clients tell them apart.
+Refusals have RabbitMQ's reply codes and texts, because its clients distinguish them. The virtual host is a
+namespace of the dispatcher; it also enforces limits and shares of users, and records what is durable
+(definitions.py).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from gateway.model.properties import Headers, as_table
 from gateway.model.shares import NO_LIMIT, OPERATOR, UserShares
 from gateway.store.restoring import set_aside
 
-SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
+SWEPT: Final = 2_000  # keys of deleted bindings at once: some milliseconds
 BUILT_IN: Final = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
@@ -68,7 +70,7 @@ BUILT_IN: Final = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
-"""The exchanges that every virtual host has, and their types."""
+"""Exchanges that every virtual host has, and their types."""
 DEFAULT: Final = "operation not permitted on the default exchange"
 
 
@@ -98,11 +100,12 @@ class VirtualHost:
         arguments_max: int = 64,
         matching_steps_per_user_max: int = NO_LIMIT,
     ) -> None:
-        """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
-        could not take. `policies` say more of queues than their declarations. `full_queues`
-        is what the queues of all hosts share for when they are full, `definition_shares` counts the bytes of
-        what clients declare. A binding is in the share of whoever declared its destination, and so are the
-        steps by which it makes matching longer.
+        """Create the virtual host, with what `definitions` has recorded; without them nothing survives.
+
+        `lost` gets dead letters that a queue refused. `policies` add to the declarations of queues.
+        `full_queues` is shared by the queues of all hosts, and `definition_shares` counts the bytes of what
+        clients declare. A binding and its matching steps are in the share of the user who declared its
+        destination.
         """
         self.steps = MatchingSteps(matching_steps_per_user_max)
         self.shares = UserShares("definitions") if definition_shares is None else definition_shares
@@ -133,12 +136,12 @@ class VirtualHost:
             exchange.govern(alternate_of(policies, built_in))
             self.exchanges[built_in] = exchange
         self._definitions = definitions
-        self.written = False  # something durable was declared or deleted; who did it sets it back
+        self.written = False  # something durable was declared or deleted; reset by the caller
         if definitions is not None:
             self._restore(definitions)
 
     def _restore(self, definitions: Definitions) -> None:
-        """What an earlier process left."""
+        """Restore what an earlier process has recorded."""
         for exchange in definitions.exchanges(self.exchanges.get, self.steps):
             with set_aside(EXCHANGE, exchange.name):
                 self._delay(exchange)
@@ -162,7 +165,7 @@ class VirtualHost:
         self, definitions: Definitions, source: Exchange, to: AmqpQueue | Exchange, key: str, stored: Headers
     ) -> None:
         arguments = as_table(stored)
-        if arguments != stored:  # an earlier process kept the order that a client gave them
+        if arguments != stored:  # an earlier process stored the order of a client
             definitions.remove_binding(source, to, key, stored)
             definitions.add_binding(source, to, key, arguments)
         if source.bind(to, key, arguments):
@@ -171,8 +174,9 @@ class VirtualHost:
                 to.bound[source] = None
 
     def _wake(self) -> None:
-        """Look for what has expired meanwhile. Not before the store has started: what dies goes to other
-        queues, which read of it only what the store has been handed.
+        """Read queue heads to find what has expired meanwhile. Only valid after the store has started.
+
+        Dead letters go to other queues, which the store can only read after their messages were handed to it.
         """
         for queue in list(self.queues.values()):
             with set_aside(QUEUE, queue.name):
@@ -182,23 +186,23 @@ class VirtualHost:
                 delayed.dispatch()
 
     def note_untouched(self) -> None:
-        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        """Record at the end of the process which messages were never handed out."""
         if self._definitions is not None:
             self._definitions.note_untouched(self.queues.values())
 
     @property
     def disk_fails(self) -> bool:
-        """True if durable queues take no persistent messages now."""
+        """True if durable queues refuse persistent messages, because the disk fails."""
         return self._definitions is not None and bool(self._definitions.failure)
 
     def delays(self) -> Iterator[DelayedMessages]:
-        """Yield the delayed messages of each exchange that has any to do with delays."""
+        """Yield the delayed messages of each exchange that delays."""
         for exchange in self.exchanges.values():
             if exchange.delayed is not None:
                 yield exchange.delayed
 
     def _delay(self, exchange: Exchange) -> None:
-        """Give an exchange of type `x-delayed-message` a place for what it delays."""
+        """Create the store of delayed messages of an exchange of type `x-delayed-message`."""
         if exchange.kind != DELAYED:
             return
 
@@ -211,11 +215,13 @@ class VirtualHost:
         if exchange.durable and self._definitions is not None:
             self._definitions.keep_delayed(exchange.delayed)
 
-    # Routing: what the dispatcher asks.
+    # Routing, for the dispatcher.
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The queues that a message to this address goes to; None when only the message decides, or the
-        moment: requesters of direct replies come and go.
+        """Return the queues for a message to this address.
+
+        Returns None if they depend on the message, or on the moment: requesters of direct replies come and
+        go.
         """
         scope, key = address.scope, address.name
         if not scope:
@@ -229,14 +235,14 @@ class VirtualHost:
         return tuple([one for one in exchange.route((key,), None) if isinstance(one, AmqpQueue)])
 
     def nobody_at(self, scope: str) -> bool:
-        """Whether nothing is bound to an exchange, nor behind it."""
+        """Return True if nothing is bound to an exchange, nor behind it."""
         exchange = self.exchanges.get(scope)
         if exchange is None or exchange.delayed is not None:
-            return False  # what is bound when a delay is over, cannot be told now
+            return False  # the bindings at the end of a delay are not known yet
         return exchange.bound_to_nothing and exchange.alternate is None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Where one message goes: a requester, or the queues of a headers exchange that looks into it."""
+        """Return the requester, or the queues that headers exchanges select, for one message."""
         if not message.address.scope and message.address.name.startswith(PREFIX):
             requester = self.replies.find(message.address.name)
             return () if requester is None else (requester,)
@@ -244,7 +250,7 @@ class VirtualHost:
 
     @property
     def retained(self) -> None:
-        """AMQP retains nothing; the header that says so travels on."""
+        """None, because AMQP retains nothing; the header that marks retained messages is passed on."""
 
     def _route(self, address: Address, message: Message | None) -> tuple[Sink, ...]:
         return tuple(self.route_keys(address.scope, (address.name,), message))
@@ -252,7 +258,7 @@ class VirtualHost:
     def route_keys(
         self, exchange: str, keys: Sequence[str], message: Message | None
     ) -> list[AmqpQueue | DelayedMessages]:
-        """The queues that a message goes to with any of several keys; each has it once."""
+        """Return the queues for a message with several keys; each gets it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
         named = self.exchanges.get(exchange)
@@ -262,14 +268,14 @@ class VirtualHost:
     # Exchanges.
 
     def exchange(self, name: str) -> Exchange:
-        """The exchange of that name; Refused 404."""
+        """Return the exchange of that name. Raises Refused (404)."""
         found = self.exchanges.get(name)
         if found is None:
             raise not_found(f"no exchange '{name}' in vhost '{self.name}'")
         return found
 
     def bindable(self, name: str) -> Exchange:
-        """The exchange of that name, as an end of a binding; Refused 403 or 404."""
+        """Return the exchange of that name, as an end of a binding. Raises Refused (403 or 404)."""
         if not name:
             raise access_refused(DEFAULT)
         return self.exchange(name)
@@ -285,8 +291,10 @@ class VirtualHost:
         arguments: Headers,
         user: str | None = "",
     ) -> Exchange:
-        """Create the exchange, or check that it is as declared. A new one is the user's; None: the
-        configuration's, which has no share."""
+        """Create the exchange, or check that it is as declared. Raises Refused.
+
+        A new one belongs to `user`; None for the configuration, which has no share.
+        """
         if not name:
             raise access_refused(DEFAULT)
         if kind not in EXCHANGE_TYPES:
@@ -359,7 +367,7 @@ class VirtualHost:
         self._changed()
 
     def _enter_exchange(self, exchange: Exchange) -> None:
-        """The exchange exists from now on, and the policy for its name is in force."""
+        """Add the exchange, count it for its user, and apply the policy for its name."""
         exchange.govern(alternate_of(self.policies, exchange.name))
         self.exchanges[exchange.name] = exchange
         if exchange.user is not None:
@@ -367,7 +375,7 @@ class VirtualHost:
         self.shares.add(exchange.user, _exchange_octets(exchange))
 
     def _remove(self, exchange: Exchange) -> list[Exchange]:
-        """Forget the exchange; returns those that it was bound to, which may be unused now."""
+        """Remove the exchange. Return the exchanges to which it was bound, which may be unused now."""
         del self.exchanges[exchange.name]
         if exchange.user is not None:
             self._exchange_users.remove(exchange.user)
@@ -387,7 +395,7 @@ class VirtualHost:
         return sources
 
     def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
-        """One of them goes."""
+        """Remove all bindings between the two, because one of them is deleted."""
         gone = exchange.unbind_all(destination)
         for key, several in gone.items():
             for arguments in several:
@@ -397,7 +405,7 @@ class VirtualHost:
         self._sweep(exchange)
 
     def _sweep(self, exchange: Exchange) -> None:
-        """A slice now, the others when their time comes."""
+        """Remove a slice of outdated bindings now, and schedule the next slices."""
         if self.exchanges.get(exchange.name) is exchange and exchange.sweep(SWEPT) and not exchange.sweeping:
             exchange.sweeping = True
 
@@ -408,7 +416,7 @@ class VirtualHost:
             self.alarms.set(clock.utc(), go_on)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
-        """Delete those with auto-delete from which nothing leads on, and in turn what was bound to them."""
+        """Delete unused exchanges with auto-delete, and in turn those to which they were bound."""
         left = list(exchanges)
         while left:
             exchange = left.pop()
@@ -420,7 +428,7 @@ class VirtualHost:
                 left += self._remove(exchange)
 
     def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
-        """A binding is gone."""
+        """Uncount a removed binding, and delete its record."""
         self._uncount_binding(to, key, arguments)
         if self._definitions is not None:
             self.written |= self._definitions.remove_binding(source, to, key, arguments)
@@ -428,7 +436,10 @@ class VirtualHost:
     # Queues.
 
     def queue(self, name: str, owner: object) -> AmqpQueue:
-        """The queue of that name, which `owner` (a connection) may use; Refused 404 or 405."""
+        """Return the queue of that name, which the connection `owner` may use.
+
+        Raises Refused (404 or 405).
+        """
         found = self.queues.get(name)
         if found is None:
             raise not_found(f"no queue '{name}' in vhost '{self.name}'")
@@ -438,7 +449,7 @@ class VirtualHost:
         return found
 
     def _enter(self, queue: AmqpQueue) -> None:
-        """The queue is there."""
+        """Add the queue, and count it for its user."""
         self.queues[queue.name] = queue
         if queue.user is not None:
             self._users.add(queue.user)
@@ -456,10 +467,11 @@ class VirtualHost:
         arguments: Headers,
         generated: str = "",
     ) -> AmqpQueue:
-        """Create the queue (an empty name gets one, `generated` if that is given), or check that it is as
-        declared. A new one is the user's; None: the configuration's, which has no share.
+        """Create the queue, or check that it is as declared. Raises Refused.
 
-        An exclusive queue does not outlive its connection, and so is not durable.
+        An empty name is replaced by `generated` or a new name. A new queue belongs to `user`; None for the
+        configuration, which has no share. An exclusive queue does not outlive its connection, and so is not
+        durable.
         """
         asked, said_durable = name, durable
         durable = durable and not exclusive
@@ -518,11 +530,14 @@ class VirtualHost:
         return queue
 
     def new_queue_name(self) -> str:
-        """Return a name for a queue whose declaration has none, which nobody can guess."""
+        """Return an unguessable name for a queue that is declared without one."""
         return f"amq.gen-{secrets.token_urlsafe(16)}"
 
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete the queue, its bindings and its messages; returns how many were ready."""
+        """Delete the queue, its bindings and its messages.
+
+        Return how many were ready. Raises Refused (406).
+        """
         queue.settle_head()
         if if_unused and queue.consumers:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
@@ -542,12 +557,12 @@ class VirtualHost:
         return queue.delete()
 
     def consumer_left(self, queue: AmqpQueue) -> None:
-        """The last consumer of an auto-delete queue takes it along."""
+        """Delete an auto-delete queue whose last consumer has left."""
         if queue.auto_delete and not queue.consumers and not queue.deleted:
             self.delete_queue(queue)
 
     def owner_gone(self, owner: object) -> None:
-        """A connection closed: its exclusive queues go."""
+        """Delete the exclusive queues of a closed connection."""
         for queue in [queue for queue in self.queues.values() if queue.owner is owner]:
             self.delete_queue(queue)
 
@@ -562,7 +577,10 @@ class VirtualHost:
         *,
         configured: bool = False,
     ) -> None:
-        """Bind a queue or exchange to the exchange `source`. A `configured` binding has no limit."""
+        """Bind a queue or exchange to the exchange `source`. A `configured` binding has no limit.
+
+        Raises Refused if the exchange is missing, the arguments are invalid or a limit is reached.
+        """
         exchange = self.bindable(source)
         arguments = as_table(arguments)
         if exchange.matches_headers:
@@ -594,7 +612,7 @@ class VirtualHost:
     def unbind(
         self, source: str, destination: AmqpQueue | Exchange | None, key: str, arguments: Headers
     ) -> None:
-        """Remove a binding; one that is not there is no error, nor are ends that are not, as in RabbitMQ."""
+        """Remove a binding. A missing binding or end is no error, as in RabbitMQ."""
         if not source:
             raise access_refused(DEFAULT)
         exchange = self.exchanges.get(source)
@@ -618,7 +636,7 @@ class VirtualHost:
         self.shares.remove(to.user, text_octets(key) + argument_octets(arguments))
 
     def _check_definition(self, user: str | None, what: str, arguments: Headers, octets: int) -> None:
-        """Refuse a definition with too many arguments, or one that the user's share has no room for."""
+        """Raise Refused for a definition with too many arguments, or one that exceeds the user's share."""
         if argument_count(arguments) > self._arguments_max:
             raise failed(f"{what} has more than limits.arguments_max ({self._arguments_max}) arguments")
         if limit := self.shares.full_with(user, octets):
