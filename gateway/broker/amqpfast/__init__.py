@@ -1,1 +1,1 @@
-"""The destinations of AMQP/Fast: virtual hosts with queues, topics and peers, and what selects messages."""
+"""Destinations of AMQP/Fast: virtual hosts with queues, topics and peers, and message selection."""

@@ -1,8 +1,9 @@
-"""What of a virtual host survives a restart: queues, topics, durable subscriptions, and their messages.
+"""Records of AMQP/Fast virtual hosts that survive a restart.
 
-Each is a record of its own in the store. What clients had made is there again after a restart; when that is
-not allowed any more, only what still holds messages is, so that none is lost by a change of the
-configuration.
+Queues, topics and durable subscriptions each have a record of their own in the store, beside their messages.
+At a start everything that clients created is restored. When the configuration no longer lets clients create
+destinations, only queues that still hold messages are restored, so that a change of the configuration loses
+no message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = structlog.get_logger(limited=True)
 
 
 class FastDefinitions(HostRecords):
-    """The records of one virtual host."""
+    """Records of one virtual host."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class FastDefinitions(HostRecords):
         memory_messages_max: int,
         memory_octets_max: int,
     ) -> None:
-        """As HostRecords."""
+        """Open the records of a virtual host. The parameters are those of HostRecords."""
         super().__init__(
             store,
             host,
@@ -53,24 +54,24 @@ class FastDefinitions(HostRecords):
         )
 
     def add(self, kind: str, name: str, maker: str | None = None) -> None:
-        """Record a QUEUE or TOPIC, and who made it."""
+        """Record a QUEUE or TOPIC and the user who created it (`maker`)."""
         self._put(kind, {"maker": maker}, name)
 
     def remove(self, kind: str, name: str) -> None:
-        """It is deleted; a queue drops its messages itself."""
+        """Delete the record of a queue or topic. The messages of a queue are deleted by the queue itself."""
         self._delete(kind, name)
 
     def keep(self, queue: Queue, kind: str, *words: str) -> None:
-        """Give a queue or subscription what the store has of it, and keep its messages from now on."""
+        """Restore the stored messages of a queue or subscription, and store its messages from now on."""
         kept = self._storage(queue, kind, *words)
         self._untouched.recall(kept, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
-        """The process ends: note what of a queue or subscription nobody has been handed."""
+        """Store which messages of a queue or subscription were never delivered, as the process ends."""
         self._untouched.note(queue.storage, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
-        """Record a durable subscription, in place of an earlier one."""
+        """Record a durable subscription. It replaces an earlier one of the same client and identifier."""
         given = {
             "name": interest.name,
             "prefix": interest.prefix,
@@ -82,18 +83,18 @@ class FastDefinitions(HostRecords):
         self._put(SUBSCRIPTION, given, client, identifier)
 
     def remove_subscription(self, client: str, identifier: str) -> None:
-        """It is cancelled."""
+        """Delete the record of a cancelled durable subscription."""
         self._delete(SUBSCRIPTION, client, identifier)
 
     def names(self, kind: str) -> list[tuple[str, str | None]]:
-        """The recorded queues or topics, and who made them."""
+        """Return the recorded queues or topics with the users who created them."""
         return [(words[0], given["maker"]) for words, given in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
-        """The recorded subscriptions: client, identifier, what for, whose.
+        """Return the recorded subscriptions as (client, identifier, interest, user).
 
-        A selector that an earlier version took and this one refuses selects nothing, until the client says
-        another one: what waits is not lost, and the others start.
+        A stored selector that this version no longer accepts selects nothing until the client sends another
+        one. The waiting messages are not lost, and the other subscriptions are restored.
         """
         found = []
         for words, given in self._records(SUBSCRIPTION):

@@ -1,7 +1,8 @@
-"""Queues, topics and the subscriptions of topics.
+"""Queues, topics and subscriptions of AMQP/Fast.
 
-A topic is a name and nothing more: each subscription has a queue of its own, which takes copies. Both kinds
-of queue have priorities, and hand back what a client could not use to somebody else first.
+A topic is only a name: each subscription to it has a queue of its own that receives copies. Queues and
+subscriptions order messages by priority. A message that one client returned is offered to other consumers
+first.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from gateway.protocols.amqpfast.spec import PRIORITY_MAX
 from gateway.protocols.amqpfast.translate import PRIORITY_AT, PROTOCOL
 
 PRIORITY: Final = "amqpfast priority"
-PUT_OFF_MAX: Final = 1_000  # messages that wait for a subscription's selector
+PUT_OFF_MAX: Final = 1_000  # largest number of messages that wait for a subscription's selector
 
 
 def priority_of(message: Message) -> int:
-    """The priority of a message of any protocol, 0 to 9."""
+    """Return the priority of a message of any protocol, 0 to 9."""
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
         return min(property_set.raw[PRIORITY_AT], PRIORITY_MAX)
@@ -35,25 +36,28 @@ def priority_of(message: Message) -> int:
         try:
             found = min(max(property_set.properties.priority or 0, 0), PRIORITY_MAX)
         except RemoteProtocolError:
-            found = 0  # its sender malformed it
+            found = 0  # the sender encoded the property wrongly
         property_set.forms[PRIORITY] = found
     return found
 
 
 class Taker(Consumer, Protocol):
-    """A consumer of these queues."""
+    """Consumer of a queue or subscription of this module."""
 
     @property
     def paused(self) -> bool:
-        """HANDLE FLOW has stopped it: messages go to others."""
+        """True while HANDLE FLOW has stopped the consumer; messages go to others."""
 
     @property
     def window(self) -> int:
-        """How many messages it may hold at a time, stopped or not."""
+        """Largest number of unacknowledged messages of the consumer, whether it is stopped or not."""
 
 
 class FastQueue(PriorityQueue):
-    """A destination of the queue service. `owner` is the client of a temporary one, which alone consumes."""
+    """Destination of the queue service.
+
+    `owner` is the client of a temporary queue, which is its only consumer.
+    """
 
     def __init__(
         self,
@@ -78,25 +82,25 @@ class FastQueue(PriorityQueue):
         )
         self.address = fast_address("queue", name)
         self.owner = owner
-        self.maker = maker  # the user who has made it; None: the configuration, or a route
-        self.channel: object | None = None  # a temporary destination ends with it
+        self.maker = maker  # the user who created the queue; None: the configuration or a route did
+        self.channel: object | None = None  # the channel that a temporary queue is deleted with
 
     @property
     def owning_user(self) -> str | None:
-        """The user who made the destination; None: the configuration, or a route."""
+        """User who created the queue; None if the configuration or a route did."""
         return self.maker
 
     def is_named_by(self, message: Message) -> bool:
-        """Return True: a destination of the queue service is reached by its name alone."""
+        """Return True: a destination of the queue service is addressed by its name alone."""
         return True
 
     def takes(self, consumer: Consumer) -> bool:
-        """Whether the consumer may take a message sooner or later."""
+        """Return True unless HANDLE FLOW has stopped the consumer."""
         return not cast(Taker, consumer).paused
 
 
 class Topic:
-    """A destination of the topic service."""
+    """Destination of the topic service."""
 
     __slots__ = ("address", "channel", "maker", "name", "owner")
 
@@ -109,7 +113,10 @@ class Topic:
 
 
 class Interest:
-    """What a subscription is for: a topic, or all whose names begin with `name`, and a selector."""
+    """Subject of a subscription: a topic, or all topics with a common prefix, and a selector.
+
+    `name` is the topic, or the prefix if `prefix` is True.
+    """
 
     __slots__ = ("mime_type", "name", "no_local", "prefix", "selector", "selects")
 
@@ -138,20 +145,23 @@ class Interest:
 
     @property
     def said(self) -> tuple[object, ...]:
-        """What tells it from others."""
+        """Fields that two equal interests have in common."""
         return (self.name, self.prefix, self.selector, self.mime_type.lower(), self.no_local)
 
     def is_of(self, name: str, *, prefix: bool) -> bool:
-        """Return True if the destination is the topic `name`, or all topics that begin with it."""
+        """Return True if the interest is in the topic `name` or, with `prefix`, in all that begin with it."""
         return self.name == name and self.prefix == prefix
 
     def covers(self, topic: str) -> bool:
-        """Whether messages of this topic are meant."""
+        """Return True if the interest includes messages of this topic."""
         return topic.startswith(self.name) if self.prefix else topic == self.name
 
 
 class Subscription(PriorityQueue):
-    """The messages of a topic that one consumer is owed. `key` is (client, identifier) of a durable one."""
+    """Queue of the messages that one subscriber of a topic has still to receive.
+
+    `key` is (client, identifier) of a durable subscription, None for any other.
+    """
 
     def __init__(
         self,
@@ -176,24 +186,27 @@ class Subscription(PriorityQueue):
         self.interest = interest
         self.key = key
         self.maker = maker
-        self.attached = False  # a handle consumes it
-        self.local: Sender | None = None  # whose messages are not taken
-        self._put_off: deque[SubBatch] = deque()  # whose selector has not been asked
-        self._put_off_count = 0  # messages in it
+        self.attached = False  # True while a handle consumes the subscription
+        self.local: Sender | None = None  # the sender whose messages are skipped (no-local)
+        self._put_off: deque[SubBatch] = deque()  # parts that the selector has not been evaluated for
+        self._put_off_count = 0  # number of messages in _put_off
 
     @property
     def owning_user(self) -> str | None:
-        """The user who subscribed."""
+        """User who subscribed."""
         return self.maker
 
     @property
     def full(self) -> bool:
-        """True: its sources should stop reading until it has drained, or its selector has caught up."""
+        """True if sources should pause: too many messages wait in the queue or for the selector."""
         return self._put_off_count >= PUT_OFF_MAX or super().full
 
     def publish(self, part: SubBatch) -> None:
-        """Queue what is wanted; the rest is accepted by being passed over. What the selector has no time for
-        in this pass of the event loop waits for the next one, and what comes meanwhile behind it."""
+        """Queue the messages that the selector and no-local let through; accept the others.
+
+        The selector has limited time in each pass of the event loop. Messages that it was not evaluated for
+        wait until the next pass, and later messages wait behind them.
+        """
         if self.local is None and self.interest.selects is None:
             super().publish(part)
             return
@@ -214,7 +227,10 @@ class Subscription(PriorityQueue):
         self._work.later(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:
-        """Queue what is wanted of a part. Return what there was no time for, or None."""
+        """Queue the selected messages of a part.
+
+        Return the rest that the selector had no time for, or None.
+        """
         local, selects, work = self.local, self.interest.selects, self._work
         wanted: list[int] = []
         passed: list[int] = []
@@ -239,7 +255,7 @@ class Subscription(PriorityQueue):
         return left
 
     def _select_more(self) -> None:
-        """Go on with what was put off, as far as there is time."""
+        """Evaluate the selector for waiting messages while time is left in this pass."""
         while self._put_off:
             part = self._put_off.popleft()
             self._put_off_count -= len(part.messages)
@@ -252,11 +268,14 @@ class Subscription(PriorityQueue):
         self._tell_drained()
 
     def drained(self, leaving: int = 0) -> bool:
-        """Return True if so little waits or was put off that publishers who were held may go on."""
+        """Return True if so few messages wait that paused publishers may resume."""
         return self._put_off_count <= PUT_OFF_MAX // 2 and super().drained(leaving)
 
     def delete(self) -> int:
-        """End the subscription: what was put off is nobody's."""
+        """Delete the subscription and accept the messages that its selector was not evaluated for.
+
+        Return the number of ready messages that were deleted.
+        """
         parts, self._put_off = self._put_off, deque()
         self._put_off_count = 0
         for part in parts:
@@ -265,7 +284,7 @@ class Subscription(PriorityQueue):
 
 
 def _section(part: SubBatch, places: Iterable[int]) -> SubBatch:
-    """Return some messages of a part, which settle for themselves."""
+    """Return a part with the messages at these places, which are settled on their own."""
     chosen = SubBatch(part.batch, part.recipient)
     chosen.messages = [part.messages[at] for at in places]
     chosen.slots = [part.slots[at] for at in places]

@@ -1,4 +1,4 @@
-"""All virtual hosts of AMQP/Fast, as the configuration and the store have them, and their sums."""
+"""All AMQP/Fast virtual hosts of the configuration and the store, and their totals."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from gateway.store.store import Store
 
 
 class FastClient(Protocol):
-    """A connection that has a client-name."""
+    """Connection with a client-name."""
 
     def taken_over(self) -> None:
-        """Somebody else has it now."""
+        """Handle the takeover of the client-name by another connection."""
 
 
 class ActiveClients:
-    """Active connections by client-name, or the name of one that has none: one for each in all (3.2.6)."""
+    """Active connections by client-name, or by the connection's name if it has no client-name.
+
+    A client-name has at most one active connection in the whole gateway (3.2.6).
+    """
 
     def __init__(self) -> None:
         self._clients: dict[str, FastClient] = {}
@@ -37,21 +40,21 @@ class ActiveClients:
         return len(self._clients)
 
     def is_active(self, name: str) -> bool:
-        """Return True if a client has that name already."""
+        """Return True if a connection with that name is active."""
         return name in self._clients
 
     def enter(self, name: str, client: FastClient) -> None:
-        """A client is active."""
+        """Add an active connection."""
         self._clients[name] = client
 
     def leave(self, name: str, client: FastClient) -> None:
-        """It is not any more."""
+        """Remove a connection, unless another one has replaced it."""
         if self._clients.get(name) is client:
             del self._clients[name]
 
 
 class FastHosts(dict[str, FastHost]):
-    """Virtual hosts by name."""
+    """AMQP/Fast virtual hosts by name."""
 
     def __init__(
         self,
@@ -65,8 +68,11 @@ class FastHosts(dict[str, FastHost]):
         quotas: UserQuotas | None = None,
         alarms: Alarms | None = None,
     ) -> None:
-        """`changed` is called when routing may have changed. `alarms` ring for selectors that had no time.
-        Before the store starts."""
+        """Create the virtual hosts and restore what is stored of them, before the store starts.
+
+        `changed` is called when routing may have changed. `alarms` are raised when selectors run out of time.
+        Raises ConfigurationError if a virtual host's destinations are refused.
+        """
         super().__init__()
         self.work = SelectionWork(alarms)
         quotas = UserQuotas(limits) if quotas is None else quotas
@@ -107,22 +113,22 @@ class FastHosts(dict[str, FastHost]):
                     definition_shares=quotas.definitions,
                     work=self.work,
                 )
-            except Refused as error:  # what is declared, and what the store has
+            except Refused as error:  # by a limit or a rule for names, for declared or stored destinations
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error
 
     def queues(self) -> Iterator[FastQueue | Subscription]:
-        """All queues, those of subscriptions included."""
+        """Iterate over all queues, including those of subscriptions."""
         for host in self.values():
             yield from host.queues.values()
             yield from host.subscriptions
 
     def note_untouched(self) -> None:
-        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        """Store which messages were never delivered: after a restart they are not redelivered ones."""
         for host in self.values():
             host.note_untouched()
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-        """The gauges of the broker with what is here: sums, and those of transfers."""
+        """Return the broker's gauges with the values of these hosts added, and those of partial transfers."""
         own: dict[str, Callable[[], float]] = {
             "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),

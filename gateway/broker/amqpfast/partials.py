@@ -1,12 +1,12 @@
-"""Restartable transfers that have been broken off, so that their senders can go on from there (3.5.14).
+"""Interrupted restartable transfers, which their senders can resume (3.5.14).
 
-A message is known again by its head, octet for octet, and the user and client-name of its sender: nobody
-resumes, and so reads, what another user has begun. What has come of it
-is a file of the spool; the store has a record of which, so that this outlasts the gateway. How much has come
-is the size of the file: a file system writes what is appended before it says so.
+A message is recognised by its head, byte for byte, and by the user and client-name of its sender: no user can
+resume, and thereby read, what another user has begun. The bytes received so far are a file of the spool. A
+record in the store names the file, so that a transfer survives a restart. The size of the file says how much
+has been received: a file system writes appended bytes before it reports the new size.
 
-Nothing is promised of a transfer that is idle: of too many, the oldest ones of a user who has more than an
-equal part are forgotten, and then their senders begin anew.
+An idle transfer may be dropped. When there are too many, the oldest ones of a user who has more than a fair
+share are dropped, and their senders start from the beginning.
 """
 
 from __future__ import annotations
@@ -27,46 +27,49 @@ PARTIAL: Final = "fast-partial"
 
 
 class Partial:
-    """A transfer: what of a body is in `file`. `key` is "" when it will not be known again."""
+    """Transfer with the first part of a message body in `file`.
+
+    `key` is "" if the transfer cannot be resumed.
+    """
 
     __slots__ = ("body_size", "busy", "file", "head", "key", "utc")
 
     def __init__(self, key: str, head: bytes, body_size: int, file: SpoolFile, utc: float) -> None:
         self.key = key
-        self.head = head  # empty when it was begun in an earlier life: the key says enough
+        self.head = head  # empty if the transfer was begun before the restart: the key is sufficient
         self.body_size = body_size
         self.file = file
-        self.busy = True  # somebody sends it
-        self.utc = utc  # when something was last heard of it
+        self.busy = True  # True while a connection sends the message
+        self.utc = utc  # UTC seconds when a connection last began or stopped sending
 
     @property
     def user(self) -> str:
-        """User who sends it."""
+        """User who sends the message."""
         _, user, _, _ = json.loads(self.key)
         return str(user)
 
     @property
     def sender(self) -> tuple[str, str]:
-        """Virtual host and client-name of who sends it."""
+        """Virtual host and client-name of the sender."""
         host, _, client, _ = json.loads(self.key)
         return host, client
 
 
 class Partials:
-    """The transfers of all virtual hosts."""
+    """Partial transfers of all virtual hosts."""
 
     def __init__(self, spool: Spool, store: Store | None, *, shares: UserShares, age_secs: float) -> None:
-        """Before the store starts. The limits in `shares` are for transfers that are idle."""
+        """Restore the transfers, before the store starts. The limits in `shares` apply to idle transfers."""
         self._spool = spool
         self._store = store
-        self._entries: UserEntries[str] = UserEntries(shares)  # those that are idle, the oldest first
+        self._entries: UserEntries[str] = UserEntries(shares)  # keys of idle transfers, the oldest first
         self._age_secs = age_secs
         self._known: dict[str, Partial] = {}
         if store is not None:
             self._restore(store)
 
     def __iter__(self) -> Iterator[Partial]:
-        """All that will be known again; they may come and go while this is gone through."""
+        """Iterate over a copy of all transfers that can be resumed."""
         return iter(list(self._known.values()))
 
     def __len__(self) -> int:
@@ -74,7 +77,7 @@ class Partials:
 
     @property
     def octets(self) -> int:
-        """What has come of all of them."""
+        """Bytes received of all transfers."""
         return sum(partial.file.size for partial in self._known.values())
 
     def _restore(self, store: Store) -> None:
@@ -96,13 +99,17 @@ class Partials:
             self._entries.add(partial.key, partial.user, partial.file.size)
 
     def claim(self, host: str, user: str, client: str, head: bytes, body_size: int) -> Partial:
-        """The transfer of a message that a client of this user announces; a new one, unless that user broke
-        it off."""
+        """Return the transfer of a message that this client announces, and mark it busy.
+
+        An idle transfer of the same user, client and message is resumed; otherwise a new one begins.
+        `body_size` is in bytes.
+        """
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()
         key = json.dumps([host, user, client, digest])
         found = self._known.get(key)
-        if found is not None and found.busy:  # the same message twice at once: the second is another one
+        # The same message twice at once: the second is a transfer that cannot be resumed.
+        if found is not None and found.busy:
             return Partial("", head, body_size, self._spool.draft(user), clock.utc())
         if found is None:
             file = self._spool.draft(user)
@@ -120,7 +127,7 @@ class Partials:
             self._store.put(PARTIAL, partial.key, json.dumps(given).encode())
 
     def release(self, partial: Partial) -> None:
-        """Nobody sends it any more: it waits to be resumed."""
+        """Mark a transfer idle, so that it can be resumed. Drop others if there are now too many."""
         if self._known.get(partial.key) is partial and partial.busy:
             partial.busy = False
             self._record(partial)
@@ -130,7 +137,7 @@ class Partials:
                 self.drop(self._known[key])
 
     def drop(self, partial: Partial) -> None:
-        """It is complete, or of no use."""
+        """Forget a transfer that is complete or useless."""
         if self._known.get(partial.key) is partial:
             del self._known[partial.key]
             self._entries.discard(partial.key)
@@ -138,25 +145,29 @@ class Partials:
                 self._store.delete(PARTIAL, partial.key)
 
     def hand_over(self, partial: Partial) -> None:
-        """Its message is published in this wake-up: from the commit that has it on, it is no transfer."""
+        """Delete the record of a transfer in the commit that publishes its message."""
         if self._store is not None and partial.key:
             self._store.delete(PARTIAL, partial.key)
 
     def end(self, partial: Partial, *, taken: bool) -> None:
-        """It was complete; if its message was not taken, it may be sent again from what is here."""
+        """End a complete transfer.
+
+        If its message was not accepted, the transfer stays, so that the sender can retry without sending all
+        again.
+        """
         if taken:
             self.drop(partial)
         else:
             self.release(partial)
 
     def drop_of(self, host: str, user: str, client: str) -> None:
-        """The client had no name, and nobody will be known by it again."""
+        """Drop the idle transfers of a client without a client-name, which cannot resume them."""
         begin = json.dumps([host, user, client])[:-1]
         for key in [key for key in self._entries if key.startswith(begin)]:
             self.drop(self._known[key])
 
     def forget_old(self) -> None:
-        """Drop those that are idle and too old."""
+        """Drop idle transfers that are older than the age limit."""
         before = clock.utc() - self._age_secs
         for key in list(self._entries):
             if self._known[key].utc > before:

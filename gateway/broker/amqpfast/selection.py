@@ -1,11 +1,11 @@
-"""What selects messages for a subscription or a query: the languages by their MIME type (3.5.4).
+"""Message selectors of subscriptions and queries: the languages by MIME type (3.5.4).
 
-`Application/JMS` (RFC 012; also when a client names none) is the selector language of selector.py: names are
-those of headers, then those of the head's fields in upper case, then the names that Java has for them.
-`application/cel` is a condition as mapping files have them in `when`.
+`Application/JMS` (RFC 012), the default, is the selector language of selector.py. A name in a selector is
+looked up among the headers, then among the fields of the head in upper case, then among the names that Java
+has for them. `application/cel` is a condition like `when` in mapping files.
 
-What cannot be decided about a message does not select it, nor does what nobody foresaw: a subscription costs
-nobody but its owner.
+A message that a selector cannot decide on is not selected, and neither is one whose evaluation fails
+unexpectedly: a bad selector harms only the owner of the subscription.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from gateway.model.properties import Properties, Value, ValueType
 JMS: Final = "application/jms"
 CEL: Final = "application/cel"
 PRIORITY_DEFAULT: Final = 0
-HEADERS_FEW: Final = 16  # of more the names are remembered: each name in a selector looks for its own
+HEADERS_FEW: Final = 16  # a message with more headers gets an index of names; below that a search is faster
 NAMES: Final = "selector names"
 
-CEL_STEPS_MAX: Final = 25_000  # some 5 ms for one message; conditions of the operator's may take more
-COMPILED_MAX: Final = 64  # selectors that are remembered, so that equal ones are one
+CEL_STEPS_MAX: Final = 25_000  # about 5 ms for one message; conditions of the operator may take more
+COMPILED_MAX: Final = 64  # compiled selectors in the cache, which makes equal selectors one object
 
 
 class LanguageUnknown(SelectorRefused):
-    """A MIME type that no selector language of ours has."""
+    """MIME type of a selector language that the gateway does not support."""
 
 
 class Undecided:
-    """Counts what conditions could not decide."""
+    """Counters of messages that conditions could not decide on."""
 
     __slots__ = ("undecided", "unparsable")
 
@@ -48,10 +48,11 @@ class Undecided:
 
 
 def selection(mime_type: str, octets: bytes) -> Selects | None:
-    """What selects messages; None for an empty selector, which selects all. Equal selectors are mostly one
-    object, which `SelectionWork` evaluates once for a message.
+    """Return the predicate of a selector, or None for an empty selector, which selects all messages.
 
-    Raises LanguageUnknown, or SelectorRefused for a text that is no selector of its language.
+    Equal selectors usually share one object, which `SelectionWork` evaluates once per message. Raises
+    LanguageUnknown for an unsupported MIME type, SelectorRefused for a text that is not valid in its
+    language.
     """
     language = mime_type.lower() or JMS
     if not octets:
@@ -102,7 +103,7 @@ def _jms(text: str) -> Selects:
         try:
             properties = message.properties
         except RemoteProtocolError:
-            return False  # its sender malformed it, so it says nothing
+            return False  # the sender encoded the properties wrongly, so none can be read
         return selects(_SelectorValues(message, properties))
 
     return look
@@ -128,7 +129,7 @@ FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
     "JMSTimestamp": lambda message, given: None if given.timestamp is None else given.timestamp * 1000,
     "JMSExpiration": lambda message, given: int(message.expires * 1000),
 }
-"""Names that are no headers."""
+"""Names in selectors that stand for fields of the message instead of headers."""
 
 
 def _text(octets: bytes | None) -> str | None:
@@ -136,7 +137,7 @@ def _text(octets: bytes | None) -> str | None:
 
 
 class _SelectorValues:
-    """What a message says, by name, looked up when a selector asks."""
+    """Headers and fields of a message by name, read when a selector asks for them."""
 
     __slots__ = ("_message", "_properties")
 
@@ -145,7 +146,7 @@ class _SelectorValues:
         self._properties = properties
 
     def get(self, name: str, /) -> Any:
-        """The value of a header or field; None when the message does not say it."""
+        """Return the value of a header or field, or None if the message does not have it."""
         value = self._header(name)
         if value is None:
             read = FIELDS.get(name)
@@ -156,7 +157,7 @@ class _SelectorValues:
         return value.value if isinstance(value.value, str | int | float) else None
 
     def _header(self, name: str) -> Value | None:
-        """The first header of that name."""
+        """Return the first header of that name, or None."""
         headers = self._properties.headers
         if len(headers) > HEADERS_FEW:
             forms = self._message.property_set.forms

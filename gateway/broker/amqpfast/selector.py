@@ -1,15 +1,15 @@
-"""Selectors of the Java Message Service: the conditional expressions of SQL-92 over what a message says.
+"""Selectors of the Java Message Service: conditional expressions of SQL-92 over a message's properties.
 
-    NAME = 'text' AND (PRIORITY > 4 OR weight BETWEEN 1 AND 2.5) AND kind NOT LIKE 'a!_%' ESCAPE '!'
+  NAME = 'text' AND (PRIORITY > 4 OR weight BETWEEN 1 AND 2.5) AND kind NOT LIKE 'a!_%' ESCAPE '!'
 
-A text is parsed once into nested functions. Logic has three values: what cannot be said (a name that is not
-there, types that do not go together, a division by zero, a number of more than 64 bits) is None, neither
-true nor false, and a message is selected only by True.
+A text is parsed once into nested functions. Logic has three values: an unknown result (a missing name,
+incompatible types, a division by zero, a number of more than 64 bits) is None, neither true nor false. A
+message is selected only by True.
 
-No selector can hold up the loop for long. Length and depth are bounded where the text is read, and chains
-(`a + a + ...`, `... OR ... OR ...`) are loops, not nests. What depends on the message is the length of texts:
-an evaluation has so many steps (of some 5 ns), and when they do not suffice it selects nothing. LIKE never
-looks back further than its last `%`.
+No selector can block the event loop for long. Length and depth are limited when the text is parsed, and
+chains (`a + a + ...`, `... OR ... OR ...`) are loops, not nested calls. The cost that depends on the message
+is the length of texts: an evaluation has a limited number of steps (about 5 ns each), and selects nothing
+when they are used up. LIKE never backtracks further than its last `%`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.errors import GatewayError
 
-SELECTOR_OCTETS_MAX: Final = 4_096  # it is looked at for each message
-DEPTH_MAX: Final = 40  # of parentheses and signs: parsing and evaluating are recursive
+SELECTOR_OCTETS_MAX: Final = 4_096  # it is evaluated for each message
+DEPTH_MAX: Final = 40  # of parentheses and signs: parsing and evaluation are recursive
 DIGITS_MAX: Final = 18
-INTEGER_MAX: Final = (1 << 63) - 1  # or factors would grow without end
+INTEGER_MAX: Final = (1 << 63) - 1  # without a limit, products would grow without end
 STEPS_MAX: Final = 250_000  # of one evaluation
 COMPARED: Final = 64  # characters that are compared in one step
-LITERAL_COST: Final = 100  # a longer text is not looked for any slower
-LITERALS_COMPARED: Final = 8  # characters of a literal in one step
+LITERAL_COST: Final = 100  # a search for a longer text costs no more than this
+LITERALS_COMPARED: Final = 8  # characters of a literal that are compared in one step
 
 
 class Known(Protocol):
-    """What a message says, by name."""
+    """Properties of a message by name."""
 
     def get(self, name: str, /) -> Any:
-        """A str, int, float or bool; None when it says nothing under this name."""
+        """Return a str, int, float or bool, or None if the message has no property of this name."""
 
 
 class TooManySteps(Exception):
-    """An evaluation has used up its steps."""
+    """Evaluation that has used up its steps."""
 
 
 class Asked:
-    """One evaluation: what the message says, and the steps that are left."""
+    """State of one evaluation: the properties of the message and the steps that are left."""
 
     __slots__ = ("known", "left")
 
@@ -52,7 +52,7 @@ class Asked:
         self.left = STEPS_MAX
 
     def check(self, steps: int) -> None:
-        """Whether so many may be done at once; raises TooManySteps."""
+        """Check that a single operation may take so many steps. Raises TooManySteps if not."""
         if steps > STEPS_MAX or self.left < 0:
             raise TooManySteps
 
@@ -83,11 +83,15 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class SelectorRefused(GatewayError):
-    """A text that is no selector; the message says where and why."""
+    """Text that is not a valid selector; the message says where and why."""
 
 
 class _Term(NamedTuple):
-    """A parsed part: how to evaluate it, and whether it can be (`truth`) or is (`only`) a truth value."""
+    """Parsed part of a selector.
+
+    `value` evaluates the part. `truth` says that the result may be a truth value, `only` that it is always
+    one.
+    """
 
     value: Value
     truth: bool
@@ -95,9 +99,9 @@ class _Term(NamedTuple):
 
 
 def compile_selector(text: str) -> Callable[[Known], bool]:
-    """The predicate of a selector over names and their values (str, int, float or bool).
+    """Return the predicate of a selector, which takes the properties by name (str, int, float or bool).
 
-    Raises SelectorRefused.
+    Raises SelectorRefused if the text is not a valid selector.
     """
     if len(text.encode()) > SELECTOR_OCTETS_MAX:
         raise SelectorRefused(f"a selector has at most {SELECTOR_OCTETS_MAX} octets")
@@ -113,7 +117,7 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one text."""
+    """Parser by recursive descent over the tokens of one text."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str, int]] = []
@@ -134,7 +138,7 @@ class _Parser:
                 return
 
     def parse(self) -> Value:
-        """The whole text."""
+        """Parse the whole text. Return the function that evaluates it; raises SelectorRefused."""
         found = self._truth(self._either())
         if self._peek()[0] != "end":
             raise self._fault()
@@ -151,7 +155,7 @@ class _Parser:
         return found
 
     def _accept(self, *signs: str) -> str:
-        """The sign that comes next, if it is one of these; else ""."""
+        """Skip the next token if it is one of these signs, and return it; otherwise return ""."""
         kind, word, _ = self._peek()
         if kind == "sign" and word in signs:
             self._at += 1
@@ -327,7 +331,11 @@ def _constant(value: Any) -> Value:
 
 
 def _chain(parts: list[Value], by: bool) -> Value:
-    """OR, which one True decides, or AND, which one False does. None: it stays open."""
+    """Return the conjunction or disjunction of parts.
+
+    With `by` True it is OR, which one True decides; with False it is AND, which one False decides. The result
+    is None if an unknown part leaves it open.
+    """
 
     def decide(asked: Asked) -> bool | None:
         open_ = False
@@ -362,7 +370,7 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
         left, right = one(asked), other(asked)
         if _is_number(left) and _is_number(right):
             return ask(left, right)
-        # Texts and truths are the same or not, and have no order; different types are never the same.
+        # Texts and truth values can be equal but have no order; values of different types are never equal.
         if left is None or right is None or not equality or type(left) is not type(right):
             return None
         if isinstance(left, str):
@@ -386,7 +394,7 @@ def _reckon(first: Value, more: list[tuple[str, Value]]) -> Value:
 
 
 def _reckon_two(sign: str, left: Any, right: Any) -> Any:
-    """The result; None when there is none."""
+    """Return the result of an arithmetic operation, or None if it has none."""
     if not _is_number(left) or not _is_number(right):
         return None
     try:
@@ -397,7 +405,7 @@ def _reckon_two(sign: str, left: Any, right: Any) -> Any:
         elif sign == "*":
             found = left * right
         elif isinstance(left, int) and isinstance(right, int):
-            whole = abs(left) // abs(right)  # towards zero, as in Java
+            whole = abs(left) // abs(right)  # rounds towards zero, as in Java
             found = whole if (left < 0) == (right < 0) else -whole
         else:
             found = left / right
@@ -410,18 +418,25 @@ def _reckon_two(sign: str, left: Any, right: Any) -> Any:
 
 
 class _Piece(NamedTuple):
-    """What stands between two `%`: texts at their offsets, anything between them. `search` finds it."""
+    """Part of a LIKE pattern between two `%`.
+
+    `parts` are literal texts with their offsets; any character may be between them. `search` is a regular
+    expression that finds the piece.
+    """
 
     parts: list[tuple[int, str]]
     size: int
-    search: re.Pattern[str] | None  # None: it is one text
+    search: re.Pattern[str] | None  # None if the piece is one literal text
 
     def fits(self, text: str, at: int) -> bool:
-        """Whether it stands at this place, where there is room for it."""
+        """Return True if the piece matches at this place. The caller checks that the text is long enough."""
         return all(text.startswith(part, at + offset) for offset, part in self.parts)
 
     def find(self, text: str, at: int, end: int, asked: Asked) -> int:
-        """Where it stands first between two places; -1: nowhere. Raises TooManySteps."""
+        """Return the first place between `at` and `end` where the piece matches, or -1.
+
+        Raises TooManySteps.
+        """
         if self.search is None:
             each = min(self.size, LITERAL_COST)
             asked.check((end - at) * each // LITERALS_COMPARED)
@@ -436,7 +451,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(pattern: str, escape: str) -> list[_Piece] | None:
-    """The pieces of a pattern; None when the escape character is its last."""
+    """Split a pattern into pieces. Return None if the escape character is its last character."""
     pieces: list[list[str]] = [[]]  # "" stands for any character
     characters = iter(pattern)
     for character in characters:
@@ -468,7 +483,7 @@ def _piece(characters: list[str], searched: bool) -> _Piece:
 
 
 def _matches(text: str, pieces: list[_Piece], asked: Asked) -> bool:
-    """Whether `text` is the pieces in order with anything between them."""
+    """Return True if `text` consists of the pieces in order, with any text between them."""
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:
         return len(text) == first.size and first.fits(text, 0)

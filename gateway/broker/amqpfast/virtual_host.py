@@ -1,9 +1,10 @@
-"""A virtual host of AMQP/Fast: destinations by service and name, and what names mean (3.5.2.3).
+"""Virtual hosts of AMQP/Fast: destinations by service and name, and the meaning of names (3.5.2.3).
 
-A name stands for the destination of that name; or, when a command adds nothing to the name of its handle,
-for all destinations whose names begin with it. Where neither is there, `auto_create` makes a queue or topic,
-but not of a name that is empty or ends in a dot: by custom that is the beginning of names, which for topics
-may be those of the future. Names are plain texts; the dots in them mean nothing here.
+A name stands for the destination of that name. If a command adds nothing to the name of its handle, a name
+without a destination stands for all destinations whose names begin with it. If there is neither,
+`auto_create` creates a queue or topic. A name that is empty or ends in a dot is never created: by convention
+it is a prefix, which for topics includes future ones. Names are plain texts in which dots have no other
+meaning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
 
-# 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
+# 3.5.2.3: names contain no `/ # &`; and no space or control characters.
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
 INVALID_BUT_SLASH: Final = re.compile(r"[#&\x00-\x20\x7f]")
 TEMPORARY: Final = "tmp-"
@@ -39,7 +40,7 @@ Named = FastQueue | Topic
 
 
 class QueueLimits(TypedDict):
-    """How much a queue holds, as its constructor takes it."""
+    """Keyword arguments of queues and subscriptions that limit their content."""
 
     messages_max: int
     octets_max: int
@@ -48,7 +49,7 @@ class QueueLimits(TypedDict):
 
 
 class Refused(GatewayError):
-    """What a client asks of a destination and does not get: costs it the handle."""
+    """Refusal of a client's request for a destination; the reply closes the handle."""
 
     def __init__(self, code: ReplyCode, text: str) -> None:
         super().__init__(text)
@@ -56,15 +57,15 @@ class Refused(GatewayError):
 
 
 class Nowhere:
-    """Where a route leads whose destination is not there: its messages are refused, not lost silently."""
+    """Target of a route whose destination does not exist: messages are refused, not lost silently."""
 
     def publish(self, part: SubBatch) -> None:
-        """Refuse the messages."""
+        """Refuse the messages with the reason that there is no route."""
         part.settle(NOWHERE)
 
 
 class FastHost:
-    """The destinations of one name. `changed` is called when routing may have changed."""
+    """Destinations of one virtual host."""
 
     def __init__(
         self,
@@ -87,9 +88,12 @@ class FastHost:
         definition_shares: UserShares | None = None,
         work: SelectionWork = UNBOUNDED,
     ) -> None:
-        """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart.
-        `full_queues` is what the queues of all hosts share for when they are full, `definition_shares` counts
-        the bytes of what clients define. `work` bounds the time of selectors.
+        """Create the virtual host with its declared and its stored destinations.
+
+        `changed` is called when routing may have changed. `queues`, `topics` and `peers` are the declared
+        names. `definitions` has the records that survive a restart. `full_queues` is the state that the
+        queues of all hosts share for the time when they are full. `definition_shares` counts the bytes of
+        client definitions. `work` limits the time of selectors.
         """
         self.name = name
         self.auto_create = auto_create
@@ -126,7 +130,7 @@ class FastHost:
                 self._add_topic(one)
 
     def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
-        """What an earlier process left."""
+        """Restore the queues, topics and durable subscriptions that an earlier process stored."""
         for name, maker in definitions.names(QUEUE):
             with set_aside(QUEUE, name):
                 queue = FastQueue(name, durable=True, maker=maker, **self._queue_limits)
@@ -152,17 +156,17 @@ class FastHost:
                 self._enter(found)
 
     def note_untouched(self) -> None:
-        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        """Store which messages were never delivered: after a restart they are not redelivered ones."""
         if self._definitions is not None:
             for queue in self.queues.values():
                 self._definitions.note_untouched(queue, QUEUE, queue.name)
             for key, subscription in self.durable.items():
                 self._definitions.note_untouched(subscription, SUBSCRIPTION, *key)
 
-    # Routing: what the dispatcher asks.
+    # Routing: the interface for the dispatcher.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """The queue, or the subscriptions, that a message to this address goes to."""
+        """Return the queue, created if necessary, or the subscriptions for this address."""
         name = address.name
         if address.scope == "topic":
             found = dict(self._exact.get(name, ()))
@@ -180,16 +184,16 @@ class FastHost:
         return (self._nowhere,) if queue is None else (queue,)
 
     def nobody_at(self, scope: str) -> bool:
-        """Whether nobody has subscribed to any topic."""
+        """Return True if the scope is "topic" and there are no subscriptions at all."""
         return scope == "topic" and not self._exact and not self._prefixes
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """A message's address says it all."""
+        """Return the sinks of a message, which depend on its address alone."""
         return self.sinks(message.address)
 
     @property
     def retained(self) -> None:
-        """Nothing is retained; the header that says so travels on."""
+        """None: AMQP/Fast retains no messages. The header that asks for it is passed on."""
 
     # Names.
 
@@ -203,9 +207,10 @@ class FastHost:
         creates: bool = True,
         maker: str | None = None,
     ) -> list[Named]:
-        """What a name means to a command that sends, consumes or asks; `whole`: it may be a beginning.
+        """Return the destinations of a name in a command that sends, consumes or queries.
 
-        With `creates`, it is created where that is allowed, as the user `maker`'s. Refused 404, 502, 506.
+        `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
+        allowed, for the user `maker`. Raises Refused with 404, 502 or 506.
         """
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         found = named.get(name)
@@ -222,19 +227,22 @@ class FastHost:
         return [made]
 
     def means_several(self, service: str, name: str) -> bool:
-        """Whether a name, which may be a beginning, is one: there is nothing that is called so."""
+        """Return True if a name that may be a prefix is one: no destination has exactly this name."""
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         return name not in named and (
             self._begins(name) or (self._may_begin(name) and any(one.startswith(name) for one in named))
         )
 
     def would_create(self, service: str, name: str) -> bool:
-        """Whether the destination comes to be when a client uses its name."""
+        """Return True if the use of this name would create the destination."""
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         return self.auto_create and name not in named and not self._begins(name)
 
     def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
-        """Whether a handle may be opened for this name; Refused as `find`, which it otherwise is like."""
+        """Check that a handle may be opened for this name, creating its destination if allowed.
+
+        Raises Refused like `find`.
+        """
         if service == "peer":
             self.find_peers(name, whole=True)
         elif name.startswith(AMQPFAST.return_prefix):
@@ -243,7 +251,7 @@ class FastHost:
             self.find(service, name, whole=True, slashes=slashes, maker=maker)
 
     def find_peers(self, name: str, *, whole: bool) -> list[str]:
-        """The peers of a name; Refused 404."""
+        """Return the peers of a name, or of a prefix if `whole` allows it. Raises Refused with 404."""
         if name in self.peers:
             return [name]
         found = [one for one in self.peers if one.startswith(name)] if whole else []
@@ -252,7 +260,7 @@ class FastHost:
         return found
 
     def _may_begin(self, name: str) -> bool:
-        """Whether a name that nothing has may stand for those that begin with it."""
+        """Return True if a name without a destination may be a prefix of existing names."""
         return True
 
     @staticmethod
@@ -280,7 +288,10 @@ class FastHost:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
 
     def _check_room(self, service: str, count: int, maker: str | None, octets: int) -> None:
-        """Refused 506 at the limit of all, or of one user. `octets`: of its name and arguments."""
+        """Check the limits of the host and of one user before a definition of `octets` bytes is added.
+
+        Raises Refused with 506 at a limit.
+        """
         if count >= self._most[service]:
             text = f"limits.{service}s_max ({self._most[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
@@ -292,13 +303,13 @@ class FastHost:
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
     def _count(self, service: str, made: Named | Subscription) -> None:
-        """It is there."""
+        """Count a new destination or subscription for the user who created it."""
         if made.maker is not None:
             self._made[service].add(made.maker)
             self.shares.add(made.maker, _defined_octets(made))
 
     def _uncount(self, service: str, made: Named | Subscription) -> None:
-        """It is gone."""
+        """Stop counting a deleted destination or subscription for its user."""
         if made.maker is not None:
             self._made[service].remove(made.maker)
             self.shares.remove(made.maker, _defined_octets(made))
@@ -333,7 +344,7 @@ class FastHost:
         return topic
 
     def delete_queue(self, queue: FastQueue) -> int:
-        """Delete the queue and its messages; returns how many were ready."""
+        """Delete a queue and its messages. Return the number of messages that were ready."""
         self.queues.pop(queue.name, None)
         self._uncount("queue", queue)
         if queue.owner is None and self._definitions is not None:
@@ -353,9 +364,10 @@ class FastHost:
         slashes: bool = False,
         maker: str | None = None,
     ) -> Named:
-        """A queue or topic of `client`, which ends with `channel`; the server names it unless it has a name.
+        """Create a queue or topic of `client` that is deleted with `channel`.
 
-        One that the client has already is emptied. Refused 403 when the name is taken; 502, 506.
+        An empty `name` makes the server generate one. An existing queue of the same client is emptied and
+        returned. Raises Refused with 403 if the name belongs to another client, 502 or 506.
         """
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         name = name or TEMPORARY + secrets.token_hex(8)
@@ -372,7 +384,7 @@ class FastHost:
         return found
 
     def channel_gone(self, channel: object) -> None:
-        """The temporary destinations of a channel end with it."""
+        """Delete the temporary destinations of a closed channel."""
         for queue in [one for one in self.queues.values() if one.channel is channel]:
             del self.queues[queue.name]
             self._uncount("queue", queue)
@@ -386,9 +398,10 @@ class FastHost:
     # Subscriptions.
 
     def is_prefix(self, name: str, *, whole: bool, slashes: bool = False, maker: str | None = None) -> bool:
-        """Whether a CONSUME for topics of this name means all that begin with it, also those to come.
+        """Return True if a CONSUME of this topic name means all topics with this prefix.
 
-        Otherwise it means the one topic, which is there now. Refused as `find`.
+        A prefix includes future topics. Otherwise the name means the one topic, which exists afterwards.
+        Raises Refused like `find`.
         """
         if name in self.topics:
             return False
@@ -403,9 +416,11 @@ class FastHost:
     def subscribe(
         self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
     ) -> Subscription:
-        """A subscription; of a durable one (`key`: client, identifier) the one that is there, if it is for
-        the same. With another selector it is replaced. Refused 507 when somebody consumes it, or it is that
-        of another destination, whose messages wait in it until it is cancelled."""
+        """Return a new subscription, or the equal existing one of `key` (client, identifier).
+
+        A durable subscription with another selector is replaced. Raises Refused with 507 if it is being
+        consumed or is one to another destination, whose messages stay in it until it is cancelled.
+        """
         before = self.durable.get(key) if key is not None else None
         if key is not None and before is not None:
             if before.attached:
@@ -433,12 +448,17 @@ class FastHost:
         return found
 
     def find_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
-        """Return the durable subscription of a client and identifier, or None. Refused as `known_durable`."""
+        """Return the durable subscription of a client and identifier, or None.
+
+        Raises like `known_durable`.
+        """
         return self.known_durable(key, user)
 
     def known_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
-        """Return the durable subscription of a client and identifier that is known here, or None. Refused 403
-        if it is not that of `user`; user None: whoever's it is."""
+        """Return the locally known durable subscription of a client and identifier, or None.
+
+        Raises Refused with 403 if it belongs to a user other than `user`; None skips that check.
+        """
         found = self.durable.get(key)
         if found is not None and user is not None and found.maker != user:
             raise Refused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
@@ -451,7 +471,7 @@ class FastHost:
             self._exact.setdefault(found.interest.name, {})[found] = None
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """The subscription is over, with all that it holds."""
+        """Delete a subscription with all its messages."""
         self._withdraw(subscription)
         if subscription.key is not None and self._definitions is not None:
             self._definitions.remove_subscription(*subscription.key)
@@ -459,7 +479,7 @@ class FastHost:
         subscription.delete()
 
     def _withdraw(self, subscription: Subscription) -> None:
-        """It is not among those that are known any more."""
+        """Remove a subscription from the indexes of this host."""
         self._prefixes.pop(subscription, None)
         name = subscription.interest.name
         same = self._exact.get(name)
@@ -473,7 +493,7 @@ class FastHost:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions."""
+        """All subscriptions, durable or not."""
         return [*self._prefixes, *(one for same in self._exact.values() for one in same)]
 
 
