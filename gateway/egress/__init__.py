@@ -1,1 +1,1 @@
-"""Sockets out: links to remote brokers, how they come back after a failure, and what waits for them."""
+"""Links to remote brokers: outgoing connections, their reconnects, and the messages that wait for them."""

@@ -1,19 +1,20 @@
-"""What a link publishes with confirms, whatever the protocol: what waits to be sent, what was sent and is not
-confirmed, and what becomes of it.
+"""Publishing with confirms on a link, for any protocol.
 
-Messages are numbered as they are sent. Consecutive numbers that were given to messages of one part form a
-Run, so that a confirm of many costs little more than a confirm of one: the runs below the lowest unconfirmed
-number (`_floor`) are settled whole. Whatever is settled out of order is remembered until the floor has passed
+The sink holds messages that wait to be sent and messages that were sent but not confirmed, and settles both.
+
+Messages are numbered as they are sent. Consecutive numbers of messages from one part form a Run, so that a
+confirm of many costs little more than a confirm of one: all runs below the lowest unconfirmed number
+(`_floor`) are settled whole. A number that is settled out of order is remembered until the floor has passed
 it.
 
-Parts that cannot be sent now wait in order. When the connection is gone, what it had not confirmed goes to
-the front of them, and all of it is sent again, never more than the window allows at a time.
+Parts that cannot be sent now wait in order. When the connection is lost, its unconfirmed messages go to the
+front of the waiting ones, and all are sent again, never more than the window allows at a time.
 
-A broker that dislikes one message may close what it came on without saying which message it was. The window
-is then narrowed for the messages that were on their way, and again each time that it happens, until one
-message is alone and so found out; of a broker that says nothing at all it takes several such times. The same
-is done when it is us who cannot send something, without knowing why. A place (an exchange, a destination)
-that is found missing is refused as a whole.
+A broker that rejects one message may close the channel or connection without saying which message it was. The
+window is then narrowed for the messages that were in flight, and again each time that this happens, until one
+message is alone and thereby identified; with a broker that gives no reason, this takes several attempts. The
+same is done when the gateway itself cannot send something and does not know why. Messages for a place (an
+exchange, a destination) that does not exist are refused together.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-# What has waited is sent in pieces of at most this much, between which the stream may call a halt.
+# Waiting messages are sent in slices of at most this size. The stream may pause sending between slices.
 SLICE_MESSAGES_MAX: Final = 500
 SLICE_OCTETS_MAX: Final = 1_048_576
-MESSAGE_OVERHEAD: Final = 64  # octets on the wire besides body and properties, about
+MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
 
 WAITING_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
@@ -50,7 +51,7 @@ Place = str | bytes
 
 
 class Unconfirmed(NamedTuple):
-    """Messages of a part that have to be sent."""
+    """Messages of a part that are still to be sent."""
 
     part: SubBatch
     positions: Positions
@@ -71,10 +72,10 @@ class Run:
         self.mandatory = mandatory
         self.sent = sent
         self.done = 0  # offsets below it are settled
-        self.settled: set[int] = set()  # offsets above it that are, or that this run has been rid of
+        self.settled: set[int] = set()  # higher offsets that are settled or were withdrawn from this run
 
     def settle_to(self, number: int, outcome: Outcome) -> None:
-        """Everything up to `number` that is still open has this outcome."""
+        """Settle all open messages up to `number` with this outcome."""
         begin, self.done = self.done, min(number, self.last) - self.first + 1
         if not begin and not self.settled and self.done == len(self.part.slots):
             self.part.settle(outcome)
@@ -85,27 +86,31 @@ class Run:
             self.part.settle_at([self.positions[offset] for offset in left], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
-        """These offsets have this outcome, those below them may still be open."""
+        """Settle these offsets with this outcome; lower ones may stay open."""
         self.settled.update(offsets)
         positions = self.positions
         self.part.settle_at([positions[offset] for offset in offsets], outcome)
 
     def open(self) -> list[int]:
-        """The offsets that are not settled."""
+        """Return the offsets that are not settled."""
         return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
 
     def left(self) -> Positions:
-        """The positions that are not settled."""
+        """Return the positions that are not settled."""
         if not self.settled:
             return self.positions[self.done :]
         return [self.positions[offset] for offset in self.open()]
 
 
 class ConfirmedSink:
-    """The sink of a link: takes parts, and settles their messages as the broker confirms them."""
+    """Sink of a link: sends parts, and settles their messages as the broker confirms them."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
-        """`in_flight_max`: messages that were sent and not confirmed; the others limit what waits."""
+        """Create the sink of a link.
+
+        `in_flight_max` limits messages that are sent and not confirmed. `messages_max` and `octets_max`
+        (bytes) limit the waiting ones.
+        """
         self.in_flight_max = in_flight_max
         self.messages_max = messages_max
         self.octets_max = octets_max
@@ -118,41 +123,41 @@ class ConfirmedSink:
         self._flowing = False
         self._stream: Stream | None = None
         self._runs: list[Run] = []
-        self._firsts: list[int] = []  # of the runs
+        self._firsts: list[int] = []  # first numbers of the runs
         self._next = 1
         self._floor = 1
         self._early: set[int] = set()  # numbers above the floor that are settled
         self._window = in_flight_max
-        self._suspects = 0  # messages for which the window stays narrow
-        self._blamed = 0  # times that one of them was to blame
+        self._suspects = 0  # number of messages for which the window stays narrow
+        self._blamed = 0  # how often one of the suspects has caused a close
 
-    # What each protocol says itself.
+    # Interface for the protocols.
 
     @property
     @abstractmethod
     def _usable(self) -> bool:
-        """What is sent now will reach the broker."""
+        """True if the channel can be used: messages that are sent now will reach the broker."""
 
     @abstractmethod
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which stand at `positions`; returns the positions that have to wait still.
+        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait.
 
-        A message that cannot be encoded is settled, and raises nothing.
+        A message that cannot be encoded is settled and raises no error.
         """
 
     @abstractmethod
     def _place(self, message: Message) -> Place:
-        """Where the message goes, as far as the broker may refuse that as a whole."""
+        """Return the exchange or destination of a message, as the broker may refuse all messages for it."""
 
-    # The connection.
+    # Connection.
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, and everything sent is confirmed."""
+        """True if no message waits or is unconfirmed."""
         return not self._waiting and not self._runs
 
     def close(self) -> int:
-        """The connection is gone: what it has not confirmed is to be sent again. Returns their number."""
+        """Requeue unconfirmed messages after the connection is lost. Return their number."""
         self._flowing = False
         self._stream = None
         runs, self._runs, self._firsts = self._runs, [], []
@@ -162,16 +167,17 @@ class ConfirmedSink:
         return self._again([Unconfirmed(run.part, left) for run in runs if (left := run.left())])
 
     def _again(self, again: list[Unconfirmed]) -> int:
-        """Put these in front of what waits; returns how many messages they are."""
+        """Put messages in front of the waiting ones. Return how many they are."""
         for waiting in again:
             self._count_waiting(waiting, 1)
         self._waiting.extendleft(reversed(again))
         return sum(len(waiting.positions) for waiting in again)
 
     def _suspect(self, left: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
-        """One of the `left` messages in front is to blame: when it is alone it has this outcome, and is
-        returned; otherwise fewer are sent at a time, `window` of them (0: half as many). `times`: how often
-        one has to be to blame before anything is held against it.
+        """Narrow the window, because one of the first `left` messages has caused a close or an error.
+
+        A single message is settled with this outcome and returned, once suspects were to blame `times` times.
+        Several messages return None, and at most `window` of them (0: half as many) are sent at a time.
         """
         self._blamed += 1
         if left > 1:
@@ -187,7 +193,7 @@ class ConfirmedSink:
         return part.messages[positions[0]]
 
     def refuse(self, place: Place, outcome: Outcome) -> None:
-        """Messages for `place` are not sent any more; those that wait are settled too."""
+        """Settle messages for `place` with this outcome from now on, including those that wait."""
         self._refusals[place] = outcome
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
@@ -201,25 +207,30 @@ class ConfirmedSink:
                 self._count_waiting(self._waiting[-1], 1)
 
     def allow(self, place: Place) -> None:
-        """The place is there."""
+        """Send messages for `place` again."""
         self._refusals.pop(place, None)
 
-    # Whose messages they are.
+    # Handover to another replica.
 
     def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
-        """Whether the broker may have messages of such parts that it would know again from here, and from
-        nobody else."""
+        """Return True if the broker may have unconfirmed messages that only this link can repeat safely.
+
+        `wanted` selects the parts. The broker would recognise such a message as a duplicate if this link
+        sent it again, but not if another replica did.
+        """
         return False
 
     def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
-        """What waits of such parts has this outcome, for somebody else is to send it; but not what is in
-        doubt."""
+        """Settle the waiting messages of wanted parts with this outcome, as another replica may send them.
+
+        Messages in doubt (see `in_doubt`) are not included.
+        """
         settle_all(self._withdraw_waiting(lambda part, at: wanted(part)), outcome)
 
     # Sending.
 
     def publish(self, part: SubBatch) -> None:
-        """Send the part now, if nothing waits and there is room, or let it wait."""
+        """Send the part now if nothing waits and the window has room; otherwise queue it."""
         messages = part.messages
         every = range(len(messages))
         if (
@@ -236,7 +247,10 @@ class ConfirmedSink:
         self._let_wait(part, every)
 
     def _let_wait(self, part: SubBatch, positions: Positions) -> None:
-        """Send these messages of a part behind what waits."""
+        """Queue messages of a part behind the waiting ones and send what is possible.
+
+        If the limits are then exceeded, the newest of these messages are released.
+        """
         kept = self._without_refused(part, positions) if self._refusals else positions
         if not kept:
             return
@@ -251,7 +265,7 @@ class ConfirmedSink:
         return self.waiting_messages > self.messages_max or self.waiting_octets > self.octets_max
 
     def _trim(self) -> None:
-        """Release the newest messages of the part that came last, until the limits hold."""
+        """Release the newest messages of the last waiting part until the limits are observed."""
         one = self._waiting.pop()
         part, positions = one
         self._count_waiting(one, -1)
@@ -269,7 +283,7 @@ class ConfirmedSink:
         part.settle_at(positions[kept:], WAITING_FULL)
 
     def pump(self) -> None:
-        """Send what waits, as far as the window and the stream go."""
+        """Send waiting messages, as far as the window and the stream allow. Settle expired ones."""
         while self._waiting and self._flowing:
             assert self._stream is not None
             room = self._room()
@@ -294,16 +308,19 @@ class ConfirmedSink:
                     return
 
     def _room(self) -> int:
-        """How many messages may be sent now."""
+        """Return how many messages may be sent now."""
         return self._window - self.in_flight
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Whether the message need not be sent when its time is over."""
+        """Return True if a message may be settled as expired instead of sent."""
         return True
 
     def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """`_send`. What goes wrong there costs the connection, and one message is to blame: after as many
-        connections as it takes to be alone it is found out."""
+        """Call `_send`. An error closes the connection and makes all unconfirmed messages suspects.
+
+        After several connections, each with fewer messages, the faulty message is alone and thereby
+        identified.
+        """
         try:
             return self._send(part, positions, messages)
         except Exception as error:
@@ -318,7 +335,7 @@ class ConfirmedSink:
     def _withdraw_waiting(
         self, wanted: Callable[[SubBatch, int], bool], most: int = sys.maxsize
     ) -> list[Unconfirmed]:
-        """Take the first wanted messages out of what waits, `most` of them, unsettled."""
+        """Remove the first `most` wanted messages from the waiting ones and return them unsettled."""
         taken: list[Unconfirmed] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
@@ -336,7 +353,10 @@ class ConfirmedSink:
         return taken
 
     def _take(self, room: int) -> Unconfirmed:
-        """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
+        """Remove the next waiting messages of one part and return them.
+
+        They are at most `room` messages and SLICE_OCTETS_MAX bytes, but at least one message.
+        """
         part, positions = self._waiting.popleft()
         messages = part.messages
         octets = 0
@@ -353,14 +373,14 @@ class ConfirmedSink:
         return taken
 
     def _sent(self, part: SubBatch, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
-        """The messages at `positions`, with bodies of `octets` in all, have the next numbers."""
+        """Give sent messages their numbers and count them; their bodies have `octets` bytes in all."""
         if positions:
             self._number(part, positions, trio.current_time(), mandatory=mandatory)
             self._count_in_flight()
             self._written(len(positions), octets)
 
     def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
-        """Give the messages at `positions` the next numbers, which are returned."""
+        """Give the messages at `positions` the next numbers, and return these."""
         first = self._next
         self._runs.append(Run(first, part, positions, mandatory, sent))
         self._firsts.append(first)
@@ -368,7 +388,10 @@ class ConfirmedSink:
         return range(first, self._next)
 
     def _written(self, count: int, octets: int) -> None:
-        """So many messages, with bodies of `octets` in all, are to be written when the wake-up ends."""
+        """Count messages in the stream's send buffer, which is written at the end of the wake-up.
+
+        Their bodies have `octets` bytes in all.
+        """
         self._stats.messages_out += count
         stream = self._stream
         assert stream is not None
@@ -378,7 +401,7 @@ class ConfirmedSink:
     # Outcomes.
 
     def _advance(self, floor: int, outcome: Outcome = ACCEPTED) -> None:
-        """Everything below `floor` that is still open has this outcome."""
+        """Settle all open messages below number `floor` with this outcome."""
         early = self._early
         if early:
             if floor - self._floor < len(early):
@@ -415,7 +438,7 @@ class ConfirmedSink:
                 self._widen()
 
     def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
-        """These numbers have this outcome; none of them need be the lowest that is open."""
+        """Settle these numbers with this outcome, in any order."""
         at = 0
         while at < len(numbers):
             run = self._run_of(numbers[at])
@@ -437,7 +460,10 @@ class ConfirmedSink:
         return self._runs[index]
 
     def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Unconfirmed]:
-        """Take the wanted ones of what is on its way back, unsettled; their numbers mean nothing any more."""
+        """Remove the wanted messages from the unconfirmed ones and return them unsettled.
+
+        Their numbers become invalid.
+        """
         taken: list[Unconfirmed] = []
         for run in self._runs:
             messages, positions = run.part.messages, run.positions
@@ -450,14 +476,14 @@ class ConfirmedSink:
         self._count_in_flight()
         return taken
 
-    # Counting.
+    # Counts.
 
     def _concerns(self, place: Place) -> bool:
-        """Whether a message for `place` waits."""
+        """Return True if a message for `place` waits."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
     def _without_refused(self, part: SubBatch, positions: Positions) -> Positions:
-        """The positions whose place is not refused; the others are settled."""
+        """Return the positions whose place is not refused. Settle the others."""
         refused: dict[Place, list[int]] = {}
         for at in positions:
             place = self._place(part.messages[at])
@@ -484,6 +510,6 @@ class ConfirmedSink:
 
 
 def settle_all(waiting: Iterable[Unconfirmed], outcome: Outcome) -> None:
-    """These messages have this outcome."""
+    """Settle these messages with the outcome."""
     for part, positions in waiting:
         part.settle_at(positions, outcome)

@@ -1,8 +1,8 @@
-"""What to say when a broker is not reached: nobody answers, or somebody else does.
+"""Error texts for connections to a broker that fail.
 
-A protocol machine can only say that it does not understand. Whoever has mistaken the port wants to know whom
-they have reached, which the first octets that come mostly show; and a server that says nothing at all mostly
-waits for words of another protocol.
+Either no server answers or the server speaks another protocol. A protocol machine can only report that it
+does not understand. A user who has mistaken the port wants to know which protocol the server speaks, which
+the first bytes received usually show. A server that sends nothing usually waits for another protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.protocols.amqp091.dialect import AMQP091
 
 LOOK_OCTETS: Final = 8
 SPEAKERS: Final = (
-    (b"AMQP\x00\x00\x09\x01", AMQP091.title),  # what is no AMQP is answered with the header of what is
+    (b"AMQP\x00\x00\x09\x01", AMQP091.title),  # the server's reply to a client of another protocol
     (b"AMQP\x00\x01\x00\x00", "AMQP 1.0"),
     (b"AMQP\x03\x01\x00\x00", "AMQP 1.0"),
     (b"HTTP/", "HTTP"),
@@ -27,8 +27,10 @@ GARBLED: Final = "the server answers in another protocol, or wrongly"
 
 
 def explained(wanted: str, first: bytes, why: str) -> str:
-    """`why` a connection to a server of the protocol `wanted` ended before it was open, or who has answered
-    instead. `first`: what has come, at least LOOK_OCTETS of it if it was that much.
+    """Return the text for a connection that ended before it was open.
+
+    `wanted` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
+    received, at least LOOK_OCTETS if so many arrived; if they show another protocol, the text names it.
     """
     title = DIALECTS[wanted].title
     for begin, speaker in SPEAKERS:
@@ -38,8 +40,10 @@ def explained(wanted: str, first: bytes, why: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why a connection could not be made, in words. Trio wraps what the system said to each address that a
-    host name has; the first of those speaks for all."""
+    """Return the text for an error while connecting.
+
+    Trio wraps the errors of all addresses of a host name in a group; the text is that of the first.
+    """
     found: BaseException = error.__cause__ or error
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -49,6 +53,6 @@ def reason(error: Exception) -> str:
         no_tls = found.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
         return "this port does not speak TLS" if no_tls else str(found)
     number = found.errno if isinstance(found, OSError) else None
-    if number is not None and number > 0:  # below are those of name look-ups
+    if number is not None and number > 0:  # negative numbers are errors of name resolution
         return os.strerror(number)
     return getattr(found, "strerror", None) or str(found)

@@ -1,5 +1,7 @@
-"""One connection of a link to a broker with queues, as far as that is not its protocol's: its time, the
-acknowledgements that gather until something is written, faults that are counted, and how it ends.
+"""Protocol-independent part of a link's connection to a broker with queues.
+
+It checks the handshake time and heartbeats, collects acknowledgements until the stream is written, counts
+faults, and closes the connection.
 """
 
 from __future__ import annotations
@@ -16,25 +18,25 @@ GOODBYE: Final = "the gateway is stopping"
 
 
 class Flushable(Protocol):
-    """A consumer, as its connection sees it."""
+    """Interface of a consumer for its connection."""
 
     live: bool
 
     def flush(self) -> None:
-        """Encode the acknowledgements that have gathered."""
+        """Encode the collected acknowledgements."""
 
 
 class Machine(Protocol):
-    """A protocol's client, as far as it is needed here."""
+    """Interface of a protocol's client state machine for its connection."""
 
     def tick(self, now: float) -> None:
-        """Heartbeats."""
+        """Send a heartbeat if one is due at `now`."""
 
     def timed_out(self, now: float) -> bool:
-        """Nothing has been heard for too long."""
+        """Return True if the server has been silent for too long."""
 
     def close(self, code: int = 0, text: str = "") -> None:
-        """Say goodbye."""
+        """Start closing the connection with a reply code and text."""
 
 
 ConsumerT = TypeVar("ConsumerT", bound=Flushable)
@@ -42,8 +44,9 @@ MachineT = TypeVar("MachineT", bound=Machine)
 
 
 class QueueLinkConnection(Generic[MachineT, ConsumerT]):
-    """The owner of a link's stream, for as long as that connection lives. The handshake must be over
-    at `deadline`, when `open` must be set.
+    """Owner of the stream of a link for the life of one connection.
+
+    The handshake must be complete (`open` is set) by `deadline`, in loop-clock seconds.
     """
 
     _codes: ClassVar[type[IntEnum]]
@@ -56,17 +59,17 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
         self._deadline = deadline
         self._up = False
         self._consumers: dict[int, ConsumerT] = {}  # by channel number
-        self._owing: dict[ConsumerT, None] = {}  # acknowledgements
+        self._owing: dict[ConsumerT, None] = {}  # consumers with acknowledgements to send
         self._why = ""
 
     def shut_down(self) -> None:
-        """The gateway is stopping: acknowledge, say goodbye, end the stream."""
+        """Acknowledge, close the connection and end the stream, as the gateway is stopping."""
         self._acknowledge()
         self.machine.close(SUCCESS, GOODBYE)
         self._stream.end(GOODBYE)
 
     def _in_time(self, now: float) -> bool:
-        """Heartbeats, and the time for the handshake. False: the connection is given up."""
+        """Check the handshake deadline and heartbeats. Return False if the connection was aborted."""
         if not self.open and now >= self._deadline:
             self._stats.protocol_errors.add("connect_timeout")
             self._stream.abort("no handshake in time")
@@ -79,7 +82,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
         return True
 
     def _let_go(self) -> None:
-        """The connection is gone: nobody waits for our acknowledgements."""
+        """Mark all consumers as dead, because acknowledgements cannot be sent any more."""
         for consumer in self._consumers.values():
             consumer.live = False
         self._consumers.clear()
@@ -98,7 +101,7 @@ class QueueLinkConnection(Generic[MachineT, ConsumerT]):
 
     @abstractmethod
     def _leave(self, consumer: ConsumerT) -> None:
-        """Close the channel of what is not wanted any more, when all its messages are answered."""
+        """Close the channel of an unwanted consumer once all its messages are settled."""
 
     def _count_fault(self, code: int) -> None:
         try:

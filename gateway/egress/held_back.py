@@ -1,9 +1,9 @@
-"""Messages that a link has brought, and that the targets of their routes have released: refused for now.
+"""Received messages that the targets of their routes have released, i.e. refused for the time being.
 
-The broker that sent them keeps them, for they are not acknowledged. They are not given back to its queue: a
-quorum queue counts that against a message, and drops it in the end. They wait here, at most as many as the
-broker sends without an acknowledgement, and are tried again in their order, with back-off, by the routes that
-have not accepted them. What comes for the same routes meanwhile waits behind them; other routes go on.
+The messages are not acknowledged, so the sending broker still has them. They are not requeued there: a quorum
+queue counts each requeue and finally drops the message. Instead they wait here, at most as many as the broker
+sends without acknowledgement. They are retried in order and with back-off on the routes that have not
+accepted them. New messages for the same routes wait behind them; other routes are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.model.times import Monotonic
 
 WAIT_SECS_MIN: Final = 1.0
 WAIT_SECS_MAX: Final = 10.0
-BEHIND: Final = 1 << 40  # above the number of any message that was itself released
+BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")
 
@@ -34,34 +34,37 @@ class Line(Generic[R]):
         self.key = key
         self.backoff = backoff
         self.waiting: list[tuple[int, R]] = []
-        self.in_flight = 0  # messages that are on their way again
+        self.in_flight = 0  # messages that are being retried
         self.last_released = 0
         self.last_behind = BEHIND
 
 
 class HeldBack(Generic[R]):
-    """The receipts of one link that wait for a target. `on`: there are some, or it is known of some which
-    routes are to have them."""
+    """Receipts of one link that wait for a target.
+
+    `on` is True if receipts wait, or if the remaining routes of a message are recorded.
+    """
 
     def __init__(
         self, message_of: Callable[[R], Message], jitter: Callable[[], float] = random.random
     ) -> None:
-        """`message_of` returns the message of a receipt; `jitter` gives numbers from 0 to 1."""
+        """Create the collection. `message_of` returns a receipt's message; `jitter` numbers from 0 to 1."""
         self.on = False
         self._message_of = message_of
         self._jitter = jitter
         self._lines: dict[Hashable, Line[R]] = {}
-        # On their way again, by the id of the message: line, number, and the receipt, which keeps the id.
+        # Messages being retried by the id of the message: line, number, and receipt, which keeps the id
+        # valid.
         self._tried: dict[int, tuple[Line[R], int, R]] = {}
-        # The only routes that have not accepted a message, likewise, and the message, which keeps the id.
+        # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
 
     def __len__(self) -> int:
-        """Return how many messages wait, without those that are on their way again."""
+        """Return how many messages wait, without those being retried."""
         return sum([len(line.waiting) for line in self._lines.values()])
 
     def released(self, key: Hashable, receipt: R, now: Monotonic) -> None:
-        """Hold back a message that a target has released. `key`: what it shares a line with."""
+        """Hold back a message that a target has released. `key` identifies its line."""
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
             line = self._lines.get(key)
@@ -78,7 +81,7 @@ class HeldBack(Generic[R]):
         line.backoff.released(now)
 
     def behind(self, key: Hashable, receipt: R) -> bool:
-        """Hold back a new message if others with its key are. Return False if it may go on."""
+        """Hold back a new message if others with its key are. Return False if it may be published."""
         line = self._lines.get(key)
         if line is None:
             return False
@@ -87,11 +90,14 @@ class HeldBack(Generic[R]):
         return True
 
     def is_tried(self, receipt: R) -> bool:
-        """Return True if the message was held back and is on its way again."""
+        """Return True if the message was held back and is being retried."""
         return id(self._message_of(receipt)) in self._tried
 
     def settled(self, receipt: R, *, by_target: bool = True) -> None:
-        """Forget a message that has an outcome. Not `by_target`: its sender does not wait any more."""
+        """Forget a message that has an outcome.
+
+        `by_target` is False if the sender no longer waits for an outcome; the back-off then does not change.
+        """
         key = id(self._message_of(receipt))
         self._undone.pop(key, None)
         tried = self._tried.pop(key, None)
@@ -105,7 +111,7 @@ class HeldBack(Generic[R]):
         self.on = bool(self._lines or self._undone)
 
     def due(self, now: Monotonic) -> list[R]:
-        """Return the receipts that are to be tried now, in order. Each is settled or released in the end."""
+        """Return the receipts to retry now, in order. Each must be settled or released later."""
         found: list[R] = []
         for line in self._lines.values():
             backoff = line.backoff
@@ -117,19 +123,24 @@ class HeldBack(Generic[R]):
         return found
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
-        """Note the only routes that have not accepted a message."""
+        """Record the routes that have not accepted a message."""
         message = self._message_of(receipt)
         self._undone[id(message)] = message, routes
         self.on = True
 
     def try_all(self, receipt: R) -> bool:
-        """Return True if some route has released a message that another has rejected. All of them are tried
-        again then: the source cannot be told of the one without the other losing the message."""
+        """Return True if one route has released a message that another has rejected.
+
+        All routes are then tried again: reporting the rejection to the source would lose the released
+        message.
+        """
         return self._undone.pop(id(self._message_of(receipt)), None) is not None
 
     def left_of(self, receipt: R, entry: RoutingEntry) -> RoutingEntry:
-        """Return what is left of an entry: the routes that have not accepted the message. If a reload has
-        renamed or removed all of them, that is every route."""
+        """Return an entry with only the routes that have not accepted the message.
+
+        If a reload has renamed or removed all of those, every route is returned.
+        """
         undone = self._undone.pop(id(self._message_of(receipt)), None)
         if undone is None:
             return entry
@@ -137,7 +148,7 @@ class HeldBack(Generic[R]):
         return left if left.plan.branches else entry
 
     def give_up(self) -> list[R]:
-        """Forget all, and return the receipts that waited: their messages are sent again by their broker."""
+        """Forget everything. Return the receipts that waited; their broker delivers the messages again."""
         waiting = [receipt for line in self._lines.values() for _, receipt in sorted(line.waiting)]
         self._lines.clear()
         self._tried.clear()
@@ -147,5 +158,5 @@ class HeldBack(Generic[R]):
 
 
 def line_of(entry: RoutingEntry) -> tuple[str, ...]:
-    """Return the names of the routes of an entry: messages that share them wait for each other."""
+    """Return the names of the routes of an entry. Messages with the same routes wait for each other."""
     return tuple([branch.route.name for branch in entry.plan.branches])

@@ -1,9 +1,9 @@
-"""A link: one supervised connection to a remote broker.
+"""Link: supervised connection to a remote broker.
 
-The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again: at
-the next URL, and when a round of all of them has failed, after a jittered, doubling wait. What is said over
-the connection is the link session's business: one class per protocol, which outlives connections and keeps
-what has not been confirmed.
+The task of a link connects, hands the socket to a poller, waits until the connection is lost, and reconnects
+at the next URL. When a round of all URLs has failed, it waits first; the wait doubles each time and is
+jittered. The link session handles the protocol: it is of one class per protocol, outlives connections and
+stores unconfirmed messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketClient
 
 TICK_SECS: Final = 1.0
-# A connection that held this long was a success: the next failure starts with the shortest wait again.
+# A connection that lasted this long was a success: the next wait is the shortest again.
 STABLE_SECS: Final = 10.0
 PAUSED: Final = "an operator has paused it"
 
@@ -43,23 +43,23 @@ log = structlog.get_logger()
 
 
 class LinkConnection(StreamOwner, Protocol):
-    """One connection of a link session."""
+    """Connection of a link session."""
 
     @property
     def machine(self) -> FrameCounts:
-        """The protocol machine, which counts frames."""
+        """Protocol machine, which counts frames."""
 
     def tick(self, now: float) -> None:
-        """Keep-alive, and the time for the handshake."""
+        """Send heartbeats and check the time of the handshake."""
 
     def shut_down(self) -> None:
-        """Say goodbye in the protocol's words and end the stream."""
+        """Close the connection with the protocol's handshake and end the stream."""
 
 
 class LinkStatus:
-    """Whether a link is up: its session says so, and whoever supervises the connection goes by it.
+    """Shared state of a link: its session reports the connection as up or down, and the supervisor reacts.
 
-    `when_up` is called each time that it has come up.
+    `when_up` is called each time the link comes up.
     """
 
     def __init__(self, name: str, stats: LinkStats, when_up: Callable[[], None] | None = None) -> None:
@@ -71,15 +71,15 @@ class LinkStatus:
 
     @property
     def up(self) -> bool:
-        """The link session has said that its connection is usable."""
+        """True if the link session has reported its connection as usable."""
         return self.stats.up
 
     def connected(self) -> None:
-        """There is another connection, which has not been lost yet."""
+        """Prepare for a new connection, which has not been lost yet."""
         self._lost = trio.Event()
 
     def came_up(self) -> None:
-        """The handshake is over; called by the link session."""
+        """Set the link up after the handshake; called by the link session."""
         self.stats.up = True
         self.stats.connects += 1
         log.info("link is up", link=self.name, address=self.stats.address)
@@ -87,66 +87,69 @@ class LinkStatus:
             self._when_up()
 
     def went_down(self, why: str) -> None:
-        """The connection is gone; called by the link session's connection when it is lost."""
+        """Set the link down for this reason; called by the link session when its connection is lost."""
         self.stats.up = False
         self.why = why
         self._lost.set()
 
     async def lost(self) -> None:
-        """Wait until the connection is gone."""
+        """Wait until the connection is lost."""
         await self._lost.wait()
 
 
 class LinkSession(Protocol):
-    """What a link says and hears; it outlives its connections. It is a namespace of the dispatcher.
+    """Protocol part of a link; it outlives connections and is a namespace of the dispatcher.
 
-    Made with a LinkStatus, which it tells when its connection is usable, and when it is gone.
+    A session is created with a LinkStatus, to which it reports connections that become usable or are lost.
     """
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        """True if no message waits for the broker, and every received one is settled."""
 
     def idle_but(self, held: int) -> bool:
-        """The same, but for so many of the messages that it sent."""
+        """Return True if the session is idle except for up to `held` received messages."""
 
     def forget_entries(self) -> None:
-        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+        """Clear cached routing entries, as memory is short; they are computed again when needed."""
 
     @property
     def unconfirmed(self) -> int:
-        """Messages for the broker that it has not confirmed, sent or not."""
+        """Number of messages for the broker that are not confirmed, sent or not."""
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """Where messages for an address of the remote broker go: itself."""
+        """Return the sink for messages to an address of the remote broker: the session itself."""
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address decides; never asked."""
+        """Return the sinks of a message; never called, as the address decides."""
 
     @property
     def retained(self) -> None:
-        """The remote broker retains what is published with the flag."""
+        """None: the remote broker retains messages with the flag."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: what to subscribe to and what must exist; put in force if connected."""
+        """Set what to subscribe to and which targets must exist, when the mapping has changed.
+
+        A connected session applies the changes at once.
+        """
 
     def connect(self, stream: Stream, target: Target, now: float) -> LinkConnection:
-        """A connection stands: begin the handshake."""
+        """Begin the handshake on a new connection. Return the owner of its stream."""
 
     def turn_done(self) -> None:
-        """Send on the batch that this wake-up has gathered."""
+        """Publish the batch collected in this wake-up."""
 
     def tick(self, now: float) -> None:
-        """Once a second, connected or not."""
+        """Run the timer, once per second, connected or not."""
 
 
 class Turns:
-    """Which of a link's URLs is tried next, and after which wait.
+    """Order of a link's URLs for connection attempts, with the waits between them.
 
-    The next one is always another, if there is one: whatever failed at this one, be it that nobody answers,
-    that it refuses us or that it went away, is likelier to be so still. The URLs of a round follow each other
-    at once. A connection that held ends its round, so that all the gateways of a broker that goes down do not
-    fall upon the next one in the same moment.
+    After a failure the next URL is always another one, if there is one: the cause of the failure (no reply, a
+    refusal, a shutdown) is likely to persist. The URLs of a round follow each other at once. A connection
+    that lasted ends its round, so that the gateways of a broker that goes down do not all connect to the next
+    one at the same moment.
     """
 
     def __init__(
@@ -160,7 +163,10 @@ class Turns:
         self._left = count  # URLs of this round that have not failed
 
     def failed(self, held: bool) -> float:
-        """The connection at `at` failed, or was lost after it had `held`; returns the seconds to wait."""
+        """Move on to the next URL. Return the seconds to wait.
+
+        `held` is True if the connection lasted before it was lost.
+        """
         self.at = (self.at + 1) % self._count
         self._left -= 1
         if held:
@@ -174,7 +180,7 @@ class Turns:
 
 
 async def open_socket(target: Target, timeout_secs: float) -> socket.socket:
-    """A connected socket. Raises LinkError, which says why there is none after `timeout_secs` at most."""
+    """Return a connected socket. Raises LinkError after `timeout_secs` seconds or when it cannot connect."""
     try:
         with trio.fail_after(timeout_secs):
             opened = await trio.open_tcp_stream(target.host, target.port)
@@ -189,7 +195,10 @@ async def open_socket(target: Target, timeout_secs: float) -> socket.socket:
 
 
 def tls_to(target: Target, tls: LinkTls, name: str) -> Filter | None:
-    """The TLS of a connection to it, None: without. Raises LinkError when the files of `name` are no use."""
+    """Return the TLS filter for a target, None without TLS.
+
+    `name` is the link whose TLS files are used; raises LinkError if they are unusable.
+    """
     if not target.tls:
         return None
     try:
@@ -205,7 +214,7 @@ def tls_to(target: Target, tls: LinkTls, name: str) -> Filter | None:
 
 
 class Link:
-    """Supervises the connection of one link session."""
+    """Supervisor of the connection of one link session."""
 
     def __init__(
         self,
@@ -219,8 +228,10 @@ class Link:
         publishes: bool = True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`endpoint`: its name in the configuration, of which there is one link for each direction when the
-        two are apart, and that of `status`, which `session` was made with, is another.
+        """Create the link.
+
+        `endpoint` is its name in the configuration. An endpoint has one link per direction when the
+        directions are separated; `status`, which `session` was created with, then has another name.
         """
         self.status = status
         self.name = status.name
@@ -238,45 +249,48 @@ class Link:
         self._connection: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
-        self._held_down: dict[str, None] = {}  # why
-        self._goes_on = trio.Event()  # nothing holds it down
+        self._held_down: dict[str, None] = {}  # reasons
+        self._goes_on = trio.Event()  # set while there is no reason to stay down
         self._goes_on.set()
 
     @property
     def up(self) -> bool:
-        """Its connection is usable."""
+        """True if the connection of the link is usable."""
         return self.status.up
 
     @property
     def why(self) -> str:
-        """Why it is not up, as far as that is known."""
+        """Reason why the link is down, as far as it is known."""
         return next(iter(self._held_down), self.status.why)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: what its endpoint's routes need, of which this link sees to its part."""
+        """Apply a changed mapping to the directions of this link.
+
+        The parameters are the needs of all routes of the endpoint.
+        """
         self.session.route(
             subscriptions if self.consumes else Subscriptions(), targets if self._publishes else Targets()
         )
 
     def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
+        """Write data that was encoded outside a wake-up."""
         self._writes.flush()
 
     @property
     def paused(self) -> bool:
-        """An operator wants it down."""
+        """True if an operator has paused the link."""
         return PAUSED in self._held_down
 
     def pause(self) -> None:
-        """Say goodbye, and stay down until `resume`: as a link whose broker is away."""
+        """Disconnect and stay down until `resume`, as if the broker were unreachable."""
         self.hold_down(PAUSED)
 
     def resume(self) -> None:
-        """Connect again."""
+        """Reconnect after `pause`."""
         self.let_up(PAUSED)
 
     def hold_down(self, why: str) -> None:
-        """Stay down until `let_up` with the same reason, and for as long as there is another one."""
+        """Disconnect and stay down until `let_up` was called for each reason."""
         if not self._held_down:
             self._goes_on = trio.Event()
             if self._connection is not None:
@@ -284,19 +298,19 @@ class Link:
         self._held_down[why] = None
 
     def let_up(self, why: str) -> None:
-        """That is no reason any more."""
+        """Remove a reason to stay down; reconnect if it was the last."""
         self._held_down.pop(why, None)
         if not self._held_down:
             self._goes_on.set()
 
     def shut_down(self) -> None:
-        """The gateway is stopping: say goodbye."""
+        """Disconnect for good, as the gateway is stopping."""
         self._stopping = True
         if self._connection is not None:
             self._connection.shut_down()
 
     async def run(self) -> None:
-        """Keep the link up until cancelled."""
+        """Keep the link connected until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._poller.run)
             nursery.start_soon(self._tick)
@@ -331,7 +345,7 @@ class Link:
                 await trio.sleep(pause)
 
     async def _once(self) -> None:
-        """One connection, from its socket to its end. Raises LinkError when there is none."""
+        """Run one connection until it ends. Raises LinkError if it cannot be made."""
         self.stats.address = self.settings.addresses[self._turns.at]
         try:
             target = self.settings.target(self._turns.at)
@@ -380,7 +394,7 @@ class Link:
                 stream.abort(self.why or "the link was stopped")
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
-        """TLS or WebSocket came to its end: count what was wrong."""
+        """Count the error with which the TLS or WebSocket layer has ended."""
         if word := ending.broke or ending.refused:
             self.stats.protocol_errors.add(word)
 

@@ -1,8 +1,8 @@
-"""What links to brokers with queues have in common: everything but their protocol's words.
+"""Protocol-independent base of link sessions for brokers with queues.
 
-Outwards a link session is a namespace whose only sink is what the link publishes; inwards it is the source
-of the batches of messages that it consumed. A receipt is (consumer, tag, message). What a remote broker sends
-takes routes only: its own subscribers have it already.
+For outgoing messages a link session is a namespace whose only sink is the link's publisher. For incoming ones
+it is the source of the batches of consumed messages. A receipt is (consumer, tag, message). Messages from a
+remote broker go to routes only: that broker has already sent them to its own subscribers.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ def message_of(receipt: tuple[Any, int, Message]) -> Message:
 
 
 class LinkConsumer(Protocol):
-    """A consumer, as its link session sees it."""
+    """Interface of a consumer for its link session."""
 
     accepted: list[int]  # tags to acknowledge when the wake-up ends
-    stopping: bool  # its queue is not wanted any more
+    stopping: bool  # True if the queue is no longer wanted
 
     @property
     def live(self) -> bool:
-        """Its connection can still be answered."""
+        """True while the connection can send acknowledgements."""
 
     def wake(self) -> None:
-        """Something is `accepted` now."""
+        """Handle the first new tag in `accepted`."""
 
 
 class ConsumingConnection(Protocol):
-    """A connection, as its link session sees it."""
+    """Interface of a connection for its link session."""
 
     @property
     def outstanding(self) -> int:
-        """Messages that it has brought and not answered."""
+        """Number of received messages that are not settled."""
 
 
 ConnectionT = TypeVar("ConnectionT", bound=ConsumingConnection)
@@ -62,7 +62,7 @@ SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
 class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
-    """What the link `name` says to its broker, and hears."""
+    """Session of the link `name` to a broker with queues."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self._caches: dict[str, Entries] = {}
         self._generation = -1
 
-    # What the link asks.
+    # Interface for the link.
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        """True if no message waits for the broker, and every received one is settled."""
         return self.idle_but(0)
 
     def idle_but(self, held: int) -> bool:
-        """The same, but for so many of the messages that it sent."""
+        """Return True if the session is idle except for up to `held` received messages."""
         connection = self._connection
         nothing_of_ours = self.publisher.idle and not len(self.batch)
         return nothing_of_ours and (
@@ -109,31 +109,31 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @property
     def unconfirmed(self) -> int:
-        """Messages for the broker that it has not confirmed, sent or not."""
+        """Number of messages for the broker that are not confirmed, sent or not."""
         return self.publisher.waiting_messages + self.publisher.in_flight
 
     def new_batch(self) -> Batch:
-        """Return an empty batch of this source, which hears by which routes to try again."""
+        """Return an empty batch of this source, which records the routes to retry."""
         batch = self.dispatcher.batch(self, clock.now())
         batch.undone = self.held_back.note_undone
         return batch
 
     def begun_batch(self) -> Batch:
-        """Return the batch of this wake-up: before its first message, it is as old as the one before."""
+        """Return the batch of this wake-up. Its first message sets the batch's time of receipt."""
         batch = self.batch
         if not batch.receipts:
             batch.received = clock.now()
         return batch
 
     def turn_done(self) -> None:
-        """Send on the batch that this wake-up has gathered."""
+        """Publish the batch collected in this wake-up."""
         batch = self.batch
         if len(batch):
             self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Try again the messages that wait for the disk, once it has recovered, or for a target."""
+        """Retry messages that wait for the disk, once it has recovered, or for a target."""
         if self.dispatcher.memory.short:
             return
         for receipt in self.held.due():
@@ -143,10 +143,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
                 self.retry(receipt, self.begun_batch())
         self.send_held_back(Monotonic(now))
 
-    # What batches ask: this is their source.
+    # Interface for batches: the session is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A link goes on reading, for its own confirms come in between; it is refused and tries again."""
+        """Return no holds: a link reads on, as confirms arrive in between, and retries instead."""
         return []
 
     @abstractmethod
@@ -156,10 +156,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Acknowledge what was accepted; refuse, or give back later, what was not."""
+        """Acknowledge accepted messages; reject or later requeue the others."""
 
     def accept(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Have these acknowledged when the wake-up ends."""
+        """Acknowledge these receipts when the wake-up ends."""
         for consumer, tag, _ in receipts:
             accepted = consumer.accepted
             if not accepted:
@@ -167,8 +167,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             accepted.append(tag)
 
     def released(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
-        """Hold back a message that was released, until its target or our own disk may accept it. When memory
-        is short, or its queue is not wanted any more, it goes back to its broker."""
+        """Hold back a released message until its target or the local disk may accept it.
+
+        If memory is short, or its queue is no longer wanted, it is requeued at its broker instead.
+        """
         consumer = receipt[0]
         if outcome is LOW_ON_MEMORY or not consumer.live or consumer.stopping:
             self.held_back.settled(receipt, by_target=False)
@@ -180,32 +182,36 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @abstractmethod
     def give_back_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Give a message back to its broker after a moment."""
+        """Requeue a message at its broker after a moment."""
 
     def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> Hashable:
-        """Return what a message shares with those that wait for the same routes: they keep their order."""
+        """Return the key of the line in which a message waits for its routes, in order."""
         consumer, _, message = receipt
         entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
         return consumer, line_of(entry)
 
     def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
-        """Hold back a new message if others wait for the disk, or for the same routes. Return False if it may
-        go on its way."""
+        """Hold back a new message if others wait for the disk or for the same routes.
+
+        Return False if it may be published.
+        """
         if self.held.on:
             self.held.behind(receipt)
             return True
         return self.held_back.behind((receipt[0], line_of(entry)), receipt)
 
     def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
-        """Note that these messages have been accepted, or refused for good: others may be tried again."""
+        """Settle these receipts finally in the held-back lines, so that others are retried."""
         if self.held_back.on:
             for receipt in receipts:
                 self.held_back.settled(receipt)
             self.send_held_back(clock.now())
 
     def send_held_back(self, now: Monotonic) -> None:
-        """Send on their way what has waited long enough, in a batch of its own: this may be called while
-        another is being filled, and by the settlement of what it has sent."""
+        """Retry the messages whose wait is over, in batches of their own.
+
+        This may be called while another batch is being filled, and by the settlement of its own batches.
+        """
         if self._sending_held_back or not self.held_back.on:
             return
         self._sending_held_back = True
@@ -222,7 +228,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self._sending_held_back = False
 
     def retry(self, receipt: tuple[ConsumerT, int, Message], batch: Batch) -> None:
-        """Publish a message that was released once more, by the routes that have not accepted it."""
+        """Publish a released message again, on the routes that have not accepted it."""
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             return
@@ -236,33 +242,33 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
     @abstractmethod
     def queue_of(self, consumer: ConsumerT) -> str:
-        """By which queue routes know what a consumer brings; "": by its address alone."""
+        """Return the queue by which routes know the messages of a consumer; "" if the address suffices."""
 
     def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """No route takes the message: record that, and answer for it."""
+        """Record that no route accepts a message, and settle it."""
         self.dispatcher.record_unrouted(entry, receipt[2], NO_TAKER, self.begun_batch().received)
         self.answer_unclaimed(entry, receipt)
 
     @abstractmethod
     def answer_unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Be rid of a message that no route takes."""
+        """Settle a message that no route accepts."""
 
-    # What a connection asks.
+    # Interface for the connection.
 
     def caches(self) -> dict[str, Entries]:
-        """Where addresses lead, by queue or service; emptied when something has changed since."""
+        """Return the caches of routing entries by queue or service, emptied if the routing has changed."""
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation
             self._caches.clear()
         return self._caches
 
     def forget_entries(self) -> None:
-        """Memory is short: connections hold these very entries."""
+        """Clear the cached routing entries in place, as connections have references to them."""
         for entries in self._caches.values():
             entries.clear()
 
     def disconnected(self, connection: ConnectionT, why: str) -> None:
-        """A connection is gone; what it had not confirmed is sent again over the next one."""
+        """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
         if self._connection is connection:
             self._connection = None
             self.held.give_up()

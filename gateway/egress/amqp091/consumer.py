@@ -1,8 +1,8 @@
-"""One queue that a link consumes from, on a channel of its own, and the acknowledgements that it owes.
+"""Consumer of one queue of a link, with a channel of its own and its pending acknowledgements.
 
-A channel for each queue keeps a failure (the queue is gone, or not ours to read) to that queue, and makes
-delivery tags consecutive per queue. A consumer lives as long as its channel; a settlement that comes later
-finds it dead and is dropped, for the broker has long since given the message back to the queue.
+A channel for each queue limits a failure (the queue was deleted, or may not be read) to that queue, and makes
+delivery tags consecutive per queue. A consumer lives as long as its channel. A later settlement finds it dead
+and is dropped, because the broker has already requeued the message.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 
-# A message for which there is no memory goes back to its queue after this long; it is redelivered at once.
+# Seconds until a message for which there is no memory is requeued; it is redelivered at once.
 RELEASE_SECS: Final = 1.0
 
 
 class AmqpLinkConsumer:
-    """The consumer of one queue. `wake` is called when there is something to acknowledge.
+    """Consumer of one queue.
 
-    `accepted` gathers the tags of messages that were accepted until `flush`.
+    `accepted` collects the tags of accepted messages until `flush`. `wake` is called when there is something
+    to acknowledge.
     """
 
     __slots__ = (
@@ -51,46 +52,46 @@ class AmqpLinkConsumer:
         self.declaration = declaration
         self.channel = channel
         self.live = True
-        self.counted = False  # the broker has counted the queue's consumers since it began, and found some
+        self.counted = False  # the broker has reported consumers of the queue since this one began
         self.stopping = False
         self.tag = ""  # of the consumer, once the broker has named it
         self.last = 0  # delivery tag of the last message
         self.accepted: list[int] = []
         self._machine = machine
         self._wake = wake
-        self._floor = 1  # everything below it is answered
-        self._answered: set[int] = set()  # tags above it that are
-        self._later: list[tuple[float, int]] = []  # when to give back which
+        self._floor = 1  # all lower tags are settled
+        self._answered: set[int] = set()  # higher tags that are settled
+        self._later: list[tuple[float, int]] = []  # when to requeue which tag
 
     @property
     def outstanding(self) -> int:
-        """Messages that the broker awaits an answer to."""
+        """Number of messages that are not settled."""
         return self.last + 1 - self._floor - len(self._answered) if self.live else 0
 
     @property
     def done(self) -> bool:
-        """Its channel can be closed: nothing is left that has to be answered."""
+        """True if all messages are settled, so that the channel can be closed."""
         return not self.outstanding
 
     def begin(self, prefetch: int, priority: int) -> None:
-        """The channel is open: consume. `priority` is that of the consumer among those of the queue."""
+        """Consume on the open channel. `priority` is that of the consumer among those of the queue."""
         arguments = (("x-priority", Value(ValueType.INT32, priority)),) if priority else ()
         self._machine.send_method(self.channel, m.BasicQos(prefetch_count=prefetch))
         self._machine.send_method(self.channel, m.BasicConsume(self.declaration.name, arguments=arguments))
 
     def stop(self) -> None:
-        """No more messages are wanted; those on their way are still answered."""
+        """Cancel the consumer; received messages are still acknowledged."""
         self.stopping = True
         if self.tag:
             self._machine.send_method(self.channel, m.BasicCancel(self.tag))
 
     def wake(self) -> None:
-        """The first of the accepted messages since the last flush."""
+        """Report the first accepted message since the last flush to the connection."""
         if self.live:
             self._wake(self)
 
     def rejected(self, tag: int) -> None:
-        """Have the broker drop a message, or dead-letter it."""
+        """Reject a message, so that the broker drops or dead-letters it."""
         if self.live:
             self._machine.nack(self.channel, tag)
             self._answer(tag)
@@ -102,7 +103,7 @@ class AmqpLinkConsumer:
             self._later.append((now + RELEASE_SECS, tag))
 
     def tick(self, now: float) -> None:
-        """Give back what has waited long enough."""
+        """Requeue messages whose wait is over."""
         if not self._later or not self.live:
             return
         due = [tag for at, tag in self._later if at <= now]
@@ -114,7 +115,7 @@ class AmqpLinkConsumer:
             self._wake(self)
 
     def flush(self) -> None:
-        """Acknowledge what was accepted: at once up to the lowest open message, the rest one by one."""
+        """Acknowledge accepted messages: up to the lowest open one with `multiple`, others singly."""
         tags, self.accepted = self.accepted, []
         if not tags or not self.live:
             return

@@ -1,7 +1,7 @@
-"""What an AMQP 0-9-1 link publishes: `confirming.py`, with this protocol's confirms, returns and closes.
+"""Publisher of an AMQP 0-9-1 link: `confirming.py` with this protocol's confirms, returns and closes.
 
-A broker confirms messages by their number on the channel. One that it closes the channel over is found out
-there; an exchange that its text names is refused from then on, until it has been found.
+A broker confirms messages by their number on the channel. A message because of which it closes the channel is
+identified there. An exchange named in the text of the close is refused from then on, until it has been found.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from gateway.protocols.amqp091.translate import (
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-# A broker answers so when it cannot take responsibility for a message now (a queue that is full with
-# `x-overflow: reject-publish`, a quorum queue without a leader), and never since a message is wrong.
+# A broker nacks when it cannot take responsibility for a message now (a queue that is full with `x-overflow:
+# reject-publish`, a quorum queue without a leader), and never because a message is wrong.
 NOT_NOW: Final = Outcome(
     Verdict.RELEASED, Reason.TARGET_REFUSED, "the broker cannot take it now (basic.nack)"
 )
@@ -49,15 +49,15 @@ log = structlog.get_logger(limited=True)
 
 RENEW_SECS_MIN: Final = 1.0
 RENEW_SECS_MAX: Final = 60.0
-DRAIN_SECS: Final = 5.0  # that what is on its way may take before another channel is asked for
-NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # how RabbitMQ words 403 and 404
+DRAIN_SECS: Final = 5.0  # time for messages in flight before another channel is opened
+NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # the text of 403 and 404 in RabbitMQ
 
 
 class AmqpLinkPublisher(ConfirmedSink):
-    """The sink of an AMQP 0-9-1 link.
+    """Sink of an AMQP 0-9-1 link.
 
-    `missing` is called with an exchange that the broker does not have or does not let us use, and why. None:
-    no exchange is held to be missing.
+    `missing` is called with an exchange that the broker does not have or does not permit, and the outcome.
+    With None no exchange is treated as missing.
     """
 
     _nacked: ClassVar[Outcome] = NOT_NOW
@@ -76,18 +76,18 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._publishers: tuple[Publisher, Publisher] | None = None  # not mandatory, mandatory
         self._machine: ClientConnection | None = None
         self._channel = 0
-        self._refuses = False  # the channel: it has nacked something
+        self._refuses = False  # True if a message was nacked on the channel
         self._renew_at = 0.0
         self._renew_wait = RENEW_SECS_MIN
-        self._drain_until: float | None = None  # nothing is sent meanwhile
-        self._wanted = False  # that messages flow, otherwise
-        self._returned = 0  # number of the last message that came back
-        self._harmless = b""  # the content header that was looked through last; many messages share one
+        self._drain_until: float | None = None  # nothing is sent until this time
+        self._wanted = False  # True if messages should flow apart from that
+        self._returned = 0  # number of the last message that the broker returned
+        self._harmless = b""  # the last content header found without such properties; many messages share one
 
-    # The channel.
+    # Channel.
 
     def open(self, machine: ClientConnection, channel: int, stream: Stream) -> None:
-        """A channel in confirm mode can be used; `flow` lets messages through."""
+        """Use a channel in confirm mode; `flow` then lets messages through."""
         self._stream = stream
         self._publishers = Publisher(machine, channel), Publisher(machine, channel, mandatory=True)
         self._machine, self._channel = machine, channel
@@ -96,19 +96,18 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._returned = 0
 
     def flow(self, on: bool) -> None:
-        """Send, or hold back: the broker is blocked, or what the routes need is not known to exist yet."""
+        """Send messages, or hold them while the broker is blocked or declarations are pending."""
         self._wanted = on
         self._flowing = on and self._publishers is not None and self._drain_until is None
         self.pump()
 
     def renew(self, now: float) -> int:
-        """Once a second. The number of another channel, which is to be put into confirm mode in place of this
-        one, or 0.
+        """Open another channel if the present one nacks. Return its number, or 0; called once per second.
 
-        RabbitMQ (3.10) nacks on a channel for as long as that lives whatever goes to a quorum queue whose
-        leader had just gone when the channel published to it first. So a channel that nacks is left, when all
-        that it was sent is confirmed. If the reason is another one, as with a queue that is full, that costs
-        a round trip, less and less often.
+        The caller has to put the new channel into confirm mode. RabbitMQ (3.10) nacks, as long as a channel
+        lives, every message for a quorum queue whose leader had just failed when the channel published to it
+        first. So a channel that nacks is closed once everything sent on it is confirmed. If the reason is
+        another one, such as a full queue, this costs a round trip, with growing intervals.
         """
         machine = self._machine
         if machine is None or self._publishers is None or not self._refuses:
@@ -124,7 +123,7 @@ class AmqpLinkPublisher(ConfirmedSink):
             return 0
         fresh = 0
         if not self.in_flight:
-            with suppress(LocalProtocolError):  # the connection ends, or has no number left
+            with suppress(LocalProtocolError):  # the connection is ending, or has no number left
                 fresh = machine.open_channel()
         self._drain_until = None
         self._renew_wait = min(2 * self._renew_wait, RENEW_SECS_MAX)
@@ -138,13 +137,13 @@ class AmqpLinkPublisher(ConfirmedSink):
         return fresh
 
     def close(self) -> int:
-        """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
+        """Requeue unconfirmed messages after the channel is lost. Return their number."""
         self._publishers = None
         self._drain_until = None
         return super().close()
 
     def close_over(self, code: int, text: str) -> None:
-        """The broker closed the channel, or the connection, because of a message that it was sent."""
+        """Handle the broker's close of the channel or connection because of a message."""
         left = self.close()
         if not left:
             return
@@ -187,7 +186,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return ()
 
     def _told(self, message: Message, utc: float) -> bytes:
-        """The octets of its content header, without what a client must not tell this broker to do."""
+        """Return the encoded content header, without CC, BCC and user id (see `without_orders`)."""
         octets = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
         if message.expires and outlasts(message, utc):
             self._stats.lessened.add("expiration")
@@ -203,7 +202,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     def _rows_one_by_one(
         self, part: SubBatch, positions: Positions, utc: float
     ) -> tuple[list[PublishRow], list[int]]:
-        """As the loop in `_send`, when the properties of some message cannot be written."""
+        """Return rows of the messages with valid properties, and their positions; settle the others."""
         rows: list[PublishRow] = []
         kept: list[int] = []
         for at in positions:
@@ -219,7 +218,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def confirm(self, confirms: list[tuple[int, int, bool, bool]]) -> None:
-        """The broker's acks and nacks, in their order: (channel, number, multiple, whether it is an ack)."""
+        """Settle messages by the broker's acks and nacks, in order: (channel, number, multiple, is ack)."""
         floor = self._floor
         early = self._early
         singles: list[int] = []
@@ -251,16 +250,16 @@ class AmqpLinkPublisher(ConfirmedSink):
         self.pump()
 
     def returned(self, event: Returned) -> bool:
-        """A mandatory message came back. Returns arrive in the order of publishing, each before its ack.
+        """Settle a mandatory message that the broker returned. Return False if no sent message matches.
 
-        False: no message on its way looks like this one.
+        Returns arrive in the order of publishing, each before its ack.
         """
         method = event.method
         address = amqp_address(method.exchange, method.routing_key)
         reason = Reason.NO_ROUTE if method.reply_code == ReplyCode.NO_ROUTE else Reason.TARGET_REFUSED
         text = f"{method.reply_text}: exchange {method.exchange!r}, key {method.routing_key!r}"
         after = self._returned + 1
-        # A broker may write the properties of what it returns differently, and may have lost the order.
+        # A broker may encode the properties of a returned message differently, and may have lost the order.
         for start, properties in ((after, event.properties), (after, None), (0, None)):
             for index in range(max(0, bisect_right(self._firsts, start) - 1), len(self._runs)):
                 run = self._runs[index]
@@ -273,9 +272,9 @@ class AmqpLinkPublisher(ConfirmedSink):
 
 
 def _find(run: Run, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
-    """The first open offset of `run` from number `start` on that is this message; -1 when there is none.
+    """Return the first open offset of `run`, from number `start` on, with this message; -1 if there is none.
 
-    `properties` are not compared when they are None, or hold what is left of a lifetime.
+    `properties` are not compared if they are None, or if the message has a remaining lifetime.
     """
     messages = run.part.messages
     for offset in range(max(run.done, start - run.first), len(run.positions)):

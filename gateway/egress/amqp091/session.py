@@ -1,8 +1,8 @@
-"""The AMQP 0-9-1 link: one connection after the other, and what stays when a connection goes.
+"""AMQP 0-9-1 link: successive connections, and the state that outlives them.
 
-A connection has one channel to publish on, in confirm mode; one per queue that is consumed; and, while
-something has to be looked up or declared, one for that. The link is up when the publishing channel confirms
-and the broker has answered for everything that the routes need, whether or not all of it exists.
+A connection has one channel to publish on, in confirm mode; one per consumed queue; and one for declarations
+while there are any. The link is up when the publishing channel confirms and the broker has replied for
+everything that the routes need, whether or not all of it exists.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0-9-1"
-GUEST: Final = "guest"  # who connects when the URL names nobody, as with every other client
+GUEST: Final = "guest"  # user and password if the URL names none, as with every other client
 CAPABILITIES: Final = (
     "publisher_confirms",
     "basic.nack",
@@ -73,13 +73,13 @@ CAPABILITIES: Final = (
     "authentication_failure_close",
 )
 PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
-# Closing the connection with one of these, a broker complains of what it was sent.
+# Codes with which a broker closes the connection because of its content.
 CONTENT_FAULTS: Final = frozenset({ReplyCode.FRAME_ERROR, ReplyCode.SYNTAX_ERROR, ReplyCode.UNEXPECTED_FRAME})
 POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CONNECTION_FORCED})
 
 
 def client_properties(connection_name: str) -> Headers:
-    """What connection.start-ok says of us."""
+    """Return the client properties of connection.start-ok."""
     yes = Value(ValueType.BOOL, True)
     return (
         ("product", string("gateway")),
@@ -91,7 +91,7 @@ def client_properties(connection_name: str) -> Headers:
 
 
 def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> ClientConnection:
-    """The machine of a connection called `name` that takes contents within limits."""
+    """Return the machine of a connection called `name` that accepts contents within limits."""
     return ClientConnection(
         mechanism=PLAIN,
         response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
@@ -106,7 +106,7 @@ def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> Cli
 
 
 class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The owner of a link's stream, for as long as that connection lives."""
+    """Owner of the stream of a link for the life of one connection."""
 
     _codes = ReplyCode
     _consuming: ClassVar[type[AmqpLinkConsumer]] = AmqpLinkConsumer
@@ -130,33 +130,33 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._survey_at = now + settings.survey_secs
         self._declarer = Declarer(self.machine, settings.declare, session.queue_arguments, self._answered)
 
-    # What the stream asks.
+    # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
+        """Process received bytes, or events that were postponed to this turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
         self._stream.expect(self.machine.due)
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements that have gathered, and whatever was encoded."""
+        """Return pending acknowledgements and everything else that was encoded."""
         self._acknowledge()
         return self.machine.to_send()
 
     def drained(self) -> None:
-        """The broker reads again."""
+        """Continue sending, as the stream's buffer has drained."""
         self._session.publisher.pump()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: nobody waits for our acknowledgements, and publishes must be repeated."""
+        """Handle the loss of the connection: unconfirmed messages are sent again on the next one."""
         self._let_go()
         self._session.disconnected(self, self._why or reason)
 
-    # What the link asks.
+    # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Heartbeats, the time for the handshake, and what was put off."""
+        """Check heartbeats and the handshake time, and run what is due."""
         if not self._in_time(now):
             return
         for consumer in self._consumers.values():
@@ -171,20 +171,20 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._declarer.ask(self._session.topology.survey())
         self._stream.mark()
 
-    # What the link session asks.
+    # Interface for the link session.
 
     @property
     def outstanding(self) -> int:
-        """Messages that the broker awaits an answer to."""
+        """Number of received messages that are not settled."""
         return sum(consumer.outstanding for consumer in self._consumers.values())
 
     def outstanding_of(self, queue: str) -> int:
-        """Those of one queue."""
+        """Return the number of unsettled messages from one queue."""
         consumers = self._consumers.values()
         return sum(one.outstanding for one in consumers if one.declaration.name == queue)
 
     def rearrange(self, fresh: list[Declaration]) -> None:
-        """The mapping changed: ask for what is new, leave the queues that are not wanted any more."""
+        """Declare new needs and cancel consumers of unwanted queues, as the mapping has changed."""
         if not self.open:
             return
         topology = self._session.topology
@@ -235,7 +235,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._declarer.ask(session.topology.connected())
 
     def _new_channel(self) -> int:
-        """Ask for a channel; 0 when the connection is ending, or has no number left."""
+        """Open a channel. Return its number, or 0 if the connection is ending or has no number left."""
         try:
             return self.machine.open_channel()
         except LocalProtocolError as error:
@@ -303,10 +303,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._session.stats.protocol_errors.add("return_unknown")
             log.error("the broker returned a message that is not on its way", link=self._session.name)
 
-    # What the routes need.
+    # Needs of the routes.
 
     def _arranged(self) -> None:
-        """Something changed that decides whether messages may flow, or that the link is up."""
+        """Set the link up, or pause and resume publishing, after a change of what these depend on."""
         ready = self._confirming and self._session.topology.surveyed
         if ready and not self._up:
             self._up = True
@@ -364,7 +364,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return consumer.declaration
 
     def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """Close the channel of a queue that is not wanted any more, when all its messages are answered."""
+        """Close the channel of an unwanted queue once all its messages are settled."""
         if consumer.stopping and consumer.tag and consumer.done and consumer.live:
             self.machine.close_channel(consumer.channel)
             self._drop(consumer.channel)
@@ -372,7 +372,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Messages.
 
     def _deliveries(self, contents: list[Delivery]) -> list[Delivery]:
-        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
+        """Publish received messages. Return those left for another turn, when many have new addresses."""
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -392,7 +392,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 if consumer is not None:
                     entries = caches.setdefault(consumer.declaration.route_queue, {})
             if consumer is None:
-                continue  # it was closed meanwhile, the message is back in its queue
+                continue  # it was closed meanwhile, the message is requeued
             entry = entries.get(wire)
             if entry is None and self._stream.spent():
                 left = [row, *in_turn]
@@ -436,14 +436,14 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         return left
 
     def _check_properties(self, raw: bytes) -> None:
-        """A listener would have refused them. Raises RemoteProtocolError."""
+        """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(raw) > limits.properties_bytes_max:
             raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
         check_fields(raw, limits.properties_max)
 
     def _refuse(self, consumer: AmqpLinkConsumer, tag: int, outcome: Outcome) -> None:
-        """A message that cannot be taken: the broker may have a dead-letter exchange for it."""
+        """Reject a malformed or oversized message: the broker may have a dead-letter exchange for it."""
         self._session.stats.refuse(outcome)
         log.warning("a message cannot be taken", link=self._session.name, error=outcome.text)
         consumer.rejected(tag)
@@ -453,7 +453,7 @@ Receipt = tuple[AmqpLinkConsumer, int, Message]
 
 
 class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, AmqpLinkPublisher]):
-    """What the link `name` says to its AMQP 0-9-1 broker, and hears."""
+    """Session of the link `name` to an AMQP 0-9-1 broker."""
 
     def __init__(
         self,
@@ -466,7 +466,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         client_id: str,
         publishing: type[AmqpLinkPublisher] = AmqpLinkPublisher,
     ) -> None:
-        """`publishing`: the kind of its publisher."""
+        """Create the session; `publishing` is the class of its publisher."""
         publisher = publishing(
             status.stats,
             self._missing,
@@ -479,13 +479,13 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
 
     def queue_arguments(self, queue: str) -> Headers:
-        """Those of a queue that it declares."""
+        """Return the arguments with which the link declares a queue."""
         return SINGLE_ACTIVE if self.options.single_active_consumer else ()
 
-    # What the link asks.
+    # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: declare, consume and cancel what that means."""
+        """Declare, consume and cancel what a changed mapping requires."""
         fresh, gone = self.topology.want(subscriptions, targets)
         for declaration in (*fresh, *gone):
             if declaration.kind == "exchange":
@@ -495,16 +495,16 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self._connection.rearrange(fresh)
 
     def connect(self, stream: Stream, target: Target, now: float) -> AmqpLinkConnection:
-        """A connection stands: begin the handshake."""
+        """Begin the handshake on a new connection. Return the owner of its stream."""
         self._connection = AmqpLinkConnection(self, stream, target, now)
         return self._connection
 
-    # What batches ask: this is their source.
+    # Interface for batches: the session is their source.
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge what was accepted; refuse, or give back later, what was not."""
+        """Acknowledge accepted messages; reject or hold back the others."""
         if refused:
             for at, outcome in refused.items():
                 consumer, tag, _ = receipts[at]
@@ -520,36 +520,39 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.let_others_follow(receipts)
 
     def give_back_later(self, receipt: Receipt) -> None:
-        """Requeue a message."""
+        """Requeue a message at its broker after a moment."""
         receipt[0].give_back_later(receipt[1], trio.current_time())
 
     def queue_of(self, consumer: AmqpLinkConsumer) -> str:
-        """Routes may say a queue."""
+        """Return the queue of a consumer, by which routes may select messages."""
         return consumer.declaration.route_queue
 
-    # What a connection asks.
+    # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """An address seen for the first time. Raises RemoteProtocolError when it cannot be read."""
+        """Resolve and cache the routing entry of a new address.
+
+        Raises RemoteProtocolError if it is invalid.
+        """
         address = amqp_address(*decode_address(wire))
         make_room(entries, self.limits.cache_entries_max)
         entry = entries[wire] = self.dispatcher.entry(self.name, None, address, queue)
         return entry
 
     def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
-        """No route takes the message: without any it is a dead letter, but the broker is rid of it."""
+        """Acknowledge a message that no route accepts, and store it as a dead letter if there is no route."""
         if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, clock.now())
 
     def disconnected(self, connection: AmqpLinkConnection, why: str) -> None:
-        """A connection is gone; what it had not confirmed is sent again over the next one."""
+        """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
         if self._connection is connection:
             self.stats.blocked = False
         super().disconnected(connection, why)
 
     def met(self, declaration: Declaration) -> bool:
-        """The broker has what is needed; False: the mapping does not ask for it any more."""
+        """Record that a declaration exists at the broker. Return False if the mapping no longer needs it."""
         if self.topology.in_force(declaration) is not declaration:
             return False
         if declaration.why:
@@ -567,7 +570,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         return True
 
     def restored(self, kind: str, declaration: Declaration) -> None:
-        """Count and log what a survey found missing, and what is there again."""
+        """Count and log an object that a survey found missing and that exists again."""
         self.stats.restored.add(kind)
         log.warning(
             "the broker had lost what a route needs, restored it",
@@ -577,7 +580,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         )
 
     def failed(self, declaration: Declaration, why: str, now: float) -> None:
-        """The broker does not have what is needed, or does not let us use it; other routes go on."""
+        """Record why a declaration cannot be met, and retry it later; other routes continue."""
         if self.topology.in_force(declaration) is not declaration:
             return
         news = self.topology.failed(declaration, why, now)
@@ -594,7 +597,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self.publisher.refuse(declaration.name, Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, why))
 
     def _missing(self, exchange: str, outcome: Outcome) -> None:
-        """A publish found that an exchange is not there: look for it until it is."""
+        """Look for an exchange that a publish found missing, until it exists."""
         declaration, forgotten = self.topology.refused(exchange)
         for old in forgotten:
             self.publisher.allow(old.name)

@@ -1,10 +1,9 @@
-"""What the routes of a link need at its broker, and how that is looked up and made.
+"""Declarations: what the routes of a link need at its broker, and how they are checked and created.
 
-A Declaration is an exchange, a queue, or a queue of the link's own with its bindings. Each is first asked for
-passively, because it may exist in any form; only what is missing is declared. A broker answers a question
-about something that does not exist by closing the channel, so all of this happens on a channel that nothing
-else uses. What a need takes is written as a generator of methods, which is sent the broker's answers one by
-one.
+A Declaration is an exchange, a queue, or a queue of the link's own with its bindings. Each is first declared
+passively, because it may exist in any form; only what is missing is created. A broker closes the channel when
+a passive declaration finds nothing, so this happens on a channel of its own. The steps of a declaration are a
+generator of methods, into which the broker's replies are sent one by one.
 """
 
 from __future__ import annotations
@@ -26,27 +25,30 @@ from gateway.protocols.amqp091.spec import SHORT_STRING_MAX, ReplyCode
 Declare = Literal["create", "check", "none"]
 Kind = Literal["exchange", "queue", "bound"]
 Answer = m.Method | ChannelClosed
-Steps = Generator[m.Method, Answer, str]  # returns why the need cannot be met; "" when it is
+Steps = Generator[m.Method, Answer, str]  # returns why the need cannot be met, "" if it is
 
 RETRY_SECS_MIN: Final = 1.0
-# Exchanges that only messages name (by templates) and that a publish found missing: how many are remembered.
+# Number of remembered exchanges that only messages name (by templates) and that a publish found missing.
 UNDECLARED_MAX: Final = 256
-# Of the queues that the link declares, so that only one replica at a time is given messages of them.
+# Arguments of declared queues, so that only one replica at a time is sent their messages.
 SINGLE_ACTIVE: Final[Headers] = (("x-single-active-consumer", Value(ValueType.BOOL, True)),)
-RESERVED: Final = "amq."  # 3.1.3.1: such names are the broker's own, and exist or cannot be made
+RESERVED: Final = "amq."  # 3.1.3.1: such names are the broker's own, and exist or cannot be created
 
 
 class DeclarationState(Enum):
-    """How far a need has come on this connection."""
+    """Progress of a declaration on the current connection."""
 
-    NEW = auto()  # not answered yet; publishing waits for it
+    NEW = auto()  # no reply yet; publishing waits for it
     THERE = auto()
     FAILED = auto()  # waits for `retry_at`
-    AGAIN = auto()  # being asked for again
+    AGAIN = auto()  # being retried
 
 
 class Declaration:
-    """Something that has to exist. `consume`: its messages are wanted. `keys`: bindings to `exchange`."""
+    """Object that has to exist at the broker.
+
+    `consume` is True if its messages are wanted. `keys` are binding keys from `exchange`.
+    """
 
     __slots__ = (
         "consume",
@@ -83,30 +85,35 @@ class Declaration:
         self.consume = consume
         self.exchange = exchange
         self.keys = keys
-        self.drop = drop  # bindings that an earlier mapping wanted
+        self.drop = drop  # binding keys of an earlier mapping
         self.reached_by = (
-            reached_by  # a direct exchange that leads to the queue by its name; "": the default one
+            reached_by  # direct exchange that routes to the queue by its name; "" for the default one
         )
-        self.undeclared = undeclared  # only messages name it: it is looked for, and never made
+        # True if only messages name the exchange: it is checked, and never created.
+        self.undeclared = undeclared
         self.state = DeclarationState.NEW
-        self.made = ""  # what was missing when it was looked for last, and was made
-        self.consumer_count = 0  # of the queue, when it was looked for last
+        self.made = ""  # the kind that was missing at the last check, and was created
+        self.consumer_count = 0  # of the queue, at the last check
         self.was_there = False  # on this connection
         self.why = ""
         self.wait = RETRY_SECS_MIN
         self.retry_at = 0.0
 
     def says_the_same(self, other: Declaration) -> bool:
-        """Whether `other` wants nothing else."""
+        """Return True if `other` has the same needs."""
         return (self.consume, self.exchange, self.keys) == (other.consume, other.exchange, other.keys)
 
     @property
     def route_queue(self) -> str:
-        """The queue by which routes know its messages; "" for a queue of the link's own."""
+        """Queue by which routes know the messages; "" for a queue of the link's own."""
         return self.name if self.kind == "queue" else ""
 
     def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
-        """What has to be said to the broker. `arguments` are those of a queue that has to be made."""
+        """Return the methods to send to the broker, as a generator that receives the replies.
+
+        `arguments` are those of a queue that has to be created. The result of the generator is the reason why
+        the need cannot be met, "" if it is.
+        """
         create = declare == "create" and not self.undeclared
         self.made = ""
         if self.kind == "exchange":
@@ -162,7 +169,7 @@ class Declaration:
 
 
 def own_queue(client_id: str, exchange: str) -> str:
-    """The name of the link's own queue for what it wants from `exchange`; at most 255 octets."""
+    """Return the name of the link's own queue for its bindings to `exchange`; at most 255 bytes."""
     name = f"{client_id}.{exchange}"
     if len(name.encode()) <= SHORT_STRING_MAX:
         return name
@@ -170,11 +177,11 @@ def own_queue(client_id: str, exchange: str) -> str:
 
 
 class Topology:
-    """All needs of a link. It outlives connections; `connected` starts a new round of questions."""
+    """All declarations of a link. The object outlives connections; `connected` starts a new round."""
 
     def __init__(self, client_id: str, declare: Declare, wait_max: float) -> None:
         self.declare: Declare = declare
-        self.reached_by = ""  # see Declaration; of queues that routes name
+        self.reached_by = ""  # see Declaration; for queues that routes name
         self.declarations: dict[tuple[Kind, str], Declaration] = {}
         self._client_id = client_id
         self._wait_max = wait_max
@@ -182,7 +189,7 @@ class Topology:
 
     @property
     def surveyed(self) -> bool:
-        """Every need has been answered on this connection, one way or the other."""
+        """True if the broker has replied for every declaration on this connection."""
         return all(
             declaration.state is not DeclarationState.NEW for declaration in self.declarations.values()
         )
@@ -190,7 +197,7 @@ class Topology:
     def want(
         self, subscriptions: Subscriptions, targets: Targets
     ) -> tuple[list[Declaration], list[Declaration]]:
-        """The mapping changed. Returns the needs that are new or changed, and those that are gone."""
+        """Set the needs of a changed mapping. Return the new or changed ones, and those no longer needed."""
         before = self.declarations
         wanted = {
             (declaration.kind, declaration.name): declaration
@@ -243,11 +250,11 @@ class Topology:
             yield Declaration("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
 
     def in_force(self, declaration: Declaration) -> Declaration | None:
-        """The need of that kind and name in the mapping of today."""
+        """Return the current declaration of that kind and name, or None."""
         return self.declarations.get((declaration.kind, declaration.name))
 
     def connected(self) -> list[Declaration]:
-        """A connection stands: returns all that has to be asked for."""
+        """Begin a new connection. Return all declarations, which have to be checked."""
         for declaration in self.declarations.values():
             declaration.state = DeclarationState.NEW
             declaration.was_there = False
@@ -255,12 +262,12 @@ class Topology:
         return [*self.leftovers(), *self.declarations.values()]
 
     def leftovers(self) -> list[Declaration]:
-        """Bindings that nobody wants any more, once."""
+        """Return, once, the bindings that are no longer wanted."""
         leftovers, self._leftovers = self._leftovers, []
         return leftovers
 
     def due(self, now: float) -> list[Declaration]:
-        """The failed needs whose turn it is; they count as asked for."""
+        """Return the failed declarations that are to be retried, and mark them so."""
         found = [
             declaration
             for declaration in self.declarations.values()
@@ -271,12 +278,15 @@ class Topology:
         return found
 
     def survey(self) -> list[Declaration]:
-        """Return what was there when it was looked for last: somebody may have deleted it, or made it anew
-        without its bindings. It counts as there until it is found missing."""
+        """Return the declarations that existed at the last check, to be checked again.
+
+        A user may have deleted an object, or created it again without its bindings. It counts as existing
+        until it is found missing.
+        """
         return [one for one in self.declarations.values() if one.state is DeclarationState.THERE]
 
     def lacking(self) -> dict[str, str]:
-        """Return why routes cannot have what they need, by kind and name; without what only messages name."""
+        """Return the reasons of unmet needs by kind and name, without exchanges that only messages name."""
         return {
             f"{one.kind if one.kind != 'bound' else 'queue'} {one.name!r}": one.why
             for one in self.declarations.values()
@@ -284,7 +294,7 @@ class Topology:
         }
 
     def failed(self, declaration: Declaration, why: str, now: float) -> bool:
-        """The need is not met; it is tried again later. Returns whether the reason is news."""
+        """Record why a need is not met, and when to retry it. Return True if the reason is new."""
         news = declaration.why != why
         declaration.why = why
         declaration.state = DeclarationState.FAILED
@@ -293,7 +303,10 @@ class Topology:
         return news
 
     def refused(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
-        """The need for an exchange that a publish found missing; and such needs that had to be forgotten."""
+        """Return the declaration of an exchange that a publish found missing, created if necessary.
+
+        The second result are declarations of this kind that were removed to limit their number.
+        """
         found = self.declarations.get(("exchange", exchange))
         if found is not None:
             return found, []
@@ -307,10 +320,10 @@ class Topology:
 
 
 class Declarer:
-    """Asks the broker for needs, one question at a time, on a channel that it opens and closes itself.
+    """Sends declarations to the broker one at a time, on a channel that it opens and closes itself.
 
-    `arguments_of` gives those of a queue that it makes. `answered` is called with each need and why it cannot
-    be met ("" when it is).
+    `arguments_of` returns the arguments of a queue to create. `answered` is called with each declaration and
+    the reason why it cannot be met ("" if it is).
     """
 
     def __init__(
@@ -320,7 +333,7 @@ class Declarer:
         arguments_of: Callable[[str], Headers],
         answered: Callable[[Declaration, str], None],
     ) -> None:
-        self.channel = 0  # 0: none is open
+        self.channel = 0  # 0 if none is open
         self._machine = machine
         self._declare: Declare = declare
         self._arguments_of = arguments_of
@@ -332,23 +345,23 @@ class Declarer:
 
     @property
     def idle(self) -> bool:
-        """Return True if nothing is being asked for."""
+        """True if no declaration is pending."""
         return self._declaration is None and not self._queue
 
     def ask(self, declarations: Iterable[Declaration]) -> None:
-        """Work through `needs` as well."""
+        """Process these declarations after the pending ones."""
         self._queue.extend(declarations)
         if self._declaration is None:
             self._next()
 
     def opened(self) -> None:
-        """The channel can be used."""
+        """Send the pending method on the opened channel."""
         if self._question is not None:
             self._machine.send_method(self.channel, self._question)
             self._question = None
 
     def hear(self, answer: Answer) -> None:
-        """The broker answered the question, or closed the channel over it."""
+        """Process the broker's reply, or its close of the channel."""
         if isinstance(answer, ChannelClosed):
             self.channel = 0
             self._question = None

@@ -1,1 +1,1 @@
-"""AMQP/Fast towards a server: the link, and a client for programs; both speak through the same classes."""
+"""AMQP/Fast client side: the link, and a client for programs, which share their classes."""

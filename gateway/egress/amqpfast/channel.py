@@ -1,4 +1,4 @@
-"""A channel of the client: it opens handles, acknowledges, and passes on what is heard."""
+"""Channel of the client: opens handles, acknowledges, and passes on what the server sends."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from gateway.protocols.amqpfast.spec import (
 from gateway.protocols.amqpfast.translate import NO_ESSENTIALS, essentials, head_properties
 
 SERVER: Final = Sender("server")
-OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first that a channel gives
+OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first tag of a channel
 MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
 
 Opened = TypeVar("Opened", ClientSender, Consumer, StreamHandle)
 
 
 class Connection(Carrier, Protocol):
-    """The client's connection, as its channels see it."""
+    """Interface of the client's connection for its channels."""
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
-        """What is heard of this handle is the channel's."""
+        """Route events of this handle to the channel."""
 
     def forget(self, handles: Iterable[int]) -> None:
-        """These handles are no more."""
+        """Stop routing events of these handles."""
 
 
 class ClientChannel:
-    """One channel. `memory_octets_max`: larger bodies are delivered as temporary files."""
+    """Channel of a client. Bodies of more than `memory_octets_max` bytes are delivered as temporary files."""
 
     def __init__(self, client: Connection, number: int, *, restartable: bool) -> None:
         self.client = client
@@ -68,13 +68,13 @@ class ClientChannel:
         self._failure: LinkError | None = None
         self._head = b""
         self._prepared: dict[int, Prepared] = {}  # large messages that were announced, by handle
-        self._digest: Digest | None = None  # of what is being received, if its hash was announced
+        self._digest: Digest | None = None  # of the message being received, if its hash was announced
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
-    # Opening.
+    # Opening of handles.
 
     async def sender(self, service: str, name: str) -> ClientSender:
-        """A handle to send to exactly one destination, of service `queue`, `topic` or `peer`."""
+        """Open a handle to send to exactly one destination, of service `queue`, `topic` or `peer`."""
         self.check()
         number, own = open_for_sending(self.client.machine, self.number, service, name)
         return self._adopt(ClientSender(self, number, service, own))
@@ -91,10 +91,11 @@ class ClientChannel:
         no_local: bool = False,
         unreliable: bool = False,
     ) -> Consumer:
-        """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
+        """Consume a destination, or all whose names begin with `name` if it is empty or ends in a dot.
 
-        `identifier` makes the subscription of a topic durable: it goes on when the same client comes back.
-        With `unreliable` a message counts as acknowledged when it is sent, and `prefetch` means nothing.
+        `identifier` makes the subscription to a topic durable: it continues when the same client reconnects.
+        With `unreliable` the server counts messages as acknowledged when it sends them, and `prefetch` has no
+        effect.
         """
         begin, end = (name, "") if is_prefix(name) else split_name(service, name)
         consumer = self._open(service, begin)
@@ -115,8 +116,10 @@ class ClientChannel:
         return consumer
 
     async def temporary(self, service: str = "queue", name: str = "", *, prefetch: int = 100) -> Consumer:
-        """Make a destination that ends with this channel, and consume it: others send to its `name`, as the
-        answer to a message that says so. `name`: one of our own; a queue of that name is emptied.
+        """Create a destination that is deleted with this channel, and consume it.
+
+        Others send to its `name`, for example when they reply to a message that contains it. `name` may be
+        chosen by the client; an existing queue of that name is emptied.
         """
         self.check()
         command = m.HandleOpen(
@@ -131,7 +134,7 @@ class ClientChannel:
         return consumer
 
     def stream(self, peer: str, head: bytes) -> PeerStream:
-        """A stream to a peer service; see Client.stream."""
+        """Open a stream to a peer service; see Client.stream."""
         command = m.HandleOpen(self.number, service_type=SERVICES["peer"], dest_name=peer)
         number = self.client.machine.open_handle(command, confirm=False)
         return PeerStream(self, self._adopt(StreamHandle(self, number)), head)
@@ -139,7 +142,10 @@ class ClientChannel:
     async def browse(
         self, service: str, name: str, *, selector: str = "", selector_type: str = ""
     ) -> AsyncGenerator[Delivery, None]:
-        """What waits at a destination, without taking it; some may be gone before it is their turn."""
+        """Iterate over the messages at a destination without consuming them.
+
+        Messages that are consumed in the meantime are skipped.
+        """
         begin, end = split_name(service, name)
         browser = self._open(service, begin, browses=True)
         machine, above = self.client.machine, 0
@@ -176,11 +182,14 @@ class ClientChannel:
         number = self.client.machine.open_handle(command, confirm=False)
         return self._adopt(Consumer(self, number, service, browses=browses))
 
-    # Acknowledging, and transactions.
+    # Acknowledgements and transactions.
 
     async def ack(self, delivery: Delivery) -> None:
-        """Done with this one. The server is told as soon as everything before it is done with, too; the
-        answer is not awaited. Nothing is sent for a delivery that awaits no acknowledgement."""
+        """Acknowledge a delivery, without waiting for a reply.
+
+        The acknowledgement is sent once everything before it is acknowledged, too. Nothing is sent for a
+        delivery that awaits no acknowledgement.
+        """
         if not delivery.awaits_ack:
             return
         last = self.unsettled.settle((delivery.number,))
@@ -189,37 +198,39 @@ class ClientChannel:
             self.client.flush()
 
     async def unget(self, consumer: Consumer, delivery: Delivery) -> None:
-        """Give a message back to its queue, for somebody else."""
+        """Requeue a message for other consumers."""
         tag = self.client.machine.new_tag(self.number)
         await self.say(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
         await self.ack(delivery)
 
     async def commit(self) -> None:
-        """What was sent and acknowledged since the last time holds; returns when it does."""
+        """Commit the messages and acknowledgements sent since the last commit; wait for the reply."""
         tag = self.client.machine.new_tag(self.number)
         await self.say(m.ChannelCommit(self.number, tag), tag)
 
     async def rollback(self) -> None:
-        """What was sent is dropped, what came since the last time comes again."""
+        """Drop the messages sent since the last commit; those received since then are redelivered."""
         tag = self.client.machine.new_tag(self.number)
         await self.say(m.ChannelRollback(self.number, tag), tag)
 
     async def aclose(self) -> None:
-        """CHANNEL CLOSE: what was not acknowledged is given back."""
+        """Send CHANNEL CLOSE. Unacknowledged messages are requeued."""
         self.client.machine.close_channel(self.number)
         self.client.flush()
 
-    # For handles and the client.
+    # Interface for handles and the client.
 
     def check(self) -> None:
-        """Raises what has closed the channel."""
+        """Raise the error that has closed the channel, if any."""
         self.client.check()
         if self._failure is not None:
             raise self._failure
 
     async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
-        """Say something and wait for its reply. Raises Refused or Lost, or LocalProtocolError for a command
-        that cannot be sent."""
+        """Send a command and wait for its reply.
+
+        Raises Refused or Lost, or LocalProtocolError for a command that cannot be sent.
+        """
         self.check()
         if not self.client.machine.send(command):
             found = self._handles.get(handle)
@@ -231,14 +242,14 @@ class ClientChannel:
         await awaited.wait()
 
     def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
-        """What waits for the replies to all of these."""
+        """Return an object that waits for the replies to all of these tags."""
         awaited = Awaited(handle, len(tags))
         for tag in tags:
             self._awaited[tag] = awaited
         return awaited
 
     def close_handle(self, number: int) -> None:
-        """From our side."""
+        """Close a handle on behalf of the client."""
         self.client.machine.close_handle(number)
         self.client.flush()
 
@@ -248,44 +259,44 @@ class ClientChannel:
         return handle
 
     def heard_reply(self, tag: int, code: int, text: str) -> None:
-        """A reply to a command of this channel or its handles."""
+        """Handle a reply to a command of this channel or its handles."""
         awaited = self._awaited.pop(tag, None)
         if awaited is not None:
             failed = code >= ReplyCode.MESSAGE_NOT_FOUND
             awaited.came(Refused(code, text, Scope.HANDLE) if failed else None)
 
     def heard_ready(self, handle: int, held: int) -> None:
-        """READY."""
+        """Handle READY."""
         found = self._handles.get(handle)
         if isinstance(found, ClientSender):
             found.heard_ready(held)
 
     def heard_index(self, index: m.HandleIndex) -> None:
-        """INDEX."""
+        """Handle INDEX."""
         found = self._handles.get(index.handle_id)
         if isinstance(found, Consumer):
             found.heard_index(index)
 
     def heard_created(self, created: m.HandleCreated) -> None:
-        """CREATED."""
+        """Handle CREATED."""
         found = self._handles.get(created.handle_id)
         if isinstance(found, Consumer):
             found.heard_created(created.dest_name)
 
     def heard(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
-        """A message."""
+        """Deliver a received message to its handle. `file` has a large body."""
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
         shown = not bits & DELIVERED
         if found is None or (shown and not (isinstance(found, Consumer) and found.browses)):
-            if file is not None:  # nobody wants it, or it is not to be processed (3.5.11)
+            if file is not None:  # unwanted, or not to be processed (3.5.11)
                 file.close()
             return
         properties = head_properties(head)
         try:
             known = essentials(properties)
         except RemoteProtocolError:
-            known = NO_ESSENTIALS  # who asks for the properties is told
+            known = NO_ESSENTIALS  # reading the properties raises the error again
         message = Message(
             fast_address(found.service, name.decode()),
             body,
@@ -303,7 +314,7 @@ class ClientChannel:
         found.add(Delivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
 
     def heard_prepared(self, prepared: Prepared) -> None:
-        """PREPARE: a large message is announced. Nothing is stored here, so all of its body is to come."""
+        """Handle PREPARE, which announces a large message: request the whole body from the server."""
         self._prepared[prepared.handle] = prepared
         self.client.machine.ready(prepared.handle, 0)
         self.client.flush()
@@ -311,23 +322,26 @@ class ClientChannel:
     def _begin_message(self, fragment: Fragment) -> None:
         self._head, self._digest = fragment.head, None
         prepared = self._prepared.pop(fragment.handle, None)
-        if fragment.bits & RECOVERY and prepared is not None:  # its head came with PREPARE
+        if fragment.bits & RECOVERY and prepared is not None:  # the head arrived with PREPARE
             self._head = prepared.head
             if prepared.content_hash:
                 self._digest = Digest(read_content_hash(prepared.content_hash))
         if self._spool is not None:
             self._spool.close()
-        # Whoever is given the delivery closes it.
+        # The user of the delivery closes it.
         self._spool = tempfile.SpooledTemporaryFile(self.memory_octets_max)  # noqa: SIM115
 
     def _refuse(self, handle: int, code: ReplyCode, text: str) -> None:
-        """Close a handle for a fault of the server; whoever waits for its deliveries is told."""
+        """Close a handle because of an error of the server.
+
+        Tasks that wait for its deliveries get an error.
+        """
         self.client.machine.close_handle(handle, code, text)
         self.client.flush()
         self.handle_closed(handle, Refused(code, text, Scope.HANDLE))
 
     def heard_fragment(self, fragment: Fragment) -> None:
-        """A part of a message, or of a stream."""
+        """Handle a fragment of a message or stream."""
         if fragment.bits & NOTIFY_STREAMING:
             stream = self._handles.get(fragment.handle)
             if isinstance(stream, StreamHandle):
@@ -358,13 +372,13 @@ class ClientChannel:
         self.heard(row, file)
 
     def released(self, number: int) -> None:
-        """The server has agreed to our close of a handle."""
+        """Forget a handle whose close the server has confirmed."""
         self._handles.pop(number, None)
         self._prepared.pop(number, None)
         self.client.forget((number,))
 
     def handle_closed(self, number: int, failure: LinkError) -> None:
-        """The server has closed a handle."""
+        """Handle the server's close of a handle."""
         found = self._handles.pop(number, None)
         self._prepared.pop(number, None)
         if found is not None:
@@ -373,7 +387,7 @@ class ClientChannel:
             self._awaited.pop(tag).came(failure)
 
     def ended(self, failure: LinkError) -> None:
-        """The channel is over, or its connection."""
+        """End the channel, as it or its connection was closed."""
         self._failure = self._failure or failure
         if self._spool is not None:
             self._spool.close()

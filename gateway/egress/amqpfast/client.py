@@ -1,22 +1,21 @@
-"""A client of AMQP/Fast for programs on Trio.
+"""AMQP/Fast client for programs on Trio.
 
-    from gateway.egress.amqpfast.client import connect, head_of
+  from gateway.egress.amqpfast.client import connect, head_of
 
-    async with connect("amqpfast://guest:guest@localhost:3018/", client_name="billing") as client:
-        channel = await client.channel()
-        orders = await channel.sender("queue", "orders")
-        await orders.send(b"one", head_of(persistent=True, headers={"customer": "7"}))
-        await orders.upload(Path("scan.tiff"), progress=lambda done, size: print(done, size))
+  async with connect("amqpfast://guest:guest@localhost:3018/", client_name="billing") as client:
+      channel = await client.channel()
+      orders = await channel.sender("queue", "orders")
+      await orders.send(b"one", head_of(persistent=True, headers={"customer": "7"}))
+      await orders.upload(Path("scan.tiff"), progress=lambda done, size: print(done, size))
+      async for delivery in await channel.consume("queue", "orders", prefetch=10):
+          print(delivery.message.body)
+          await channel.ack(delivery)
 
-        async for delivery in await channel.consume("queue", "orders", prefetch=10):
-            print(delivery.message.body)
-            await channel.ack(delivery)
+`send` returns when the server has accepted the message. A refusal raises Refused; its `code` gives the reason
+and its `scope` says what is closed now. A lost connection raises Lost and is not reopened automatically.
 
-`send` returns when the server has taken the message; what it refuses raises Refused, which says by its `code`
-why and by its `scope` what is closed now. A lost connection raises Lost, and is not opened again by itself.
-
-It is the same as what the gateway's links use: the protocol machine, names and numbers, uploads. One task
-reads, one writes, one keeps the connection alive; the caller's own tasks may share a client.
+The client uses the same code as the gateway's links: the protocol machine, names and numbers, uploads. One
+task reads, one writes, one sends heartbeats; several tasks of the program may share a client.
 """
 
 from __future__ import annotations
@@ -70,15 +69,15 @@ __all__ = [
 
 READ_OCTETS: Final = 65_536
 TICK_SECS: Final = 1.0
-FAREWELL_SECS: Final = 5.0  # how long the server has to answer our close
+FAREWELL_SECS: Final = 5.0  # how long the server may take to confirm a close
 
 
 class Lost(LinkError):
-    """The connection is gone."""
+    """Loss of the connection."""
 
 
 class Unreached(Lost):
-    """There was none: nobody answered, or somebody else."""
+    """Failure to connect: no server answered, or one of another protocol."""
 
 
 def head_of(
@@ -91,10 +90,10 @@ def head_of(
     identifier: str = "",
     headers: Mapping[str, str | int] | None = None,
 ) -> bytes:
-    """What a message says of itself, to be made once for many. `priority` is 0 to 9; `expiration` is UTC in
-    seconds, 0 is never.
+    """Return the encoded properties of a message, which can be used for many messages.
 
-    Raises LocalProtocolError when a value does not fit.
+    `priority` is 0 to 9; `expiration` is in UTC seconds, 0 means never. Raises LocalProtocolError if a value
+    does not fit.
     """
     if not 0 <= priority <= PRIORITY_MAX:
         raise LocalProtocolError(f"priority: 0 to {PRIORITY_MAX}, not {priority}")
@@ -117,10 +116,10 @@ async def connect(
     heartbeat_secs: int = 30,
     frame_max: int = FRAME_MAX,
 ) -> AsyncIterator[Client]:
-    """A connection, open; it is closed in the protocol's words at the end of the block.
+    """Open a connection, and close it with the protocol's handshake at the end of the block.
 
-    `client_name` owns durable subscriptions, temporary destinations and uploads that were broken off; no two
-    clients may have the same at a time. Raises LinkError when the server cannot be reached or refuses us, and
+    `client_name` owns durable subscriptions, temporary destinations and interrupted uploads; only one client
+    may use it at a time. Raises LinkError if the server cannot be reached or refuses the client, and
     ValueError for a URL of another protocol.
     """
     target = parse_url(url) if isinstance(url, str) else url
@@ -133,7 +132,7 @@ async def connect(
             await client.start(nursery, ca_file, timeout_secs)
             yield client
         except Exception as error:
-            failure = error  # raised again outside of the nursery, which would wrap it
+            failure = error  # raised again outside the nursery, which would wrap it
         finally:
             with trio.move_on_after(FAREWELL_SECS, shield=True):
                 await client.aclose()
@@ -142,7 +141,7 @@ async def connect(
 
 
 class Client:
-    """One connection; made by `connect`."""
+    """Open connection, created by `connect`."""
 
     def __init__(self, target: Target, client_name: str, heartbeat_secs: int, frame_max: int) -> None:
         self.machine = client_machine(
@@ -169,7 +168,7 @@ class Client:
         self._by_handle: dict[int, ClientChannel] = {}
 
     async def start(self, nursery: trio.Nursery, ca_file: str | None, timeout_secs: float) -> None:
-        """Connect, negotiate, and go on in the background. Called by `connect`."""
+        """Connect, negotiate, and start the background tasks. Called by `connect`."""
         try:
             with trio.fail_after(timeout_secs):
                 stream = self._stream = await self._reach(ca_file)
@@ -204,13 +203,13 @@ class Client:
         return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
-        """A background task goes on when the block is cancelled, to say goodbye."""
+        """Run a background task that continues when the block is cancelled, so that the close can be sent."""
         with trio.CancelScope(shield=True) as scope:
             self._background.append(scope)
             await task(stream)
 
     async def aclose(self) -> None:
-        """Say goodbye and wait for the answer; what was sent before has been read by then."""
+        """Close the connection and wait for the reply: by then the server has read everything sent before."""
         stream = self._stream
         if stream is None:
             return
@@ -227,8 +226,11 @@ class Client:
             await trio.aclose_forcefully(stream)
 
     async def channel(self, *, transacted: bool = False, restartable: bool = False) -> ClientChannel:
-        """A new channel. `transacted`: what is sent and acknowledged counts at `commit`. `restartable`: an
-        upload that was broken off goes on where it was."""
+        """Open a new channel.
+
+        With `transacted`, sent messages and acknowledgements take effect at `commit`. With `restartable`, an
+        interrupted upload continues where it stopped.
+        """
         self.check()
         number = self.machine.open_channel(transacted=transacted, restartable=restartable)
         channel = self._channels[number] = ClientChannel(self, number, restartable=restartable)
@@ -238,30 +240,30 @@ class Client:
         return channel
 
     async def stream(self, peer: str, head: bytes = PLAIN_HEAD) -> PeerStream:
-        """Octets to and from a peer service, on a channel of their own; `head` says what they are."""
+        """Open a byte stream to a peer service, on a channel of its own; `head` describes the bytes."""
         channel = await self.channel()
         return channel.stream(peer, head)
 
-    # For channels.
+    # Interface for channels.
 
     def check(self) -> None:
-        """Raises what ended the connection, if something did."""
+        """Raise the error that ended the connection, if any."""
         if self._failure is not None:
             raise self._failure
 
     def flush(self) -> None:
-        """Have written what was encoded."""
+        """Wake the writing task to send what was encoded."""
         self._to_write.set()
 
     async def drained(self) -> None:
-        """Wait until everything that was encoded has been given to the network."""
+        """Wait until everything that was encoded has been handed to the network."""
         self._written = trio.Event()
         self.flush()
         await self._written.wait()
         self.check()
 
     def hold(self) -> None:
-        """Read nothing more until as many `release` calls have come."""
+        """Stop reading until `release` was called as many times."""
         self._holds += 1
 
     def release(self) -> None:
@@ -272,15 +274,15 @@ class Client:
             self._released = trio.Event()
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
-        """What is heard on the handle is for the channel."""
+        """Route events of the handle to the channel."""
         self._by_handle[handle] = channel
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Nobody listens to these any more."""
+        """Stop routing events of these handles."""
         for handle in handles:
             self._by_handle.pop(handle, None)
 
-    # The background.
+    # Background tasks.
 
     async def _read(self, stream: trio.abc.Stream) -> None:
         try:
@@ -333,7 +335,7 @@ class Client:
         for event in (self._opened, self._ended, self._written):
             event.set()
 
-    # What is heard; HEARD says which of these an event is for.
+    # Handlers of received events; HEARD maps event types to them.
 
     def _event(self, event: Event) -> None:
         hear = HEARD.get(type(event))

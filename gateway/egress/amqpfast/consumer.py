@@ -1,13 +1,13 @@
-"""One source that a link consumes, on a channel of its own, and the answers that it owes.
+"""Consumer of one source of a link, with a channel of its own and its pending acknowledgements.
 
-A channel for each source makes its message numbers its own, so that a message that waits for its target does
-not hold up the acknowledgements of others. A consumer lives as long as its channel; a settlement that comes
-later finds it dead and is dropped, for the server delivers the message again. When the server closes its
-handle alone it rests: what was delivered is still acknowledged on the channel, until `reopen`.
+A channel for each source has message numbers of its own, so that a message that waits for its target does not
+delay the acknowledgements of other sources. A consumer lives as long as its channel. A later settlement finds
+it dead and is dropped, because the server delivers the message again. When the server closes only its handle
+the consumer rests until `reopen`: delivered messages are still acknowledged on the channel.
 
-AMQP/Fast has no word for a message that is refused for good: it is acknowledged when it is safe among the
-dead letters. One for which there is no memory goes back to its queue after a while, by UNGET, which another
-consumer may then have; a topic takes nothing back, so there it is tried again from here.
+AMQP/Fast has no negative acknowledgement for good: such a message is acknowledged once it is stored as a dead
+letter. A message for which there is no memory is returned to its queue after a while by UNGET, and another
+consumer may get it. A topic does not accept returned messages, so these are retried locally.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.dialect import SERVICES
 
-RELEASE_SECS: Final = 1.0  # until a message for which there is no memory is given back, or tried again
+RELEASE_SECS: Final = 1.0  # until a message for which there is no memory is returned or retried
 Receipt = tuple["FastLinkConsumer", int, Message]
 
 
 class FastLinkConsumer:
-    """The consumer of one source. `wake` is called when there is something to acknowledge.
+    """Consumer of one source.
 
-    `accepted` gathers the numbers of messages that are done with until `flush`.
+    `accepted` collects the numbers of settled messages until `flush`. `wake` is called when there is
+    something to acknowledge.
     """
 
     __slots__ = (
@@ -56,7 +57,7 @@ class FastLinkConsumer:
         wake: Callable[[FastLinkConsumer], None],
         octets_max: int,
     ) -> None:
-        """Opens channel and handle. Raises LocalProtocolError when there is none left."""
+        """Open the channel and the handle. Raises LocalProtocolError if there is none left."""
         self.source = source
         self.live = True
         self.stopping = False
@@ -79,8 +80,10 @@ class FastLinkConsumer:
         return self._machine.open_handle(command, confirm=False)
 
     def reopen(self) -> None:
-        """Open another handle, for the server has closed the one before. Raises LocalProtocolError when there
-        is none left."""
+        """Open a new handle after the server has closed the last one.
+
+        Raises LocalProtocolError if there is none left.
+        """
         self.handle = self._open_handle()
         self.resting = False
         self._former = self.unsettled.last
@@ -90,7 +93,7 @@ class FastLinkConsumer:
         return (source.name, "") if source.prefix else split_name(source.service, source.name)
 
     def begin(self, prefetch: int) -> None:
-        """Consume."""
+        """Send HANDLE CONSUME."""
         source = self.source
         topic = source.service == "topic"
         self._machine.send(
@@ -98,14 +101,14 @@ class FastLinkConsumer:
                 self.handle,
                 self._machine.new_tag(self.channel),
                 prefetch,
-                no_local=topic,  # what we have brought there ourselves shall not come back
+                no_local=topic,  # messages of the gateway itself shall not be sent back
                 dest_name=self._names()[1],
                 identifier=source.identifier,
             )
         )
 
     def stop(self) -> None:
-        """Nothing more is wanted, also not while we are away; what is on its way is still answered."""
+        """Stop consuming, and cancel a durable subscription. Received messages are still acknowledged."""
         self.stopping = True
         source = self.source
         if source.identifier:
@@ -113,24 +116,27 @@ class FastLinkConsumer:
         self._machine.close_handle(self.handle)
 
     def wake(self) -> None:
-        """The first of the accepted messages since the last flush."""
+        """Report the first accepted message since the last flush to the connection."""
         if self.live:
             self._wake(self)
 
     def give_back_later(self, receipt: Receipt, now: float) -> None:
-        """Give a message for which there is no memory back to its queue after RELEASE_SECS."""
+        """Return a message for which there is no memory to its queue after RELEASE_SECS."""
         if self.live:
             self._later.append((now + RELEASE_SECS, receipt))
 
     def tick(self, now: float) -> list[Receipt]:
-        """Give back to a queue what has waited long enough; returns what is to be tried again from here."""
+        """Return messages to a queue whose wait is over.
+
+        Return the receipts that are to be retried locally.
+        """
         if not self._later or not self.live:
             return []
         due = [receipt for at, receipt in self._later if at <= now]
         self._later = [one for one in self._later if one[0] > now]
         if self.source.service != "queue" or self.stopping or self.resting:
             return due
-        known = [number for _, number, _ in due if number > self._former]  # to this handle
+        known = [number for _, number, _ in due if number > self._former]  # that belong to this handle
         for number in known:
             self._machine.send(m.HandleUnget(self.handle, 0, number))
         if known:
@@ -139,7 +145,7 @@ class FastLinkConsumer:
         return [receipt for receipt in due if receipt[1] <= self._former]
 
     def flush(self) -> None:
-        """Acknowledge as far as everything is done with."""
+        """Acknowledge up to the last number below which everything is settled."""
         numbers, self.accepted = self.accepted, []
         if numbers and self.live:
             last = self.unsettled.settle(numbers)

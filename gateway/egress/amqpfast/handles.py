@@ -1,7 +1,7 @@
-"""The handles of the client: what they send, what they have heard, and who waits for what.
+"""Handles of the client: what they send, what they receive, and who waits for replies.
 
-Whoever waits has an Awaited, which is told of the reply, or of the close that came instead of it. Deliveries
-wait in their handle until they are asked for; the server sends no more than the prefetch window of them.
+A task that waits has an Awaited, which is completed by the reply or by a close in its place. Deliveries wait
+in their handle until they are read; the server sends at most the prefetch window of them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from gateway.protocols.amqpfast.sending import Producer, Transfer
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 
 PLAIN_HEAD: Final = encode_head_properties(Head())
-WRITE_OCTETS_MAX: Final = 1_048_576  # of an upload, until the network has taken them
+# Bytes of an upload that are written before the network must have accepted them.
+WRITE_OCTETS_MAX: Final = 1_048_576
 
-ARRIVED_OCTETS_HIGH: Final = 1_048_576  # of a stream: then the connection is not read until half is taken
+# Unread bytes of a stream at which the connection is not read until half of them were read.
+ARRIVED_OCTETS_HIGH: Final = 1_048_576
 
 Progress = Callable[[int, int], None]
 
 
 class Refused(LinkError):
-    """The server refused something by closing a handle, a channel or the connection (`scope`), or in reply to
-    a BROWSE."""
+    """Refusal by the server, which closed a handle, channel or connection (`scope`), or failed a BROWSE."""
 
     def __init__(self, code: int, text: str, scope: Scope) -> None:
         super().__init__(f"{text} ({code})" if text else f"refused with code {code}")
@@ -43,11 +44,12 @@ class Refused(LinkError):
 
 
 class Delivery(NamedTuple):
-    """A message that came. `number` is the server's on its channel; what BROWSE has shown has its id instead.
-    `awaits_ack` is False for what BROWSE has shown, a peer has sent, or came by an unreliable CONSUME.
+    """Received message.
 
-    The body of a message that is larger than the channel's `memory_octets_max` is in `file`, which is open
-    for reading and goes when it is closed; the message's own body is then empty.
+    `number` is the server's number on its channel, or the message id for a browsed one. `awaits_ack` is False
+    for messages that were browsed, sent by a peer, or received by an unreliable CONSUME. A body larger than
+    the channel's `memory_octets_max` is in `file`, which is open for reading and is deleted when it is
+    closed; the message's own body is then empty.
     """
 
     number: int
@@ -58,7 +60,7 @@ class Delivery(NamedTuple):
 
 
 class Awaited:
-    """One reply, or several, that somebody waits for."""
+    """One or several replies that a task waits for."""
 
     __slots__ = ("_done", "_failure", "_left", "handle")
 
@@ -69,32 +71,32 @@ class Awaited:
         self._done = trio.Event()
 
     def came(self, failure: LinkError | None = None) -> None:
-        """A reply, or what came instead of all that are left."""
+        """Count a reply; a failure ends the wait for all remaining ones."""
         self._left -= 1
         self._failure = self._failure or failure
         if not self._left or failure is not None:
             self._done.set()
 
     async def wait(self) -> None:
-        """Until all have come. Raises what came instead."""
+        """Wait for all replies. Raises the failure that occurred in their place."""
         await self._done.wait()
         if self._failure is not None:
             raise self._failure
 
 
 class Carrier(Protocol):
-    """The client's connection, as its handles see it."""
+    """Interface of the client's connection for its handles."""
 
     machine: ClientConnection
 
     def check(self) -> None:
-        """Raises what has ended it."""
+        """Raise the error that ended the connection, if any."""
 
     def flush(self) -> None:
-        """Write what has been encoded."""
+        """Write what was encoded."""
 
     async def drained(self) -> None:
-        """Wait until the network has taken what was written."""
+        """Wait until the network has accepted what was written."""
 
     def hold(self) -> None:
         """Stop reading."""
@@ -104,31 +106,30 @@ class Carrier(Protocol):
 
 
 class Channel(Protocol):
-    """The channel of a handle, as that sees it."""
+    """Interface of a channel for its handles."""
 
     number: int
     restartable: bool
 
     @property
     def client(self) -> Carrier:
-        """Its connection."""
+        """Connection of the channel."""
 
     def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
-        """What waits for the replies to all of these."""
+        """Return an object that waits for the replies to all of these tags."""
 
     async def say(self, command: m.Command, tag: int, handle: int = ...) -> None:
-        """Say something and wait for its reply."""
+        """Send a command and wait for its reply."""
 
     def close_handle(self, number: int) -> None:
-        """From our side."""
+        """Close a handle on behalf of the client."""
 
     async def aclose(self) -> None:
-        """CHANNEL CLOSE."""
+        """Send CHANNEL CLOSE."""
 
 
 class Handle:
-    """An open handle. Its deliveries come one after the other with `async for`, which ends when it is closed
-    from here."""
+    """Open handle. `async for` iterates over its deliveries and ends when the client closes it."""
 
     def __init__(self, channel: Channel, number: int, service: str) -> None:
         self.number = number
@@ -140,7 +141,7 @@ class Handle:
         self._ended = False
 
     def check(self) -> None:
-        """Raises what has closed it."""
+        """Raise the error that has closed the handle, if any."""
         if self.failure is not None:
             raise self.failure
 
@@ -148,7 +149,7 @@ class Handle:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next delivery. Raises Refused or Lost when no more can come."""
+        """Return the next delivery. Raises Refused or Lost when no more can arrive."""
         while not self._came:
             if self._ended:
                 raise StopAsyncIteration
@@ -156,54 +157,54 @@ class Handle:
         return self._came.popleft()
 
     def taken(self) -> Delivery | None:
-        """The next delivery, if it is here already."""
+        """Return the next delivery if one has arrived, else None."""
         return self._came.popleft() if self._came else None
 
     async def news(self) -> None:
-        """Wait until something has been heard. Raises what has closed it."""
+        """Wait for the next event of the handle. Raises the error that has closed it."""
         self.check()
         await self._more.wait()
 
     async def aclose(self) -> None:
-        """HANDLE CLOSE. What was delivered and not acknowledged stays so until its channel is closed."""
+        """Send HANDLE CLOSE. Unacknowledged deliveries stay so until the channel is closed."""
         self._ended = True
         self._channel.close_handle(self.number)
         self.wake()
 
-    # For the channel.
+    # Interface for the channel.
 
     def add(self, delivery: Delivery) -> None:
-        """A delivery has come."""
+        """Add a received delivery."""
         self._came.append(delivery)
         self.wake()
 
     def wake(self) -> None:
-        """Something was heard."""
+        """Wake the tasks that wait for an event."""
         self._more.set()
         self._more = trio.Event()
 
     def closed(self, failure: LinkError) -> None:
-        """The server has closed it, or more than it."""
+        """Record that the server has closed the handle, its channel or the connection."""
         self.failure = self.failure or failure
         self.wake()
 
 
 class ClientSender(Handle):
-    """Sends to one destination. The answers of a peer service are its deliveries, which want no ack."""
+    """Handle that sends to one destination. Replies of a peer service are its deliveries, without ack."""
 
     def __init__(self, channel: Channel, number: int, service: str, name: bytes) -> None:
         super().__init__(channel, number, service)
         self._name = name
         self._producer = Producer(channel.client.machine, number, confirm=True)
-        self.resumed_at = 0  # octets of the last upload that the server had from an earlier attempt
-        self._held: list[int] = []  # of READY
+        self.resumed_at = 0  # bytes of the last upload that the server had from an earlier attempt
+        self._held: list[int] = []  # sizes from READY
 
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
-        """Send one message; returns when the server has taken it. Raises Refused or Lost."""
+        """Send one message; return when the server has accepted it. Raises Refused or Lost."""
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
-        """Send messages with the same head, without waiting in between; returns when all have been taken."""
+        """Send messages with the same head, without waits in between; return when all are accepted."""
         self.check()
         if not bodies:
             return
@@ -220,11 +221,11 @@ class ClientSender(Handle):
     async def upload(
         self, source: Path | bytes, head: bytes = PLAIN_HEAD, *, progress: Progress | None = None
     ) -> None:
-        """Send a file, or octets, of any size, a fragment at a time; returns when the server has them all.
+        """Send a file or bytes of any size in fragments; return when the server has accepted them all.
 
-        `progress` is told of the octets that are there and of all. On a restartable channel an upload that
-        was broken off goes on where it was, given the same head, body and client-name; a server that has no
-        such channels raises Refused 503 or 540, and can be sent to over another one.
+        `progress` is called with the number of bytes sent and the total. On a restartable channel an
+        interrupted upload continues where it stopped, given the same head, body and client-name. A server
+        without such channels raises Refused 503 or 540; use a plain channel with it.
         """
         self.check()
         channel = self._channel
@@ -274,13 +275,13 @@ class ClientSender(Handle):
         await awaited.wait()
 
     def heard_ready(self, held: int) -> None:
-        """READY."""
+        """Handle READY."""
         self._held.append(held)
         self.wake()
 
 
 class StreamHandle(Handle):
-    """What has come of a stream."""
+    """Handle of a stream with the bytes received and not yet read."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         super().__init__(channel, number, "peer")
@@ -288,7 +289,7 @@ class StreamHandle(Handle):
         self._holding = False
 
     def heard_octets(self, octets: bytes | memoryview) -> None:
-        """A fragment has come."""
+        """Add a received fragment. Pause reading from the connection if too many bytes wait."""
         self._arrived += octets
         if len(self._arrived) > ARRIVED_OCTETS_HIGH and not (self._holding or self._ended):
             self._holding = True
@@ -296,7 +297,7 @@ class StreamHandle(Handle):
         self.wake()
 
     async def take(self, most: int | None) -> bytes:
-        """What has come, `most` octets of it; b"" at the end of the stream."""
+        """Return at most `most` of the received bytes, waiting for some; b"" at the end of the stream."""
         while not self._arrived:
             self.check_ended()
             if isinstance(self.failure, Refused) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
@@ -309,12 +310,12 @@ class StreamHandle(Handle):
         return octets
 
     def check_ended(self) -> None:
-        """Raises trio.ClosedResourceError when it was closed from here."""
+        """Raise trio.ClosedResourceError if the client has closed the handle."""
         if self._ended:
             raise trio.ClosedResourceError
 
     async def aclose(self) -> None:
-        """The end of the stream, and of its channel."""
+        """End the stream and close its channel."""
         self._let_go()
         if not self._ended:
             await super().aclose()
@@ -327,21 +328,21 @@ class StreamHandle(Handle):
 
 
 class PeerStream(trio.abc.Stream):
-    """Octets to and from a peer service, as long as both sides like (3.5.3.1); a stream as Trio has them.
+    """Byte stream to and from a peer service (3.5.3.1), as a Trio stream.
 
-    It has a channel of its own. Who does not take what comes holds up everything on the connection. Refused
-    says why the server has ended it, Lost that the connection is gone.
+    It has a channel of its own. A program that does not read from it blocks everything on the connection.
+    Refused says why the server has ended it, Lost that the connection is lost.
     """
 
     def __init__(self, channel: Channel, handle: StreamHandle, head: bytes) -> None:
-        """Raises LocalProtocolError when the head does not fit a fragment."""
+        """Begin the stream. Raises LocalProtocolError if the head does not fit a fragment."""
         self._client = channel.client
         self._handle = handle
         self._transfer = Transfer(channel.client.machine, handle.number, head, 0, streaming=True)
         self._sending = trio.StrictFIFOLock()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Returns when the network has taken all of it."""
+        """Send data; return when the network has accepted all of it."""
         octets = memoryview(data)
         async with self._sending:
             while True:
@@ -355,21 +356,23 @@ class PeerStream(trio.abc.Stream):
                     return
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Until what was sent before has gone."""
+        """Wait until the network has accepted the earlier data."""
         await self._client.drained()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has come; b"" when the peer has ended the stream."""
+        """Return received bytes; b"" when the peer has ended the stream."""
         return await self._handle.take(max_bytes)
 
     async def aclose(self) -> None:
-        """The end of the stream, and of its channel."""
+        """End the stream and close its channel."""
         await self._handle.aclose()
 
 
 class Consumer(Handle):
-    """What is delivered to a CONSUME, or with `browses` to a BROWSE. `name` is that of a temporary
-    destination."""
+    """Handle that receives deliveries of a CONSUME, or of a BROWSE with `browses`.
+
+    `name` is that of a temporary destination.
+    """
 
     def __init__(self, channel: Channel, number: int, service: str, *, browses: bool = False) -> None:
         super().__init__(channel, number, service)
@@ -379,7 +382,7 @@ class Consumer(Handle):
         self._index: m.HandleIndex | None = None
 
     async def pause(self, paused: bool) -> None:
-        """HANDLE FLOW: nothing more comes, or all goes on; returns when the server has said so."""
+        """Send HANDLE FLOW, which pauses or resumes deliveries; return when the server has confirmed it."""
         channel = self._channel
         tag = channel.client.machine.new_tag(channel.number)
         await channel.say(m.HandleFlow(self.number, tag, paused), tag, self.number)
@@ -390,18 +393,18 @@ class Consumer(Handle):
             await self.news()
 
     def heard_created(self, name: str) -> None:
-        """CREATED."""
+        """Handle CREATED."""
         self.name = name
         self.wake()
 
     async def listed(self) -> m.HandleIndex:
-        """The answer to a QUERY."""
+        """Wait for the reply to a QUERY and return it."""
         while self._index is None:
             await self.news()
         index, self._index = self._index, None
         return index
 
     def heard_index(self, index: m.HandleIndex) -> None:
-        """INDEX."""
+        """Handle INDEX."""
         self._index = index
         self.wake()

@@ -1,9 +1,9 @@
-"""Large messages of a link: one at a time, on a channel of their own, by fragments as the stream drains.
+"""Large messages of a link: sent one at a time, on a channel of their own, in fragments.
 
-Where the server takes them restartably, a message that a lost connection cut off goes on where it was: what
-the server holds is known by the client-name and the head, which both stay the same. A server that does not
-know of it says so once per connection, or never answers; one that drops the connection instead is known to
-whoever owns the connections (publisher.py).
+A fragment is written whenever the stream has room. If the server accepts restartable transfers, a message
+that a lost connection interrupted continues where it stopped: the server knows it by the client-name and the
+head, which both stay the same. A server without restartable transfers says so once per connection, or never
+replies. The owner of the connections (publisher.py) handles servers that drop the connection instead.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.transport.stream import Stream
 
-LARGE_OCTETS: Final = 1_048_576  # larger bodies go this way
-READY_SECS: Final = 30.0  # PREPARE is answered from memory; a server that has not by then never will
-UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))  # of PREPARE
+LARGE_OCTETS: Final = 1_048_576  # larger bodies are sent this way
+READY_SECS: Final = 30.0  # PREPARE is answered from memory; a server that takes longer never replies
+# Codes of servers that do not know PREPARE.
+UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))
 
 Settled = Callable[[Outcome, int], None]
 
 
 class LargeSender:
-    """Sends one large message. `settled` is called with its outcome and the code of the close (200: none).
+    """Sender of one large message at a time.
 
-    `restartable`: try it with PREPARE.
+    `settled` is called with the outcome of a message and the code of the close (200 if none). `restartable`
+    allows PREPARE.
     """
 
     def __init__(
@@ -50,24 +52,26 @@ class LargeSender:
 
     @property
     def busy(self) -> bool:
-        """A message is on its way."""
+        """True while a message is being sent."""
         return self._message is not None
 
     @property
     def announced(self) -> bool:
-        """PREPARE was said, and nothing has been heard since."""
+        """True if PREPARE was sent and no response has arrived."""
         return self._upload is not None and self._upload.prepared
 
     def tick(self, now: float) -> None:
-        """A server that leaves PREPARE without an answer is sent the message without it."""
+        """Send the message without PREPARE if the server has not answered it in time."""
         if self.announced and now - self._announced_at >= READY_SECS:
             assert self._upload is not None
             self._machine.close_handle(self._upload.handle)
             self._again(restartable=False)
 
     def send(self, message: Message, head: bytes) -> None:
-        """Begin with a message; its outcome comes later. Raises LocalProtocolError when the server has no
-        channel or handle left for it."""
+        """Begin to send a message; its outcome is reported later.
+
+        Raises LocalProtocolError if the server has no channel or handle left for it.
+        """
         address, body = message.address, message.body
         machine = self._machine
         if not self.channel:
@@ -90,7 +94,7 @@ class LargeSender:
         self.write()
 
     def ready(self, handle: int, held: int) -> None:
-        """READY: go on behind what the server holds."""
+        """Handle READY: continue behind the `held` bytes that the server has."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
@@ -101,33 +105,33 @@ class LargeSender:
         self.write()
 
     def write(self) -> None:
-        """As much as the stream takes now."""
+        """Write as many fragments as the stream accepts now."""
         upload, stream = self._upload, self._stream
         while upload is not None and upload.writable and not stream.congested:
             stream.queued += upload.write()
             stream.mark()
 
     def replied(self, handle: int, code: int, text: str) -> None:
-        """The server has the message."""
+        """Finish the message with the outcome of the server's reply."""
         upload = self._upload
         if upload is not None and upload.handle == handle:
             self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """The handle that it goes over, or went over, is closed."""
+        """Handle the close of a handle: retry or finish the message if it was sent on it."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
         if upload.prepared and code in UNKNOWN:
             self._again(restartable=False)
         elif upload.resumed_at and code == ReplyCode.MESSAGE_CONTENTS_INVALID:
-            self._again(restartable=True)  # what the server held was not this body; now it holds nothing
+            self._again(restartable=True)  # the server's part was of another body; now it has none
         else:
             self._upload = None
             self._finish(outcome_of(code, text), code)
 
     def channel_closed(self, code: int, text: str) -> None:
-        """The channel is closed, with everything on it."""
+        """Handle the close of the channel: retry without PREPARE, or finish the message."""
         upload, self.channel = self._upload, 0
         if upload is None:
             return

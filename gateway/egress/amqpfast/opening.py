@@ -1,6 +1,6 @@
-"""What the link and the client say alike: who they are, how destinations are named, and what a close means.
+"""Code that the link and the client share: login, names of destinations, and the meaning of closes.
 
-A name is split at its last dot between a handle and its commands, for a name that a handle has all by itself
+A name is split at its last dot between a handle and its commands, because a name that a handle has as a whole
 may also mean every destination that begins with it (3.5.2.3).
 """
 
@@ -17,7 +17,7 @@ from gateway.protocols.amqpfast.spec import FRAME_MAX, MESSAGE_BYTES_MAX, PLAIN,
 from gateway.protocols.amqpfast.translate import refusal
 from gateway.settings.endpoints import Target
 
-GUEST: Final = "guest"  # who connects when the URL names nobody, as in AMQP 0-9-1
+GUEST: Final = "guest"  # user and password if the URL names none, as in AMQP 0-9-1
 
 OF_DESTINATIONS: Final = frozenset(
     (
@@ -26,12 +26,12 @@ OF_DESTINATIONS: Final = frozenset(
         ReplyCode.NOT_IMPLEMENTED,
     )
 )
-"""Codes that say something about where a message goes; the others are about the message, or about us."""
+"""Codes that concern the destination; the others concern the message or the client."""
 FOR_NOW: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.TEMPORARILY_FORBIDDEN))
 
 
 def outcome_of(code: int, text: str) -> Outcome:
-    """What became of a message over which a handle, a channel or the connection was closed."""
+    """Return the outcome of a message that caused the close of a handle, a channel or the connection."""
     verdict = Verdict.RELEASED if code in FOR_NOW else Verdict.REJECTED
     return Outcome(verdict, refusal(code), f"{code} {text}".rstrip())
 
@@ -47,8 +47,10 @@ def client_machine(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     bounded: bool = False,
 ) -> ClientConnection:
-    """Our side of a connection to `target`; `heartbeat` in seconds, `channel_max` 0 is no limit. `pings` as
-    ClientConnection has it."""
+    """Return the client machine for a connection to `target`.
+
+    `heartbeat` is in seconds; `channel_max` 0 means no limit. `pings` is that of ClientConnection.
+    """
     return ClientConnection(
         mechanism=PLAIN,
         responses=encode_credentials(target.username or GUEST, target.password or GUEST),
@@ -64,15 +66,15 @@ def client_machine(
 
 
 def split_name(service: str, name: str) -> tuple[str, str]:
-    """(the handle's part, the command's part) of exactly one destination."""
+    """Split the name of exactly one destination into (the handle's part, the command's part)."""
     begin, dot, end = name.rpartition(".")
     return (begin + dot, end) if end and service != "peer" else ("", name)
 
 
 def open_for_sending(machine: ClientConnection, channel: int, service: str, name: str) -> tuple[int, bytes]:
-    """A handle to send to one destination on; returns its number and the name that each SEND has.
+    """Open a handle to send to one destination. Return its number and the name for each SEND.
 
-    Raises LocalProtocolError when no handle can be had now.
+    Raises LocalProtocolError if no handle is available now.
     """
     begin, end = split_name(service, name)
     command = m.HandleOpen(channel, service_type=SERVICES[service], producer=True, dest_name=begin)

@@ -1,16 +1,17 @@
-"""What an AMQP/Fast link publishes: `confirming.py`, with handles, confirm-tags and closes.
+"""Publisher of an AMQP/Fast link: `confirming.py` with handles, confirm-tags and closes.
 
-Each destination has a handle of its own, all on one channel, so that a server that closes one over a
-destination leaves the others alone. Confirm-tags are given out by the channel in one sequence, however the
-handles take turns, so a message's number is its tag but for a constant and the wrap at 65 535.
+Each destination has a handle of its own, all on one channel, so that a server that closes one because of its
+destination does not affect the others. The channel assigns confirm-tags in one sequence, in whatever order
+the handles send, so the number of a message is its tag minus a constant, except for the wrap at 65 535.
 
-There is no negative reply: a message that the server does not take costs its handle, or, with servers of
-2005 and for want of room, its channel. A code that speaks of the destination is the outcome of all that were
-on their way to it, and it is left alone for a second; otherwise fewer and fewer are sent at a time until the
-one that is to blame is alone.
+There is no negative reply: a message that the server refuses closes its handle or, with servers of 2005 that
+lack resources, its channel. A code that concerns the destination is the outcome of all unconfirmed messages
+for it, and nothing is sent there for a second. Otherwise fewer and fewer messages are sent at a time until
+the faulty one is alone.
 
-Servers of 2005 drop the connection on PREPARE, and would be met with it for ever. So a server that has gone
-behind one, without ever having answered one, is sent large messages plainly from then on.
+Servers of 2005 drop the connection on PREPARE, which would happen again on each connection. Therefore a
+server that dropped the connection after a PREPARE, and has never answered one, is sent large messages without
+it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is awaited may not be given again
-HANDLES_MAX: Final = 4_096  # destinations of one connection; for more of them all are closed, and begun anew
-REFUSED_SECS: Final = 1.0  # a destination that was refused is tried again after this long
+IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is unconfirmed may not be used again
+HANDLES_MAX: Final = 4_096  # destinations of one connection; to use more, all handles are closed first
+REFUSED_SECS: Final = 1.0  # seconds until a refused destination is tried again
 
 HEAD_TOO_LONG: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the server's frame-max"
@@ -49,14 +50,14 @@ HEAD_TOO_LONG: Final = Outcome(
 
 
 class Destination(NamedTuple):
-    """One destination: what sends on its open handle, and the name that each SEND has."""
+    """Open handle for one destination, and the name for each SEND."""
 
     producer: Producer
     name: bytes
 
 
 class FastLinkPublisher(ConfirmedSink):
-    """The sink of an AMQP/Fast link."""
+    """Sink of an AMQP/Fast link."""
 
     def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
         super().__init__(
@@ -68,16 +69,17 @@ class FastLinkPublisher(ConfirmedSink):
         self._machine: ClientConnection | None = None
         self._channel = 0
         self._destinations: dict[bytes, Destination] = {}
-        self._wires: dict[int, bytes] = {}  # of the destinations, by their handles
-        self._shift = 0  # a tag less the number of its message
+        self._wires: dict[int, bytes] = {}  # wire names of the destinations, by their handles
+        self._shift = 0  # a tag minus the number of its message
         self._large: LargeSender | None = None
         self._retry_at: dict[bytes, float] = {}
-        self._prepares: dict[str, bool] = {}  # by the server's address: whether it answers PREPARE, if known
+        # By the server's address: True if it answers PREPARE, False if it does not.
+        self._prepares: dict[str, bool] = {}
 
-    # The connection.
+    # Connection.
 
     def open(self, machine: ClientConnection, channel: int, stream: Stream) -> None:
-        """A channel can be used."""
+        """Start sending on an open channel."""
         self._stream = stream
         self._machine = machine
         self._channel = channel
@@ -89,11 +91,11 @@ class FastLinkPublisher(ConfirmedSink):
 
     @property
     def opened(self) -> bool:
-        """There is a channel to send on."""
+        """True if there is a channel to send on."""
         return self._machine is not None
 
     def close(self) -> int:
-        """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
+        """Requeue unconfirmed messages after the channel is lost. Return their number."""
         if self._large is not None and self._large.announced:
             assert self._stream is not None
             self._gone_behind_prepare(self._stream.remote)
@@ -109,7 +111,7 @@ class FastLinkPublisher(ConfirmedSink):
             log.warning("this server drops connections on PREPARE: large messages go plainly", server=server)
 
     def close_over(self, code: int, text: str) -> None:
-        """The server closed the channel, or the connection, because of what it was sent."""
+        """Handle the server's close of the channel or connection because of its content."""
         left = self.close()
         if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
             self._blame(left, code, text)
@@ -125,7 +127,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.refuse(wire, outcome)
 
     def tick(self, now: float) -> None:
-        """Destinations that have waited long enough are tried again."""
+        """Retry refused destinations whose wait is over, and run the timer of large messages."""
         if self._retry_at:
             for wire in [wire for wire, at in self._retry_at.items() if at <= now]:
                 del self._retry_at[wire]
@@ -135,7 +137,7 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def drained(self) -> None:
-        """The server reads again."""
+        """Continue sending, as the stream's buffer has drained."""
         if self._large is not None:
             self._large.write()
         self.pump()
@@ -194,7 +196,7 @@ class FastLinkPublisher(ConfirmedSink):
         chosen: list[int],
         sent: list[int],
     ) -> None:
-        """Send to one destination; `sent` gets the positions."""
+        """Send rows to one destination, and append the positions of sent messages to `sent`."""
         tags = destination.producer.send_many(rows)
         if -1 in tags:
             part.settle_at([at for at, tag in zip(chosen, tags, strict=True) if tag < 0], HEAD_TOO_LONG)
@@ -205,11 +207,14 @@ class FastLinkPublisher(ConfirmedSink):
             sent += chosen
 
     def _destination(self, message: Message, *, alone: bool) -> Destination | None:
-        """Where a message goes; None when nothing can be sent there now. `alone`: nothing is on its way."""
+        """Return the open destination of a message, or None if nothing can be sent there now.
+
+        `alone` says that no message is in flight, so that all handles may be closed to get a free one.
+        """
         wire = message.address.wire
         found = self._destinations.get(wire)
         if found is not None:
-            return found if found.producer.usable else None  # its close has been read, and is told soon
+            return found if found.producer.usable else None  # its close has been read, and is reported soon
         machine = self._machine
         assert machine is not None
         address = message.address
@@ -227,7 +232,7 @@ class FastLinkPublisher(ConfirmedSink):
         return found
 
     def _begin_anew(self) -> None:
-        """All handles are used, and nothing is on its way: free them, to open those that are needed now."""
+        """Close all handles, as none is free and no message is in flight."""
         machine = self._machine
         assert machine is not None
         for handle in self._wires:
@@ -238,7 +243,7 @@ class FastLinkPublisher(ConfirmedSink):
         self._stream.mark()
 
     def _send_large(self, part: SubBatch, positions: Positions, message: Message) -> Positions:
-        """Send the first of `positions` by itself; returns what waits still."""
+        """Send the first of `positions` as a large message. Return the positions that still wait."""
         assert self._large is not None
         try:
             head = encode_properties(message)
@@ -260,7 +265,7 @@ class FastLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def replies(self, rows: list[ReplyRow]) -> None:
-        """The server has taken messages; a row of the publishing channel, or of that for large ones."""
+        """Settle messages that the server has replied to. `rows` may be of the channel for large ones."""
         floor, shift = self._floor, self._shift
         early = self._early
         singles: list[int] = []
@@ -289,14 +294,14 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def ready(self, handle: int, held: int) -> None:
-        """READY: the server holds so much of a large message."""
+        """Handle READY: the server has `held` bytes of a large message."""
         if self._large is not None:
             assert self._stream is not None
             self._prepares[self._stream.remote] = True
             self._large.ready(handle, held)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
-        """The server closed a handle, if it is one of ours."""
+        """Handle the server's close of a handle, if it is one of this publisher."""
         wire = self._wires.pop(handle, None)
         if wire is None:
             if self._large is not None:
@@ -315,12 +320,12 @@ class FastLinkPublisher(ConfirmedSink):
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:
-        """The server closed a channel; if it is that for large messages, the outcome of one is known."""
+        """Handle the server's close of a channel, if it is the one for large messages."""
         if self._large is not None and channel == self._large.channel:
             self._large.channel_closed(code, text)
 
     def _large_settled(self, outcome: Outcome, code: int) -> None:
-        """It was the only message on its way."""
+        """Settle the large message, which was the only one in flight."""
         if outcome is ACCEPTED:
             self._advance(self._next)
         else:

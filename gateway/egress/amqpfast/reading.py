@@ -1,7 +1,7 @@
-"""From what a server sends to messages: numbers that are owed an acknowledgement, and fragments joined.
+"""Received messages: numbers that await an acknowledgement, and joined fragments.
 
-CHANNEL ACK is cumulative for all handles of its channel (3.3.8). So a number is acknowledged when all that
-were delivered before it on that channel are done with, too.
+CHANNEL ACK is cumulative for all handles of its channel (3.3.8). So a number is acknowledged when everything
+that was delivered before it on that channel is settled, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.protocols.amqpfast.events import Fragment
 
 
 class Unsettled:
-    """The messages of one channel that the server awaits an answer to, in the order of their delivery."""
+    """Unacknowledged messages of one channel, in the order of delivery."""
 
     __slots__ = ("_done", "_order")
 
@@ -27,15 +27,15 @@ class Unsettled:
 
     @property
     def last(self) -> int:
-        """The number of the latest message that awaits an answer; 0 if none does."""
+        """Number of the latest unacknowledged message, 0 if there is none."""
         return self._order[-1] if self._order else 0
 
     def add(self, number: int) -> None:
-        """A message was delivered."""
+        """Add a delivered message."""
         self._order.append(number)
 
     def settle(self, numbers: Iterable[int]) -> int:
-        """These are done with; returns what can be acknowledged now, 0 if nothing more than before."""
+        """Mark these as settled. Return the number that can be acknowledged now, 0 if no new one."""
         order, done = self._order, self._done
         done.update(numbers)
         last = 0
@@ -46,7 +46,7 @@ class Unsettled:
 
 
 class Joined(NamedTuple):
-    """A message whose last fragment has come. `body` is None when it was larger than the limit."""
+    """Message whose last fragment has arrived. `body` is None if it was larger than the limit."""
 
     handle: int
     number: int
@@ -58,8 +58,11 @@ class Joined(NamedTuple):
 
 
 class Assembly:
-    """Joins the fragments of one channel. A body of more than `octets_max` is passed over: to refuse it
-    would cost the channel, and bring it again for ever."""
+    """Joins the fragments of one channel.
+
+    A body of more than `octets_max` bytes is skipped: a refusal would close the channel, and the server would
+    send the message again forever.
+    """
 
     __slots__ = ("_head", "_parts", "_size", "octets_max")
 
@@ -70,7 +73,7 @@ class Assembly:
         self._parts: list[bytes | memoryview] = []
 
     def take(self, fragment: Fragment) -> Joined | None:
-        """The next fragment; the message when it was the last."""
+        """Add the next fragment. Return the message if it was the last one, else None."""
         if fragment.first:
             self._head, self._size, self._parts = fragment.head, fragment.body_size, []
         fits = self._size <= self.octets_max

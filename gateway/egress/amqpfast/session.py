@@ -1,8 +1,8 @@
-"""The AMQP/Fast link: one connection after the other, and what stays when a connection goes.
+"""AMQP/Fast link: successive connections, and the state that outlives them.
 
-A connection has one channel to send on; one per source that is consumed; and, once it is needed, one for
-large messages. The link is up when the first of them is open and the server has answered for every source,
-whether or not it lets us have it.
+A connection has one channel to send on, one per consumed source, and, once needed, one for large messages.
+The link is up when the sending channel is open and the server has replied for every source, positively or
+not.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0.7c0"
-NOT_DELIVERED: Final = "not_delivered"  # NOTIFY of what nobody asked to be shown
-REOPEN_SECS: Final = 1.0  # the sending channel, when it was closed though nothing was on its way
+NOT_DELIVERED: Final = "not_delivered"  # NOTIFY of a message that was shown, not delivered
+REOPEN_SECS: Final = 1.0  # until the sending channel is reopened, if it was closed with nothing in flight
 POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CLIENT_ALREADY_ACTIVE})
-# Closing the connection with one of these, a server complains of what it was sent.
+# Codes with which a server closes the connection because of its content.
 CONTENT_FAULTS: Final = frozenset(
     (
         *(ReplyCode.FRAMING_ERROR, ReplyCode.BAD_FIELD_VALUE, ReplyCode.COMMAND_NOT_VALID),
@@ -80,7 +80,7 @@ CONTENT_FAULTS: Final = frozenset(
 
 
 class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]):
-    """The owner of a link's stream, for as long as that connection lives."""
+    """Owner of the stream of a link for the life of one connection."""
 
     _codes = ReplyCode
 
@@ -93,7 +93,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             channel_max=limits.channels_max,
             heartbeat=settings.heartbeat_secs,
             pings=session.pings,
-            message_bytes_max=BODY_SIZE_MAX,  # a larger one than we take is passed over, see Assembly
+            message_bytes_max=BODY_SIZE_MAX,  # larger messages than the limit are skipped, see Assembly
             bounded=True,
         )
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
@@ -103,37 +103,37 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._sending = 0  # channel number
         self._reopen_at = 0.0
         self._by_handle: dict[int, FastLinkConsumer] = {}
-        self._asked: dict[int, FastLinkConsumer] = {}  # whose CONSUME has not been answered, by handle
+        self._asked: dict[int, FastLinkConsumer] = {}  # with an unanswered CONSUME, by handle
         self._surveys: dict[Source, Survey] = {}  # of prefixes of queues
         self._survey_channel = 0
 
-    # What the stream asks.
+    # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
+        """Process received bytes, or events that were postponed to this turn."""
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements that have gathered, and whatever was encoded."""
+        """Return pending acknowledgements and everything else that was encoded."""
         self._acknowledge()
         return self.machine.to_send()
 
     def drained(self) -> None:
-        """The server reads again."""
+        """Continue sending, as the stream's buffer has drained."""
         self._session.publisher.drained()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: nobody waits for our acknowledgements, and sends must be repeated."""
+        """Handle the loss of the connection: unconfirmed messages are sent again on the next one."""
         self._let_go()
         self._by_handle.clear()
         self._session.disconnected(self, self._why or reason)
 
-    # What the link asks.
+    # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Heartbeats, the time for the negotiation, and what was put off."""
+        """Check heartbeats and the handshake time, and run what is due."""
         if not self._in_time(now):
             return
         session = self._session
@@ -148,15 +148,15 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             self._survey(now)
         self._stream.mark()
 
-    # What the link session asks.
+    # Interface for the link session.
 
     @property
     def outstanding(self) -> int:
-        """Messages that the server awaits an answer to."""
+        """Number of received messages that are not acknowledged."""
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
     def rearrange(self, fresh: list[Source], gone: list[Source]) -> None:
-        """The mapping changed: consume what is new, leave what is not wanted any more."""
+        """Consume new sources and stop unwanted ones, as the mapping has changed."""
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
         }
@@ -268,12 +268,12 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         consumer = self._by_handle.get(event.handle)
         if consumer is None:
             for source in [one for one, survey in self._surveys.items() if survey.handle == event.handle]:
-                del self._surveys[source]  # it may not be looked through, or has gone
+                del self._surveys[source]  # the prefix may not be browsed, or was deleted
                 return
             self._session.publisher.handle_closed(event.handle, event.reply_code, event.text)
             return
-        # HANDLE CLOSE answers it (3.5.16). What it has delivered stays outstanding on the channel, and is
-        # acknowledged there; the next attempt opens another handle on it.
+        # HANDLE CLOSE answers it (3.5.16). Messages that it delivered stay outstanding on the channel, and
+        # are acknowledged there; the next attempt opens another handle on it.
         self.machine.close_handle(event.handle)
         self._forget_handle(consumer)
         if consumer.stopping:
@@ -291,7 +291,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         if consumer is not None:
             self._failed(consumer, f"{event.reply_code} {event.text}")
         elif event.channel == self._survey_channel:
-            self._surveys.clear()  # the server does not like to be asked, on this connection
+            self._surveys.clear()  # the server does not support the queries on this connection
         elif event.channel == self._sending:
             log.warning("sending channel closed", link=self._session.name, error=event.text)
             idle = not publisher.in_flight
@@ -315,10 +315,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._by_handle.pop(consumer.handle, None)
         self._asked.pop(consumer.handle, None)
 
-    # What the routes need.
+    # Sources of the routes.
 
     def _arranged(self) -> None:
-        """Something changed that decides whether the link is up."""
+        """Set the link up if the sending channel is open and every source has a reply."""
         session = self._session
         if not self._up and session.publisher.opened and session.sources.surveyed:
             self._up = True
@@ -331,14 +331,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             consumer.begin(self._session.settings.prefetch)
 
     def _survey(self, now: float) -> None:
-        """Ask what waits at the prefixes of queues of which nothing is on its way."""
+        """Query the prefixes of queues whose survey is due and that have no unacknowledged message."""
         for source, survey in self._surveys.items():
             if survey.due(now) and self._idle(source) is not None:
                 survey.asked = True
                 self.machine.send(m.HandleQuery(survey.handle))
 
     def _idle(self, source: Source) -> FastLinkConsumer | None:
-        """Who consumes a source, if all that it has brought is answered."""
+        """Return the consumer of a source if it has no unacknowledged message, else None."""
         for consumer in self._consumers.values():
             away = consumer.stopping or consumer.resting or consumer.handle in self._asked
             if consumer.source is source and not away:
@@ -346,7 +346,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return None
 
     def _begin_survey(self, source: Source) -> None:
-        """A prefix of queues is consumed: from now on look for those that are made later."""
+        """Start to look for queues that are created later, if the source is a prefix of queues."""
         if not source.prefix or source.service != "queue" or source in self._surveys:
             return
         try:
@@ -360,7 +360,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             )
             handle = self.machine.open_handle(command, confirm=False)
         except LocalProtocolError:
-            return  # there is none left: what is made later is found at the next connection
+            return  # there is none left: later queues are found on the next connection
         self._surveys[source] = Survey(handle, trio.current_time())
 
     def _surveyed(self, index: m.HandleIndex) -> None:
@@ -374,15 +374,15 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     self._consume(source)
 
     def _abandon(self, source: Source) -> None:
-        """Let go of a durable subscription that is not consumed."""
+        """Cancel a durable subscription that is not consumed."""
         consumer = self._consumer(source)
         if consumer is not None:
             consumer.stop()
 
     def _consumer(self, source: Source) -> FastLinkConsumer | None:
-        """Open a handle for a source, on the channel of the one that the server has closed, if there is such.
+        """Open a handle for a source, on the channel of the one that the server has closed, if any.
 
-        Return None when there is no channel or handle left.
+        Return None if there is no channel or handle left.
         """
         session = self._session
         consumer = next(
@@ -404,7 +404,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return consumer
 
     def _failed(self, consumer: FastLinkConsumer, why: str) -> None:
-        """The source cannot be consumed, or not any more."""
+        """Drop a consumer whose channel was closed, and report why."""
         consumer.live = False
         self._consumers.pop(consumer.channel, None)
         self._forget_handle(consumer)
@@ -414,7 +414,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._arranged()
 
     def _leave(self, consumer: FastLinkConsumer) -> None:
-        """Close the channel of a source that is not wanted any more, when all its messages are answered."""
+        """Close the channel of an unwanted source once all its messages are acknowledged."""
         over = consumer.stopping and consumer.handle not in self._by_handle and not len(consumer.unsettled)
         if over and consumer.live:
             consumer.live = False
@@ -424,7 +424,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Messages.
 
     def _notifies(self, rows: list[NotifyRow]) -> list[NotifyRow]:
-        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
+        """Publish received messages. Return those left for another turn, when many have new addresses."""
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -488,7 +488,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         return left
 
     def _check_head(self, head: bytes) -> None:
-        """A listener would have refused it. Raises RemoteProtocolError."""
+        """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(head) > limits.properties_bytes_max:
             text = f"{len(head)} octets of properties"
@@ -510,8 +510,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             self._notifies([row])
 
     def _pass_over(self, consumer: FastLinkConsumer | None) -> None:
-        """Leave a message with the server. It was shown and not delivered, and must be neither processed nor
-        acknowledged (3.5.11); or (None) its handle was closed meanwhile, or sends and a peer has answered.
+        """Skip a message without acknowledgement.
+
+        It was shown and not delivered, and must be neither processed nor acknowledged (3.5.11). If `consumer`
+        is None, its handle was closed meanwhile, or is a sending one that a peer has answered on.
         """
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
@@ -520,7 +522,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _unusable(
         self, consumer: FastLinkConsumer, number: int, name: bytes, outcome: Outcome, body: bytes = b""
     ) -> None:
-        """A message that cannot be read, or is too large: its dead letter says that it was there."""
+        """Make a dead letter of a message that is malformed or too large; its body may be missing."""
         session = self._session
         log.warning("a message cannot be taken", link=session.name, error=outcome.text)
         entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
@@ -534,7 +536,7 @@ def _oversized(octets: int) -> Outcome:
 
 
 class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, FastLinkPublisher]):
-    """What the link `name` says to its AMQP/Fast server, and hears."""
+    """Session of the link `name` to an AMQP/Fast server."""
 
     def __init__(
         self,
@@ -553,14 +555,18 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             octets_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
-        self._burials: list[tuple[Receipt, Outcome]] = []  # of what no route took, until there is room
+        # Dead letters of unrouted messages, until there is room.
+        self._burials: list[tuple[Receipt, Outcome]] = []
         self.pings = settings.compatibility == "rfc"
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
-    # What the link asks.
+    # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: consume and leave what that means. Destinations cannot be declared."""
+        """Consume new sources and stop unwanted ones, as the mapping has changed.
+
+        Destinations of the server cannot be declared.
+        """
         fresh, gone = self.sources.want(subscriptions)
         if self._connection is not None and self._connection.open:
             self._connection.rearrange(fresh, gone)
@@ -568,12 +574,12 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             self.sources.leave_behind(gone)
 
     def connect(self, stream: Stream, target: Target, now: float) -> FastLinkConnection:
-        """A connection stands: begin the negotiation."""
+        """Begin the negotiation on a new connection. Return the owner of its stream."""
         self._connection = FastLinkConnection(self, stream, target, now)
         return self._connection
 
     def tick(self, now: float) -> None:
-        """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
+        """Retry refused destinations, messages that wait for the disk, and postponed dead letters."""
         self.publisher.tick(now)
         super().tick(now)
         burials, self._burials = self._burials, []
@@ -581,12 +587,12 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             if receipt[0].live:
                 self._bury(receipt, outcome)
 
-    # What batches ask: this is their source.
+    # Interface for batches: the session is their source.
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge what was accepted; bury, or give back later, what was not."""
+        """Acknowledge accepted messages; make dead letters of rejected ones, and hold back released ones."""
         if refused:
             for at, outcome in refused.items():
                 if outcome.verdict is Verdict.REJECTED:
@@ -601,23 +607,28 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self.let_others_follow(receipts)
 
     def give_back_later(self, receipt: Receipt) -> None:
-        """Give a message back to its queue."""
+        """Return a message to its queue after a moment."""
         receipt[0].give_back_later(receipt, trio.current_time())
 
     def new_batch(self) -> Batch:
-        """Return an empty batch, whose routes keep all that they reject: AMQP/Fast has no word for it."""
+        """Return an empty batch whose routes store everything that they reject.
+
+        AMQP/Fast has no negative acknowledgement.
+        """
         batch = super().new_batch()
         batch.untold = self._is_untold
         return batch
 
     def bury(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Keep a message that no route took as a dead letter, and acknowledge it when that is safe: there is
-        no other way to be rid of it."""
+        """Store a message that no route accepted as a dead letter, and acknowledge it once that is safe.
+
+        There is no other way to settle it.
+        """
         self.stats.refuse(outcome)
         self._bury(receipt, outcome)
 
     def _is_untold(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
-        """Return True: a route has to keep whatever it rejects; see gateway.model.batch.Untold."""
+        """Return True: a route has to store whatever it rejects; see gateway.model.batch.Untold."""
         return True
 
     def _bury(self, receipt: Receipt, outcome: Outcome) -> None:
@@ -629,21 +640,24 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         )
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
-        """A destination is its address."""
+        """Return "": a destination is known by its address."""
         return ""
 
-    # What a connection asks.
+    # Interface for the connection.
 
     def resolve(self, service: str, name: bytes, entries: Entries) -> RoutingEntry:
-        """A destination seen for the first time."""
+        """Resolve and cache the routing entry of a new destination."""
         make_room(entries, self.limits.cache_entries_max)
         address = fast_address(service, name.decode())
         entry = entries[name] = self.dispatcher.entry(self.name, None, address)
         return entry
 
     def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
-        """No route takes the message. From a queue that makes it a dead letter, if there is no route at all;
-        a topic's subscription may well be wider than the routes."""
+        """Settle a message that no route accepts.
+
+        A message from a queue becomes a dead letter if there is no route at all. Others are acknowledged: a
+        topic subscription may well be wider than the routes.
+        """
         message = receipt[2]
         if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
             self.bury(receipt, UNROUTED)
@@ -651,7 +665,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             self.settle([receipt], None, clock.now())
 
     def met(self, source: Source) -> None:
-        """The server lets us consume it."""
+        """Record that the server allows to consume a source."""
         if not self.sources.in_force(source):
             return
         if source.why:
@@ -659,7 +673,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         self.sources.met(source)
 
     def failed(self, source: Source, why: str) -> None:
-        """The server does not let us consume it; other routes go on, and it is tried again."""
+        """Record why the server refuses a source, and retry it later; other routes continue."""
         if self.sources.in_force(source) and self.sources.failed(source, why, trio.current_time()):
             log.warning(
                 "a route lacks something", link=self.name, service=source.service, name=source.name, why=why

@@ -1,8 +1,8 @@
-"""What the routes of an AMQP/Fast link want from its server: destinations to consume, alone or by prefix.
+"""Sources that the routes of an AMQP/Fast link need: destinations to consume, alone or by prefix.
 
-A pattern with wildcards means everything that begins with what stands before them, for the server knows no
-more than that; which routes a message takes is decided when it is here. A destination that another prefix
-includes is not asked for by itself: its messages would come twice.
+A pattern with wildcards is consumed as the prefix before its first wildcard, because the server knows only
+prefixes; the routes of a message are determined when it has arrived. A destination that another prefix
+includes is not consumed by itself: its messages would arrive twice.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX
 
 RETRY_SECS_MIN: Final = 1.0
 IDENTIFIER: Final = "gateway."
-SURVEY_SECS: Final = 10.0  # how often a prefix of queues is looked through
-SURVEY_SECS_MAX: Final = 600.0  # when to consume it anew was no use
-DOUBT_SECS: Final = 1.0  # what is still there after this was not on its way
+SURVEY_SECS: Final = 10.0  # how often a prefix of queues is browsed
+SURVEY_SECS_MAX: Final = 600.0  # the longest interval, when consuming again did not help
+DOUBT_SECS: Final = 1.0  # a message that still waits after this was not in flight
 
 
 def is_prefix(name: str) -> bool:
-    """Whether a subscription's name stands for all that begin with it."""
+    """Return True if the name of a subscription is a prefix of names."""
     return not name or name.endswith(".")
 
 
 class Source:
-    """One destination, or prefix of destinations. `identifier` is that of its durable subscription, or ""."""
+    """Destination or prefix of destinations. `identifier` is that of its durable subscription, or ""."""
 
     __slots__ = ("identifier", "name", "prefix", "retry_at", "service", "settled", "wait", "why")
 
@@ -36,8 +36,8 @@ class Source:
         self.name = name
         self.prefix = is_prefix(name)
         self.identifier = _identifier(name) if durable and service == "topic" else ""
-        self.settled = False  # the server has answered on this connection, one way or the other
-        self.why = ""  # it does not let us consume it, and we try again at
+        self.settled = False  # True if the server has replied on this connection, positively or not
+        self.why = ""  # the server's reason for the refusal, "" if it allows to consume
         self.retry_at = 0.0
         self.wait = RETRY_SECS_MIN
 
@@ -47,28 +47,31 @@ class Source:
 
 
 class Survey:
-    """Looks for queues that were made after the prefix that they begin with was consumed.
+    """Periodic check for queues that were created after their prefix was consumed.
 
-    A CONSUME covers the queues of its time, and nothing tells of new ones (3.5.2.3). But a message that waits
-    for a while although the window is open must be in a queue that is not consumed: then the prefix has to be
-    consumed anew. `handle` is the one to ask on.
+    A CONSUME covers the queues that exist at the time, and the server does not announce new ones (3.5.2.3).
+    But a message that waits for a while although the window is open must be in a queue that is not consumed.
+    Then the prefix has to be consumed again. `handle` is the one for queries.
     """
 
     __slots__ = ("_at", "_doubtful", "_wait", "asked", "handle")
 
     def __init__(self, handle: int, now: float) -> None:
         self.handle = handle
-        self.asked = False  # the answer is awaited
+        self.asked = False  # True while a query is unanswered
         self._wait = SURVEY_SECS
         self._at = now + SURVEY_SECS
         self._doubtful = False
 
     def due(self, now: float) -> bool:
-        """Whether it is time to ask."""
+        """Return True if it is time for the next query."""
         return not self.asked and now >= self._at
 
     def answered(self, *, waits: bool, now: float) -> bool:
-        """Whether something waits was the answer; True: the prefix has to be consumed anew."""
+        """Process the reply to a query. Return True if the prefix has to be consumed again.
+
+        `waits` is True if a message waits.
+        """
         self.asked = False
         if not waits:
             self._wait, self._doubtful, self._at = SURVEY_SECS, False, now + SURVEY_SECS
@@ -98,7 +101,7 @@ def _covered(key: tuple[str, str], keys: Iterable[tuple[str, str]]) -> bool:
 
 
 class Sources:
-    """All sources of a link. It outlives connections; `connected` begins a new round."""
+    """All sources of a link. The object outlives connections; `connected` begins a new round."""
 
     def __init__(self, *, durable: bool, wait_max: float) -> None:
         self._durable = durable
@@ -108,11 +111,11 @@ class Sources:
 
     @property
     def surveyed(self) -> bool:
-        """Every source has been answered for on this connection."""
+        """True if the server has replied for every source on this connection."""
         return all(source.settled for source in self._sources.values())
 
     def want(self, subscriptions: Subscriptions) -> tuple[list[Source], list[Source]]:
-        """The mapping changed: returns the sources that are new, and those that are not wanted any more."""
+        """Set the sources of a changed mapping. Return the new ones and those no longer wanted."""
         given = subscriptions.prefixes
         before = self._sources
         self._sources = {
@@ -124,20 +127,20 @@ class Sources:
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
     def leave_behind(self, gone: list[Source]) -> None:
-        """Nobody is there to be told that these are not wanted any more."""
+        """Remember durable subscriptions to cancel, while there is no connection."""
         self._left_behind += [source for source in gone if source.identifier]
 
     def left_behind(self) -> list[Source]:
-        """Durable subscriptions of ours that nobody wants any more, once."""
+        """Return, once, the remembered durable subscriptions that are still unwanted."""
         left, self._left_behind = self._left_behind, []
         return [source for source in left if source.key not in self._sources]
 
     def in_force(self, source: Source) -> bool:
-        """Whether the mapping of today asks for it."""
+        """Return True if the current mapping needs the source."""
         return self._sources.get(source.key) is source
 
     def connected(self) -> list[Source]:
-        """A connection stands: all that has to be asked for."""
+        """Begin a new connection. Return all sources, which have to be consumed."""
         for source in self._sources.values():
             source.settled = False
             source.wait = RETRY_SECS_MIN
@@ -145,20 +148,20 @@ class Sources:
         return list(self._sources.values())
 
     def due(self, now: float) -> list[Source]:
-        """Those that were refused, and whose turn it is again."""
+        """Return refused sources that are to be tried again."""
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0
         return found
 
     def met(self, source: Source) -> None:
-        """The server lets us consume it."""
+        """Record that the server allows to consume a source."""
         source.settled = True
         source.why = ""
         source.retry_at = 0.0
 
     def failed(self, source: Source, why: str, now: float) -> bool:
-        """The server does not, or not any more; returns whether the reason is news."""
+        """Record why the server refuses a source. Return True if the reason is new."""
         news = source.why != why
         source.settled = True
         source.why = why

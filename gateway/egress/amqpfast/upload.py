@@ -1,9 +1,8 @@
-"""One large message on its way to a server, a fragment at a time: plainly, or so that it can be taken up
-again where it broke off (3.5.13, 3.5.14).
+"""Upload of one large message to a server, in fragments, plain or restartable (3.5.13, 3.5.14).
 
-A restartable one begins with PREPARE, which carries its head and the SHA-1 of its body. The server answers
-READY with how much of the body it holds from an earlier attempt of the same client with the same head, and
-only the rest is sent.
+A restartable upload begins with PREPARE, which carries the head and the SHA-1 of the body. The server answers
+READY with the number of body bytes that it has from an earlier attempt of the same client with the same head,
+and only the rest is sent.
 """
 
 from __future__ import annotations
@@ -16,24 +15,27 @@ from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.sending import Transfer
 
 Read = Callable[[int, int], bytes | memoryview]
-"""The octets of the body from an offset on, as many as asked for."""
+"""Function that returns bytes of the body: from an offset, as many as requested."""
 
 
 def content_hash(body: bytes) -> bytes:
-    """As PREPARE carries it."""
+    """Return the SHA-1 of a body in hexadecimal digits, as PREPARE carries it."""
     return hashlib.sha1(body, usedforsecurity=False).hexdigest().encode()
 
 
 def file_hash(file: IO[bytes]) -> bytes:
-    """The same for what an open file holds from where it stands."""
+    """Return the SHA-1 of an open file from its current position on, in hexadecimal digits."""
     return hashlib.file_digest(file, "sha1").hexdigest().encode()  # type: ignore[arg-type]
 
 
 class Digest:
-    """The SHA-1 of a body that arrives in pieces, to be compared with the one that PREPARE announced."""
+    """SHA-1 of a body that arrives in pieces, to be compared with the one announced by PREPARE."""
 
     def __init__(self, announced: bytes | None) -> None:
-        """`announced`: 20 bytes; None for a hash that is no SHA-1, which nothing matches."""
+        """Start the hash.
+
+        `announced` is 20 bytes, or None for a hash other than SHA-1, which never matches.
+        """
         self._hash = hashlib.sha1(usedforsecurity=False)
         self._announced = announced
 
@@ -43,14 +45,15 @@ class Digest:
 
     @property
     def matches(self) -> bool:
-        """Return True if the body is the one that was announced."""
+        """True if the body is the one that was announced."""
         return self._hash.digest() == self._announced
 
 
 class Upload:
-    """One message on an open handle. `at` is how much of the body has been written, or need not be.
+    """Upload of one message on an open handle.
 
-    Call `begin`, then `write` whenever there is room, as long as `writable`.
+    `at` is the number of body bytes that were written, or need not be. Call `begin`, then `write` as long as
+    the upload is `writable` and there is room.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Upload:
         self.size = size
         self.at = 0
         self.resumed_at = 0
-        self.prepared = False  # PREPARE was said, READY has not been heard
+        self.prepared = False  # True if PREPARE was sent and READY has not arrived
         self.tag = 0  # of the last fragment, once it is written
         self._machine = machine
         self._channel = channel
@@ -80,8 +83,10 @@ class Upload:
         self._transfer: Transfer | None = None
 
     def begin(self, *, restartable: bool) -> None:
-        """Announce it, or begin at once. Raises LocalProtocolError when the handle is closed or its head does
-        not fit a fragment."""
+        """Send PREPARE, or start at once.
+
+        Raises LocalProtocolError if the handle is closed or the head does not fit a fragment.
+        """
         if restartable:
             self._machine.prepare(self.handle, self._head, self.size, b"", self._digest)
             self.prepared = True
@@ -89,7 +94,7 @@ class Upload:
             self._start(resumed=False)
 
     def ready(self, held: int) -> None:
-        """The server holds so much of the body. Raises LocalProtocolError as `begin`."""
+        """Start behind the `held` bytes that the server has. Raises LocalProtocolError like `begin`."""
         self.prepared = False
         self.at = self.resumed_at = held
         self._start(resumed=True)
@@ -101,11 +106,11 @@ class Upload:
 
     @property
     def writable(self) -> bool:
-        """There is more to write, and the server waits for it."""
+        """True if there is more to write and the server is ready for it."""
         return self._transfer is not None and self._transfer.usable and not self.tag
 
     def write(self) -> int:
-        """Encode the next fragment; returns how many octets of the body it has."""
+        """Encode the next fragment. Return the number of its body bytes."""
         transfer = self._transfer
         assert transfer is not None
         octets = self._read(self.at, min(transfer.room, self.size - self.at))

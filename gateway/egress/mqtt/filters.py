@@ -1,12 +1,13 @@
-"""Which topic filters a link has subscribed to.
+"""Topic filters that a link has subscribed to.
 
-`said` is what our last words about a filter amount to on this session; `granted` is what the broker has
-confirmed, and therefore what it still knows when it resumes the session. A refused filter is asked for again,
-after a wait that doubles: permissions change while a gateway runs. One that the broker has said it cannot
-take is not asked for on that connection, which would be against the protocol (5: 3.2.2.3.11, 3.2.2.3.13).
+`_given` are the filters that were requested on this session and not refused or cancelled; `granted` are
+those that the broker has confirmed, and that it therefore still knows when it resumes the session. A refused
+filter is requested again after a wait that doubles, as permissions change while a gateway runs. A filter that
+the broker's CONNACK or packet limit excludes is not requested on that connection, which would violate the
+protocol (5: 3.2.2.3.11, 3.2.2.3.13).
 
-With a group, the broker hears `$share/GROUP/FILTER`: the members of the group, the replicas of a gateway for
-instance, divide the messages among them.
+With a group, the filters are sent as `$share/GROUP/FILTER`: the members of the group, for instance the
+replicas of a gateway, share the messages.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import FAILURE, WORD_MAX, Version, reason_name
 from gateway.telemetry.stats import LinkStats
 
-FIRST_ID: Final = 65_001  # below are the packet ids of PUBLISH, see mqtt_outgoing.PACKET_IDS
-FILTERS_PER_PACKET: Final = 8  # some hosted brokers take no more
+FIRST_ID: Final = 65_001  # lower ones are packet ids of PUBLISH, see mqtt_outgoing.PACKET_IDS
+FILTERS_PER_PACKET: Final = 8  # some hosted brokers accept no more
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 60.0
 SHARE: Final = "$share/"
@@ -33,7 +34,7 @@ log = structlog.get_logger(limited=True)
 
 
 class Filters:
-    """The subscriptions of one link. `stats.filters_refused` is how many the broker does not grant now."""
+    """Subscriptions of one link. `stats.filters_refused` counts the filters that the broker refuses now."""
 
     def __init__(self, link: str, qos: int, stats: LinkStats, share: str | None = None) -> None:
         self.qos = qos
@@ -49,10 +50,10 @@ class Filters:
         self._attempts: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._next_id = FIRST_ID
-        self._version: Version | None = None  # in which the granted filters were asked for
+        self._version: Version | None = None  # of the connection on which the granted filters were requested
 
     def want(self, filters: tuple[str, ...]) -> None:
-        """Have exactly these; the difference is said at once if the link is up."""
+        """Set the wanted filters. The changes are sent at once if the link is up."""
         filters = self.wanted = tuple(self._group + one for one in filters)
         self._forgive()
         self._attempts.clear()
@@ -62,11 +63,12 @@ class Filters:
             self._subscribe([one for one in filters if one not in self._given])
 
     def attach(self, machine: ClientConnection, *, present: bool) -> None:
-        """A connection is usable; `present`: on a session that the broker kept.
+        """Subscribe on a new connection. `present` is True if the broker resumed the session.
 
-        MQTT 5 repeats every subscription, which does no harm there. Before it, that would bring all retained
-        messages again, so a kept session is trusted. After a change of the version each subscription is made
-        anew: Mosquitto keeps the options of one that is only repeated, and what we publish would come back.
+        With MQTT 5 every subscription is repeated, which is harmless there. Earlier versions would then send
+        all retained messages again, so a resumed session is trusted. After a change of the version each
+        filter is unsubscribed first: Mosquitto keeps the options of a repeated subscription, and messages
+        that the link itself publishes would come back.
         """
         self._machine = machine
         self._forgive()
@@ -83,11 +85,11 @@ class Filters:
         self._subscribe([one for one in self.wanted if repeats or one not in self._given])
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """Forget the connection, which is lost."""
         self._machine = None
 
     def answered(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
-        """SUBACK: a granted QoS or a refusal for each filter of the packet."""
+        """Handle SUBACK: a granted QoS or a refusal for each filter of the packet."""
         for one, reason in zip(self._asked.pop(packet_id, ()), reasons, strict=False):
             if reason >= FAILURE:
                 self._refuse(one)
@@ -102,7 +104,7 @@ class Filters:
                 log.warning("subscription with a lower qos", link=self._link, filter=one, qos=reason)
 
     def tick(self, now: float) -> None:
-        """Ask again for refused filters whose time has come."""
+        """Request refused filters whose wait is over."""
         due = [one for one, at in self._due.items() if at <= now]
         if due and self._machine is not None:
             for one in due:
@@ -121,7 +123,7 @@ class Filters:
             self._stats.filters_refused = len(self._refused)
 
     def _give_up(self, one: str, why: str) -> None:
-        """Nothing of this filter comes over this connection."""
+        """Refuse a filter for the rest of this connection."""
         self._refuse(one)
         log.error("subscription impossible", link=self._link, filter=one, why=why)
 
@@ -174,7 +176,10 @@ class Filters:
         return Subscription(one, self.qos, not shared, True, NEW_ONLY)
 
     def _take_id(self) -> int:
-        """An id for SUBSCRIBE or UNSUBSCRIBE; their answers come in order, long before the ids run out."""
+        """Return an id for SUBSCRIBE or UNSUBSCRIBE.
+
+        Their acknowledgements arrive in order, long before the ids are used again.
+        """
         taken = self._next_id
         self._next_id = taken + 1 if taken < WORD_MAX else FIRST_ID
         return taken

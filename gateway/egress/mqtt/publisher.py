@@ -1,22 +1,21 @@
-"""What an MQTT link publishes: `confirming.py`, with packet ids, DUP and the two steps of QoS 2.
+"""Publisher of an MQTT link: `confirming.py` with packet ids, DUP and the two steps of QoS 2.
 
-A message with a QoS is on its way until its last acknowledgement, which settles it; one without is settled
-when it is written. Packet ids stand for the numbers of `confirming.py`. After a reconnect what was on its way
-goes first, in its order and within the window, so nothing floods the broker; if the broker has kept the
-session, under the ids that it had (5: 4.4).
+A message with QoS 1 or 2 is in flight until its last acknowledgement, which settles it; one with QoS 0 is
+settled when it is written. Packet ids represent the numbers of `confirming.py`. After a reconnect the
+messages that were in flight are sent first, in order and within the window, so that the broker is not
+flooded. If the broker has resumed the session, they keep their packet ids (5: 4.4).
 
-A broker that closes the connection whenever it meets a certain message (too large, or not allowed to us;
-3: 3.3.5 gives it no other word) would be met with that message for ever. So a connection on which we
-published and nothing was acknowledged is *barren*: after one, messages are sent one at a time until one is
-acknowledged, and after BARREN_MAX in a row the message that was sent alone is rejected.
+A broker may close the connection whenever it receives a certain message (too large, or not permitted; 3:
+3.3.5 has no other reply) and would receive that message again on each connection. Therefore a connection on
+which messages were published and none was acknowledged is *barren*. After one, messages are sent one at a
+time until one is acknowledged; after BARREN_MAX in a row the message that was sent alone is rejected.
 
-A gateway that was killed does not know which packet ids it used, but the broker's session does: ids of QoS 2
-that wait for their PUBREL fill the broker's Receive Maximum, and a new message under one of them would be
-taken for a repeat (5: 4.3.3). So before the first message of QoS 2 on a session of an earlier life every id
-is released, and that message waits until the broker has answered for the last of them: on a connection that
-is lost before, nothing has been said under an id of which nobody knows whose it is. A broker that does not
-know QoS 2 may read nothing more behind the first PUBREL, or close (RabbitMQ's): it holds no ids, and is found
-out by SWEEPS_MAX connections without an answer.
+A gateway that was killed does not know which packet ids it used, but the broker's session does. Ids of QoS 2
+that wait for PUBREL use up the broker's Receive Maximum, and a new message with such an id would be taken for
+a repetition (5: 4.3.3). Therefore, before the first QoS 2 message on a session of an earlier process, PUBREL
+is sent for every id, and the message waits until the broker has answered the last one. If the connection is
+lost before, no id of unknown state was used. A broker without QoS 2 may stop reading at the first PUBREL, or
+close (RabbitMQ does); it holds no ids, and is detected by SWEEPS_MAX connections without a PUBCOMP.
 """
 
 from __future__ import annotations
@@ -45,15 +44,17 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-PACKET_IDS: Final = 65_000  # of PUBLISH; those above belong to SUBSCRIBE and UNSUBSCRIBE
-NUMBERS_MAX: Final = 2 * PACKET_IDS  # behind one that is not acknowledged; then numbers begin anew
+PACKET_IDS: Final = 65_000  # of PUBLISH; higher ones belong to SUBSCRIBE and UNSUBSCRIBE
+# Numbers after an unacknowledged one, before all open messages get new numbers.
+NUMBERS_MAX: Final = 2 * PACKET_IDS
 TWICE: Final = 4  # the flag of QoS 2
 CHUNK_MESSAGES: Final = 256  # encoded at a time, so that congestion is noticed soon
 CHUNK_OCTETS: Final = 1_048_576
-PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576  # of a body: topic and properties need room too
+# Bytes of a body: topic and properties need space, too.
+PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576
 BARREN_MAX: Final = 5
-BARREN_MAX_TOO_LARGE: Final = 2  # when the broker itself has said that a packet was too large
-SWEEP_SECS: Final = 5.0  # that the broker may be silent before it has answered for every id
+BARREN_MAX_TOO_LARGE: Final = 2  # if the broker has reported that a packet was too large
+SWEEP_SECS: Final = 5.0  # how long the broker may be silent before it has answered for every id
 SWEEPS_MAX: Final = 2
 
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than the broker takes")
@@ -62,26 +63,30 @@ POISON: Final = Outcome(
 )
 
 _NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
-# What `encode_properties` makes of a set without expiry depends on nothing but the hops; after a crossing
-# these are at most limits.hops_max, which is at most 255.
+# The result of `encode_properties` for properties without expiry depends only on the hops. For a routed
+# message these are at most limits.hops_max, which is at most 255.
 _FORMS: Final = tuple(f"mqtt5 after {hops} hops" for hops in range(256))
 
 PlaceInBatch = tuple[SubBatch, int]
-"""A message: its part, and its position there."""
+"""Message in a batch: its part, and its position there."""
 
 
 class Outlet(Protocol):
-    """The connection through which messages go out."""
+    """Interface of the connection for its publisher."""
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets; returns the positions of those too large."""
+        """Encode PUBLISH packets. Return the positions of those that are too large."""
 
     def release(self, packet_ids: list[int]) -> None:
         """Encode PUBREL packets."""
 
 
 class Terms(NamedTuple):
-    """What the broker takes on this connection. `window`: its Receive Maximum."""
+    """Limits of the broker for this connection.
+
+    `five` is True for MQTT 5. `window` is the broker's Receive Maximum. `retains` is True if it retains
+    messages.
+    """
 
     five: bool
     window: int
@@ -90,8 +95,11 @@ class Terms(NamedTuple):
 
 
 class _Sent:
-    """What has been encoded of a part: `positions` with an acknowledgement to come, and their `ids`; what is
-    settled already; how many messages were written, with how many octets."""
+    """Result of encoding messages of a part.
+
+    `positions` await an acknowledgement with packet ids `ids`; `settled` are positions that already have an
+    outcome. `written` messages with bodies of `octets` bytes in all were encoded.
+    """
 
     __slots__ = ("ids", "octets", "positions", "settled", "written")
 
@@ -104,7 +112,7 @@ class _Sent:
 
 
 class _UnsendableError(GatewayError):
-    """A message that must not be sent, and what its source is told."""
+    """Message that must not be sent, with its outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.text)
@@ -112,10 +120,10 @@ class _UnsendableError(GatewayError):
 
 
 class MqttLinkPublisher(ConfirmedSink):
-    """The sink of an MQTT link.
+    """Sink of an MQTT link.
 
-    `stats.lessened` counts messages that were sent with less QoS than they had, or without their retain flag,
-    since the broker offers no more.
+    `stats.lessened` counts messages that were sent with a lower QoS than they had, or without their retain
+    flag, because the broker supports no more.
     """
 
     def __init__(
@@ -127,26 +135,32 @@ class MqttLinkPublisher(ConfirmedSink):
         octets_max: int,
         make_ledger: Callable[[Unconfirmed], Ledger] | None = None,
     ) -> None:
-        """What is sent before MQTT 5, without hops, is noted in what `make_ledger` makes."""
+        """Create the sink of an MQTT link.
+
+        `make_ledger` creates the record of messages sent before MQTT 5, which carry no hops.
+        """
         most = min(in_flight_max, PACKET_IDS)
         super().__init__(stats, in_flight_max=most, messages_max=messages_max, octets_max=octets_max)
         self._most = most
         self._ledger = None if make_ledger is None else make_ledger(self.unconfirmed)
         self._outlet: Outlet | None = None
-        self._numbers: dict[int, int] = {}  # of what is on its way, by packet id
-        self._received: dict[int, None] = {}  # of that: PUBREC came, PUBREL is said
-        self._kept: dict[PlaceInBatch, int] = {}  # packet ids of what was on its way when the connection went
-        self._released: dict[PlaceInBatch, None] = {}  # of that: PUBREC had come
-        self._inherited = True  # the broker may hold ids of QoS 2 that we know nothing of
-        self._sweeps = 0  # connections on which they were released, since an answer came
-        self._patient_until: float | None = None  # for the answer, as they have been on this connection
+        self._numbers: dict[int, int] = {}  # numbers of messages in flight, by packet id
+        # Packet ids in flight for which PUBREC has arrived and PUBREL was sent.
+        self._received: dict[int, None] = {}
+        # Packet ids of messages that were in flight when the connection was lost.
+        self._kept: dict[PlaceInBatch, int] = {}
+        self._released: dict[PlaceInBatch, None] = {}  # those of them for which PUBREC had arrived
+        self._inherited = True  # True if the broker may hold unknown packet ids of QoS 2
+        self._sweeps = 0  # connections on which they were released, since the last PUBCOMP
+        # Deadline for the PUBCOMPs, if the ids were released on this connection.
+        self._patient_until: float | None = None
         self._next_id = 1
-        self._fruitful = False  # something was acknowledged on this connection
-        self._barren = False  # nothing was on the one before, and so the window is narrow
+        self._fruitful = False  # True if a message was acknowledged on this connection
+        self._barren = False  # True if none was on the last one, so that the window is narrow
         self._use(Terms(True, 0))
 
     def unconfirmed(self, packet_id: int) -> Message | None:
-        """What was sent under this id, if it has not been acknowledged."""
+        """Return the unacknowledged message that was sent with this packet id, or None."""
         number = self._numbers.get(packet_id)
         run = None if number is None else self._run_of(number)
         if number is None or run is None:
@@ -155,14 +169,17 @@ class MqttLinkPublisher(ConfirmedSink):
 
     @property
     def awaits_answers(self) -> bool:
-        """The broker has to say something before all that was sent is settled, or more can be."""
+        """True if the broker has to send acknowledgements before messages can be settled or sent."""
         return self.in_flight > 0 or self._patient_until is not None
 
-    # What the connection tells.
+    # Interface for the connection.
 
     def attach(self, outlet: Outlet, stream: Stream, terms: Terms, *, present: bool) -> None:
-        """A connection is usable. `present`: the broker kept the session (5: 4.4), so that what was in flight
-        is told apart by its packet id; otherwise all of it is published anew."""
+        """Start sending on a new connection.
+
+        `present` is True if the broker resumed the session (5: 4.4): messages that were in flight are then
+        repeated with their packet ids. Otherwise all are published as new ones.
+        """
         self._outlet = outlet
         self._stream = stream
         self._use(terms)
@@ -177,7 +194,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self.pump()
 
     def _release_again(self, outlet: Outlet) -> None:
-        """What the broker has said PUBREC to is not sent again: PUBREL is."""
+        """Send PUBREL for messages whose PUBREC had arrived; they are not published again."""
         released, self._released = self._released, {}
         if not released:
             return
@@ -196,7 +213,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self._plain = terms.five and terms.max_qos == 2 and terms.retains
         self.in_flight_max = min(terms.window, self._most)
         self._window = min(self._window, self.in_flight_max) if self._suspects else self.in_flight_max
-        # The flags of a PUBLISH, at assurance * 2 + retain.
+        # The flags of a PUBLISH, at index assurance * 2 + retain.
         self._flags = tuple(
             min(assurance, terms.max_qos) << 1 | (retain and terms.retains)
             for assurance in range(3)
@@ -204,17 +221,20 @@ class MqttLinkPublisher(ConfirmedSink):
         )
 
     def tick(self, now: float) -> None:
-        """Once a second."""
+        """Run the timer of the ledger, and abort if PUBCOMPs are overdue; called once per second."""
         if self._ledger is not None:
             self._ledger.tick(now)
         if self._patient_until is not None and now >= self._patient_until and self._stream is not None:
             self._stream.abort("the broker does not answer PUBREL")
 
     def detach(self, *, too_large: bool = False, busy: bool = False) -> None:
-        """The connection is gone. `too_large`: the broker said that a packet of ours was; `busy`: that it
-        accepts nothing now, which is no message's fault."""
+        """Requeue unconfirmed messages after the connection is lost, and look for a message to blame.
+
+        `too_large` is True if the broker reported a packet as too large, `busy` if it accepts no messages at
+        present, for which no message is to blame.
+        """
         if self._outlet is None:
-            return  # it was us who could not go on, and what is to blame is looked for already
+            return  # sending failed here, and the search for the cause has begun already
         unanswered = self.close()
         if self._fruitful or not unanswered:
             self._clear()
@@ -226,7 +246,10 @@ class MqttLinkPublisher(ConfirmedSink):
             self._suspect(unanswered, TOO_LARGE if too_large else POISON, window=1, times=times)
 
     def close(self) -> int:
-        """The connection is gone. Returns how much is to be sent again: what the broker has not received."""
+        """Requeue unconfirmed messages after the connection is lost.
+
+        Return the number of those that the broker has not received, and that must be published again.
+        """
         self._outlet = None
         if self._patient_until is not None:
             self._patient_until = None
@@ -245,14 +268,17 @@ class MqttLinkPublisher(ConfirmedSink):
         self._received.clear()
         return super().close() - received
 
-    # Whose messages they are.
+    # Handover to another replica.
 
     def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
-        """At QoS 2 the broker has a message once, if it comes again under its packet id."""
+        """Return True if QoS 2 messages may be at the broker, which detects duplicates by packet id."""
         return any(wanted(part) and self._known_again(part, at) for part, at in self._kept)
 
     def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
-        """As above; packet ids of QoS 1 are free then."""
+        """Settle the waiting messages of wanted parts like ConfirmedSink, and free their packet ids.
+
+        Messages of QoS 2 that the broker may have are not included.
+        """
         taken = self._withdraw_waiting(lambda part, at: wanted(part) and not self._known_again(part, at))
         for part, positions in taken:
             for at in positions:
@@ -272,7 +298,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _room(self) -> int:
-        """What is sent without an acknowledgement is not held up by what waits for one."""
+        """Return how many messages may be sent now; QoS 0 messages do not wait for acknowledgements."""
         room = super()._room()
         if room > 0:
             return room
@@ -281,12 +307,15 @@ class MqttLinkPublisher(ConfirmedSink):
         return 0 if self._flags[message.assurance * 2 + message.retain] > RETAIN else SLICE_MESSAGES_MAX
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
-        """Not what has been sent before: its packet id is in use."""
+        """Return False for a message that was sent before, as its packet id is in use."""
         return (part, at) not in self._kept
 
     def _take(self, room: int) -> UnconfirmedSlice:
-        """The next of what waits. Without a connection it is the one to blame, which the broker has not
-        received; its packet id is free."""
+        """Remove the next waiting messages and return them.
+
+        Without a connection, return the one message to blame, which the broker has not received; its packet
+        id is freed.
+        """
         if self._outlet is not None:
             return super()._take(room)
         (taken,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
@@ -325,7 +354,7 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_at_once(
         self, outlet: Outlet, part: SubBatch, positions: Positions, messages: list[Message]
     ) -> bool:
-        """Send all of them, as it nearly always can be done. False: they have to be gone through."""
+        """Send all messages if none has QoS 0 and all fit the window. Return False if none was sent."""
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in messages]
         count = len(flags)
@@ -358,8 +387,10 @@ class MqttLinkPublisher(ConfirmedSink):
     def _send_chunk(
         self, outlet: Outlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
-        """Send the next run of messages that all have, or all lack, a QoS; returns how many are dealt with.
-        0: the window is full, or QoS 2 has to wait for `_swept`."""
+        """Send the first messages of QoS 0, or of a higher one. Return how many were handled.
+
+        Return 0 if the window is full, or if QoS 2 has to wait until old packet ids are released (`_swept`).
+        """
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
         assured = flags[0] > RETAIN
@@ -396,7 +427,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return count
 
     def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
-        """How many messages from the first one on may go together; 0 when the window is full."""
+        """Return how many messages from the first on may be sent together; 0 if the window is full."""
         count = len(chunk)
         if assured:
             count = max(0, min(count, self._window - self.in_flight - sent))
@@ -413,7 +444,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return count
 
     def _ids(self, part: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
-        """A packet id for each message; one that was sent before keeps its own, and is flagged."""
+        """Return a packet id for each message. A repeated message keeps its id and gets the DUP flag."""
         count = len(positions)
         if not self._kept:
             return self._new_ids(count)
@@ -427,7 +458,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return found
 
     def _new_ids(self, count: int) -> Sequence[int]:
-        """`count` packet ids that are not in use; there are more of them than the window is wide."""
+        """Return `count` unused packet ids; there are more of them than the window allows."""
         first = self._next_id
         if first + count > PACKET_IDS:
             first = 1
@@ -445,7 +476,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return ids
 
     def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[PublishRow]:
-        """The PUBLISH packets of `chunk`; raises _UnsendableError for the first that must not be sent."""
+        """Return the PUBLISH packets of `chunk`.
+
+        Raises _UnsendableError for a message that must not be sent.
+        """
         if len(chunk[0].body) > PACKET_OCTETS_MAX:
             raise _UnsendableError(TOO_LARGE)
         raw = self._raw
@@ -474,8 +508,11 @@ class MqttLinkPublisher(ConfirmedSink):
         ]
 
     def _raw(self, message: Message, flags: int) -> bytes:
-        """The property list of `message`; b"" before MQTT 5. What has been sent before, as its flags say, may
-        not be withdrawn, for its packet id is in use."""
+        """Return the encoded properties of a message; b"" before MQTT 5.
+
+        Raises _UnsendableError if the message must not be sent. A repeated message (DUP in `flags`) is sent
+        even if it has expired, because its packet id is in use.
+        """
         if len(message.body) > PACKET_OCTETS_MAX:
             raise _UnsendableError(TOO_LARGE)
         utc = 0.0
@@ -501,8 +538,10 @@ class MqttLinkPublisher(ConfirmedSink):
         flags: list[int],
         ids: Sequence[int],
     ) -> tuple[list[PublishRow], Outcome]:
-        """`_rows` of those before the first message that may not be sent, which `chunk` then ends with, and
-        what becomes of that one."""
+        """Return the PUBLISH packets up to the first message that must not be sent.
+
+        That message and those behind it are removed from `chunk`; its outcome is the second result.
+        """
         outcome = ACCEPTED
         while chunk:
             try:
@@ -512,7 +551,10 @@ class MqttLinkPublisher(ConfirmedSink):
         return [], outcome
 
     def _cut(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
-        """Take the first message that may not be sent, and all behind it, from `chunk`; why it may not."""
+        """Remove the first message that must not be sent, and all behind it, from `chunk`.
+
+        Return its outcome.
+        """
         for index, message in enumerate(chunk):
             try:
                 self._raw(message, 0 if self._may_expire(part, positions[index]) else DUP)
@@ -522,7 +564,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return ACCEPTED
 
     def _sweep(self) -> None:
-        """Release every id, once on each connection."""
+        """Send PUBREL for every packet id, once on each connection."""
         if self._patient_until is None:
             assert self._outlet is not None
             self._outlet.release(list(range(1, PACKET_IDS + 1)))
@@ -530,7 +572,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = trio.current_time() + SWEEP_SECS
 
     def _swept(self, packet_ids: Iterable[int]) -> None:
-        """The broker says PUBCOMP to these: it goes on, and to the last of them once it has heard of all."""
+        """Handle PUBCOMPs while ids are being released: extend the deadline, or finish at the last id."""
         self._sweeps = 0
         self._patient_until = trio.current_time() + SWEEP_SECS
         if PACKET_IDS in packet_ids:
@@ -547,7 +589,7 @@ class MqttLinkPublisher(ConfirmedSink):
     # Outcomes.
 
     def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
-        """PUBACK, PUBREC or PUBCOMP came: (packet id, reason). Returns the unknown ids of PUBREC."""
+        """Handle PUBACK, PUBREC or PUBCOMP as (packet id, reason). Return the unknown ids of PUBREC."""
         strangers: list[int] = []
         if kind is PacketType.PUBREC:
             rows, strangers = self._take_received(rows)
@@ -561,7 +603,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return strangers
 
     def _take_received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
-        """PUBREC: the broker has the messages, PUBREL is next. Returns those it refused, and unknown ids."""
+        """Handle PUBREC: send PUBREL for accepted messages. Return the refused rows and the unknown ids."""
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
         taken: list[int] = []
@@ -582,7 +624,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return refused, strangers
 
     def _take_unasked(self, packet_ids: list[int]) -> list[int]:
-        """PUBREC for what has not been sent again yet: it need not be. Returns the unknown ids."""
+        """Send PUBREL for messages whose PUBREC arrives before they are repeated. Return unknown ids."""
         kept = {packet_id: entry for entry, packet_id in self._kept.items() if self._known_again(*entry)}
         for packet_id in packet_ids:
             if packet_id in kept:
@@ -592,8 +634,11 @@ class MqttLinkPublisher(ConfirmedSink):
         return [packet_id for packet_id in packet_ids if packet_id not in kept]
 
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
-        """The last acknowledgements of messages came. Of a PUBCOMP the reason says nothing about the message:
-        the broker answered for it with PUBREC."""
+        """Settle messages at their last acknowledgement.
+
+        With `refuses` False (PUBCOMP) the reason does not affect the message, which the broker accepted by
+        PUBREC.
+        """
         take = self._numbers.pop
         received = self._received
         floor, early = self._floor, self._early
@@ -626,7 +671,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._number_anew()
 
     def _number_anew(self) -> None:
-        """One that is not acknowledged for long holds fast all that came behind it: number what is open."""
+        """Give new numbers to all open messages, because an old unacknowledged one delays the floor."""
         ids = sorted(self._numbers, key=self._numbers.__getitem__)
         runs, self._runs, self._firsts = self._runs, [], []
         self._early.clear()
@@ -642,7 +687,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._clear()
 
     def _clear(self) -> None:
-        """Whatever the last connections were barren for, it is not what was sent."""
+        """Widen the window: the cause of the barren connections was not a message."""
         if self._barren:
             self._barren = False
             self._widen()

@@ -1,12 +1,11 @@
-"""What the remote MQTT broker sends us: the source of a link's batches.
+"""Messages from the remote MQTT broker: the source of a link's batches.
 
-A receipt is (connection, packet id, QoS, message). An accepted message is acknowledged
-on the connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered
-again by the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over
-reconnects, so that it is taken once. A broker that lost the session starts a new epoch, in which the old ids
-mean nothing.
+A receipt is (connection, packet id, QoS, message). An accepted message is acknowledged only on the connection
+that delivered it: a QoS 1 message whose connection was lost is redelivered by the broker. A QoS 2 message,
+however, belongs to the session: its id is known until PUBREL, over reconnects, so that it is accepted once. A
+broker that lost the session starts a new epoch, in which the old ids are invalid.
 
-A message that a target released is held back, unacknowledged, and tried again; so is what came behind it.
+A message that a target released is held back without acknowledgement and retried; later ones wait behind it.
 """
 
 from __future__ import annotations
@@ -40,15 +39,17 @@ from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
+TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is not cached
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
 MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
 
 
 class Bringer:
-    """A connection, as it brings messages. `epoch` says to which session of the broker it belongs. `pubacks`
-    and `pubrecs` gather until the wake-up ends.
+    """Connection that delivers messages.
+
+    `epoch` identifies the session of the broker that it belongs to. `pubacks` and `pubrecs` are collected
+    until the wake-up ends.
     """
 
     def __init__(self, stream: Stream, machine: ClientConnection, sender: Sender) -> None:
@@ -60,14 +61,14 @@ class Bringer:
         self.pubrecs: list[int] = []
 
     def refuse(self, kind: PacketType, packet_id: int, reason: int, text: str) -> None:
-        """A negative PUBACK or PUBREC (MQTT 5)."""
+        """Send a negative PUBACK or PUBREC (MQTT 5)."""
         if not self.over:
             self.machine.send_ack(kind, packet_id, reason, text)
             self.stream.mark()
 
     @property
     def over(self) -> bool:
-        """It has ended, or begun to."""
+        """True if the connection has ended or is ending."""
         return self.stream.closed or self.stream.ending
 
 
@@ -79,7 +80,7 @@ def _message_of(receipt: Receipt) -> Message:
 
 
 class MqttLinkReceiver:
-    """The messages that one link brings in. `settled` is called after each settlement."""
+    """Messages that one link receives. `settled` is called after each settlement."""
 
     def __init__(
         self, name: str, dispatcher: Dispatcher, limits: Limits, stats: LinkStats, settled: Callable[[], None]
@@ -97,12 +98,14 @@ class MqttLinkReceiver:
         self._connection: Bringer | None = None
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
-        self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
-        self._burials: list[tuple[Receipt, Outcome]] = []  # of what cannot be read, until there is room
+        # Packet ids of QoS 2 before PUBREL; True if accepted, so that PUBREC may be sent.
+        self._once: dict[int, bool] = {}
+        # Unreadable messages that wait for space among the dead letters.
+        self._burials: list[tuple[Receipt, Outcome]] = []
         self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
-        """A connection is usable; `present`: the broker kept the session."""
+        """Use a new connection. `present` is True if the broker resumed the session."""
         if not present:
             self.epoch += 1
             self._once.clear()
@@ -110,16 +113,17 @@ class MqttLinkReceiver:
         self._connection = connection
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """Forget the connection, which is lost."""
         self._connection = None
 
-    # What the connection tells.
+    # Interface for the connection.
 
     def take(  # noqa: C901, PLR0912, PLR0915 - every message
         self, connection: Bringer, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
-        """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up. Returns those
-        that are left for another turn, when many have new topics.
+        """Publish a run of PUBLISH packets; the batch is sent at the end of the wake-up.
+
+        Return the packets left for another turn, when many have new topics.
         """
         dispatcher = self._dispatcher
         if self._generation != dispatcher.generation:
@@ -202,7 +206,7 @@ class MqttLinkReceiver:
         return left
 
     def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """PUBREL: the ids of a QoS 2 message are free again. Returns those that we knew, and the others."""
+        """Handle PUBREL, which frees packet ids of QoS 2. Return the known and the unknown ids."""
         known: list[int] = []
         strangers: list[int] = []
         for packet_id, _ in rows:
@@ -210,7 +214,7 @@ class MqttLinkReceiver:
         return known, strangers
 
     def _new_batch(self) -> Batch:
-        """Return an empty batch, whose routes keep what the broker cannot be told of."""
+        """Return an empty batch whose routes store rejected messages if the broker cannot be notified."""
         batch = self._dispatcher.batch(self, clock.now())
         batch.untold = self._is_untold
         batch.undone = self._note_undone
@@ -221,24 +225,26 @@ class MqttLinkReceiver:
             self._held_back.note_undone(receipt, routes)
 
     def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        """Return True if a route has to store what it rejects; see gateway.model.batch.Untold."""
         return receipt is not None and self._answers(receipt) is None
 
     def _answers(self, receipt: Receipt) -> Bringer | None:
-        """Return the connection that can tell the broker that a message is rejected: of MQTT 5, and there."""
+        """Return the connection on which a rejection can be reported to the broker, or None.
+
+        It must use MQTT 5, and for QoS 1 be the one that delivered the message.
+        """
         answers = receipt[0] if receipt[2] == 1 else self._connection
         return None if answers is None or answers.machine.version is not Version.V5 else answers
 
     def turn_done(self) -> None:
-        """Send the batch that has gathered on its way."""
+        """Publish the batch collected in this wake-up."""
         batch = self.batch
         if batch.receipts:
             self.batch = self._new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Try released messages again whose turn it is; while the broker is away they wait, and while memory
-        is short."""
+        """Retry released messages whose wait is over, if there is a connection and memory."""
         if self._connection is None or self._dispatcher.memory.short:
             return
         if not self.batch.receipts:
@@ -255,8 +261,10 @@ class MqttLinkReceiver:
         return line_of(self._dispatcher.entry(self._name, None, receipt[3].address))
 
     def _send_held_back(self, now: Monotonic) -> None:
-        """Send on their way what has waited long enough, in a batch of its own: this may be called while
-        another is being filled, and by the settlement of what it has sent."""
+        """Retry the messages whose wait is over, in batches of their own.
+
+        This may be called while another batch is being filled, and by the settlement of its own batches.
+        """
         if self._sending_held_back or not self._held_back.on or self._connection is None:
             return
         self._sending_held_back = True
@@ -269,16 +277,16 @@ class MqttLinkReceiver:
         finally:
             self._sending_held_back = False
 
-    # What batches ask: this is their source.
+    # Interface for batches: the receiver is their source.
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A link goes on reading, for acknowledgements come in between; it is refused and tries again."""
+        """Return no holds: a link reads on, as acknowledgements arrive in between, and retries instead."""
         return []
 
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """The broker hears what became of its messages."""
+        """Acknowledge, reject or hold back messages whose outcome is known."""
         connection = self._connection
         plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is connection]
         if connection is not None and refused is None and len(plain) == len(receipts):
@@ -320,13 +328,16 @@ class MqttLinkReceiver:
                 self._connection.stream.mark()
 
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
-        the message becomes a dead letter and is acknowledged: it would only block those behind it."""
+        """Hold back a released message; reject another one towards the broker with MQTT 5.
+
+        Before MQTT 5, or without a connection, a rejected message becomes a dead letter and is acknowledged:
+        it would only block those behind it.
+        """
         connection, packet_id, qos, message = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
                 self._held_back.settled(receipt, by_target=False)
-                self._held.refused(receipt)  # it is tried again, with what came behind it, when there is some
+                self._held.refused(receipt)  # retried once there is memory, with the messages behind it
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
                 self._held.refused(receipt)
             else:
@@ -346,14 +357,14 @@ class MqttLinkReceiver:
         answers.refuse(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
 
     def _buried(self, receipt: Receipt) -> None:
-        """The message is safe among the dead letters."""
+        """Acknowledge a message that is stored as a dead letter."""
         self._accept(receipt)
         self._settled()
 
     def _retry(self, receipt: Receipt, batch: Batch) -> None:
         connection, _, qos, message = receipt
         if qos == 1 and connection is not self._connection and connection.epoch == self.epoch:
-            self.unsettled -= 1  # the broker has delivered it again on this connection
+            self.unsettled -= 1  # the broker has redelivered it on this connection
             self._held_back.settled(receipt, by_target=False)
             return
         entry = self._held_back.left_of(receipt, self._dispatcher.entry(self._name, None, message.address))
@@ -365,11 +376,14 @@ class MqttLinkReceiver:
             self._accept(receipt)
 
     def forget_entries(self) -> None:
-        """Memory is short: where topics lead is worked out again."""
+        """Clear the cached routing entries, as memory is short; they are computed again when needed."""
         self._entries.clear()
 
     def _resolve(self, topic: bytes) -> RoutingEntry:
-        """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
+        """Return the routing entry of a topic that is not cached.
+
+        Raises RemoteProtocolError if it is invalid.
+        """
         entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))
         if len(topic) <= TOPIC_OCTETS_MAX:
             make_room(self._entries, self._limits.cache_entries_max)
@@ -377,7 +391,7 @@ class MqttLinkReceiver:
         return entry
 
     def _first_time(self, connection: Bringer, packet_id: int) -> bool:
-        """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
+        """Return False if this QoS 2 packet id was accepted before and not released (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
             self._once[packet_id] = False
@@ -388,7 +402,10 @@ class MqttLinkReceiver:
         return False
 
     def _within_limits(self, connection: Bringer, rows: list[PublishRow]) -> list[PublishRow]:
-        """Before MQTT 5 a broker cannot be told how much we take."""
+        """Return the messages within the size limit; make dead letters of others.
+
+        Before MQTT 5 a client cannot announce its limit to the broker.
+        """
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
             return rows
@@ -401,9 +418,11 @@ class MqttLinkReceiver:
         return kept
 
     def _bury(self, connection: Bringer, row: PublishRow, outcome: Outcome) -> None:
-        """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
-        it, would bring the same one again with the next connection; and it need not be the broker's fault,
-        for RabbitMQ makes a topic of any routing key."""
+        """Acknowledge a malformed or oversized message and store it as a dead letter.
+
+        To disconnect, as MQTT requires, would cause the same message to be sent again on the next connection.
+        The broker may not be at fault: RabbitMQ makes a topic of any routing key.
+        """
         flags, topic, packet_id, _, body = row
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
@@ -417,7 +436,7 @@ class MqttLinkReceiver:
             self._dispatcher.dead_letters.add([message], "", outcome)
 
     def _bury_unread(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Keep a message that no route gets to see as a dead letter, once there is room for it."""
+        """Store a message that no route sees as a dead letter, once there is space for it."""
 
         def wait(full: Outcome) -> None:
             self._burials.append((receipt, outcome))

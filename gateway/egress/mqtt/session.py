@@ -1,18 +1,18 @@
-"""The MQTT link: what is said to and heard from one remote MQTT broker, over all its connections.
+"""MQTT link: session with one remote MQTT broker over all its connections.
 
 The link session is the endpoint's namespace in the dispatcher, and the sink of every route that ends there
-(publisher.py). What the broker sends goes through the routes that start there (receiver.py), whose
-filters are subscribed to (filters.py). A connection comes and goes; the session stays.
+(publisher.py). Messages from the broker use the routes that start there (receiver.py), whose filters are
+subscribed to (filters.py). The session outlives its connections.
 
-With `version: auto` a link says MQTT 5.0. A broker that refuses that version is from then on spoken to in
-3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just
-starting, the other version is tried next and nothing is remembered: a moment's weakness must not cost a
-broker of MQTT 5 its properties for ever. A broker that has spoken 5.0 is not tried with the other one: as it
-starts again it would take up the session in 3.1.1, and Mosquitto has lost a message over that.
+With `version: auto` a link starts with MQTT 5.0. If a broker refuses that version, 3.1.1 is used from then
+on. If the connection merely ends without a CONNACK, as with old brokers and also with brokers that are just
+starting, the other version is tried next and nothing is remembered, so that a temporary failure does not cost
+a broker of MQTT 5 its properties forever. A broker that has used 5.0 is not tried with the other version:
+while it restarts it would resume the session in 3.1.1, and Mosquitto has lost a message because of that.
 
-A link that shares its subscriptions does not fall back: only MQTT 5 says what `$share` is. Many brokers know
-it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come. Nor does one
-that proves its password instead of saying it: there are no AUTH packets before MQTT 5.
+A link with shared subscriptions does not fall back, because only MQTT 5 defines `$share`. Many brokers
+support it in 3.1.1, too; for the others it is a topic like any other, on which no message would ever arrive.
+A link that authenticates by SCRAM does not fall back either: there are no AUTH packets before MQTT 5.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from gateway.settings import Limits, MqttLink
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
-# A CONNACK in the form of MQTT 3 that refuses our version: 0x01 is its own word, 0x84 that of MQTT 5.
+# A CONNACK in the form of MQTT 3 that refuses the version: 0x01 is its own code, 0x84 that of MQTT 5.
 _REFUSES_VERSION: Final = (b"\x20\x02\x00\x01", b"\x20\x02\x00\x84")
-# With these a broker ends a connection, whatever it was sent.
+# Reasons with which a broker disconnects regardless of what it received.
 BUSY: Final = frozenset(
     (
         *(ReasonCode.SERVER_UNAVAILABLE, ReasonCode.SERVER_BUSY, ReasonCode.SERVER_SHUTTING_DOWN),
@@ -77,10 +77,7 @@ BUSY: Final = frozenset(
 
 
 class MqttLinkConnection(Bringer):
-    """The owner of the link's stream.
-
-    The handshake must be over at `deadline`.
-    """
+    """Owner of the link's stream. The handshake must be complete by `deadline`."""
 
     def __init__(
         self,
@@ -92,21 +89,21 @@ class MqttLinkConnection(Bringer):
         proof: Proof | None = None,
     ) -> None:
         super().__init__(stream, machine, sender)
-        self.answered = False  # a CONNACK came
-        self.opened = False  # and it let us in
+        self.answered = False  # a CONNACK arrived
+        self.opened = False  # and it accepted the connection
         self.held = False
         self.refuses_version = False
-        self.too_large = False  # the broker says that a packet of ours was
-        self.busy = False  # the broker says that it takes nothing now
+        self.too_large = False  # the broker reported a packet as too large
+        self.busy = False  # the broker reported that it accepts nothing now
         self._session = session
         self._deadline = deadline
-        self._proof = proof  # None: the password was said, or there is none
+        self._proof = proof  # None if the password is sent, or there is none
         self._ping_at = 0.0
 
-    # What the stream asks.
+    # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived; what the broker does wrong ends this connection and is counted."""
+        """Process received bytes. A protocol error of the broker is counted and ends the connection."""
         try:
             machine, stream = self.machine, self.stream
             self._process(stream.postponed() or machine.receive_data(data, now), now)
@@ -122,7 +119,7 @@ class MqttLinkConnection(Bringer):
         self._session.balance()
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements that have gathered, and whatever was encoded."""
+        """Return pending acknowledgements and everything else that was encoded."""
         self._acknowledge()
         return self.machine.to_send()
 
@@ -137,24 +134,25 @@ class MqttLinkConnection(Bringer):
                 self.pubrecs = []
 
     def drained(self) -> None:
-        """The broker reads again."""
+        """Continue sending, as the stream's buffer has drained."""
         self._session.publisher.pump()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Report the loss of the connection to the session."""
         self._session.lost(self, reason)
 
-    # What the link asks.
+    # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Keep-alive, and the time for the handshake."""
+        """Send PINGREQ if due, and check the keep-alive and the handshake time."""
         machine = self.machine
         if not self.opened:
             if now >= self._deadline:
                 self.stream.abort("no CONNACK in time")
             return
         if self.held:
-            machine.last_received = now  # its answers wait in the socket; it must hear from us all the same
+            # Its packets wait in the socket, but PINGREQ must be sent all the same.
+            machine.last_received = now
             due = machine.keep_alive > 0 and now >= self._ping_at
         elif machine.timed_out(now):
             self._session.stats.protocol_errors.add("keep_alive_timeout")
@@ -168,27 +166,27 @@ class MqttLinkConnection(Bringer):
             self.stream.mark()
 
     def shut_down(self) -> None:
-        """DISCONNECT; the session stays, for as long as session_expiry_secs."""
+        """Send DISCONNECT; the broker stores the session for session_expiry_secs."""
         self._acknowledge()
         self.machine.disconnect()
         self.stream.end("the gateway is stopping")
 
-    # What outgoing messages ask: this is their outlet.
+    # Interface for the publisher: the connection is its outlet.
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
-        """Encode PUBLISH packets; returns the positions of those larger than the broker takes."""
+        """Encode PUBLISH packets. Return the positions of those that are larger than the broker accepts."""
         given = self.machine.aliased(rows) if self.machine.alias_max else rows
         return self.machine.publish_many(given)
 
     def release(self, packet_ids: list[int]) -> None:
-        """PUBREL."""
+        """Send PUBREL."""
         self.machine.acknowledge(PacketType.PUBREL, packet_ids)
         self.stream.mark()
 
-    # What the link session asks.
+    # Interface for the link session.
 
     def hold(self, wanted: bool) -> None:
-        """Stop reading, or go on."""
+        """Stop or resume reading."""
         if wanted is self.held or self.over:
             return
         self.held = wanted
@@ -211,7 +209,8 @@ class MqttLinkConnection(Bringer):
             elif isinstance(event, Suback):
                 session.filters.answered(event.packet_id, event.reasons, now)
             elif isinstance(event, Connack):
-                if event.reason or self.machine.state is not State.CLOSED:  # by a fault that comes next
+                # Or the machine was closed by an error that is reported next.
+                if event.reason or self.machine.state is not State.CLOSED:
                     self._connack(event)
             elif isinstance(event, Auth):
                 self._auth(event)
@@ -240,7 +239,7 @@ class MqttLinkConnection(Bringer):
             machine.send_ack(answer, packet_id, unknown)
 
     def _auth(self, packet: Auth) -> None:
-        """The broker's part of the authentication that CONNECT began; we begin no other."""
+        """Handle AUTH during the authentication that CONNECT began; others violate the protocol."""
         if self._proof is None or self.opened or packet.reason != ReasonCode.CONTINUE_AUTHENTICATION:
             raise violation("AUTH that nobody has asked for")
         try:
@@ -283,7 +282,7 @@ PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 
 
 class MqttLinkSession(OneSink):
-    """One link's side of everything. Implements `LinkSession` and `Sink`."""
+    """Session of one MQTT link. Implements `LinkSession` and `Sink`."""
 
     def __init__(
         self,
@@ -314,39 +313,40 @@ class MqttLinkSession(OneSink):
         self._shares = settings.share is not None
         self._proves = settings.authentication == "scram-sha-256"
         self._connection: MqttLinkConnection | None = None
-        self._older = False  # the broker has refused MQTT 5.0
-        self._other = False  # it went away without a word: try the other version once
-        self._spoke_5: set[str] = set()  # by address
+        self._older = False  # True if the broker has refused MQTT 5.0
+        self._other = False  # True if it closed without a CONNACK: try the other version once
+        self._spoke_5: set[str] = set()  # addresses of brokers that used MQTT 5.0
 
-    # What the link asks.
+    # Interface for the link.
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        """True if no message waits for the broker, and every received one is settled."""
         return self.idle_but(0)
 
     def idle_but(self, held: int) -> bool:
-        """The same, but for so many of the messages that it sent."""
+        """Return True if the session is idle except for up to `held` received messages."""
         return self.publisher.idle and self.receiver.unsettled <= held
 
     @property
     def unconfirmed(self) -> int:
-        """Messages for the broker that it has not confirmed, sent or not."""
+        """Number of messages for the broker that are not confirmed, sent or not."""
         return self.publisher.waiting_messages + self.publisher.in_flight
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
+        """Subscribe to the filters of a changed mapping. Topics need no declaration."""
         self.filters.want(tuple(topic for _, topic in subscriptions.bindings))
         if self._connection is not None:
             self._connection.stream.mark()
 
     def connect(self, stream: Stream, target: Target, now: float) -> MqttLinkConnection:
-        """A connection stands: say CONNECT."""
+        """Send CONNECT on a new connection. Return the owner of its stream."""
         limits = self._limits
         version = self._version()
         five = version is Version.V5
         expiry = self._settings.session_expiry_secs
-        most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see MqttLinkReceiver
+        # Before MQTT 5 no limit can be announced to the broker; see MqttLinkReceiver.
+        most = PACKET_OCTETS_MAX
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
         bounds = Bounds(limits.properties_max, limits.properties_bytes_max)
@@ -373,15 +373,15 @@ class MqttLinkSession(OneSink):
         return MqttLinkConnection(self, stream, machine, sender, deadline, proof)
 
     def forget_entries(self) -> None:
-        """See LinkSession."""
+        """Clear the cached routing entries, see LinkSession."""
         self.receiver.forget_entries()
 
     def turn_done(self) -> None:
-        """Send on the batch that this wake-up has gathered."""
+        """Publish the batch collected in this wake-up."""
         self.receiver.turn_done()
 
     def tick(self, now: float) -> None:
-        """Refused filters and released messages get another chance."""
+        """Retry refused filters and released messages; called once per second."""
         self.filters.tick(now)
         self.receiver.tick(now)
         self.publisher.tick(now)
@@ -389,15 +389,18 @@ class MqttLinkSession(OneSink):
             self._connection.stream.mark()
 
     def publish(self, part: SubBatch) -> None:
-        """Owe the messages to the broker."""
+        """Send the messages to the broker, or queue them."""
         self.publisher.publish(part)
         if self._connection is not None and self._connection.held:
             self.balance()
 
-    # What the connection tells.
+    # Interface for the connection.
 
     def came_up(self, connection: MqttLinkConnection, *, present: bool) -> None:
-        """The broker has let us in; `present`: it knows the session of before (5: 3.2.2.1.1)."""
+        """Start to send and receive after CONNACK.
+
+        `present` is True if the broker resumed the session (5: 3.2.2.1.1).
+        """
         machine = connection.machine
         self._connection = connection
         self._other = False
@@ -410,14 +413,14 @@ class MqttLinkSession(OneSink):
         terms = Terms(
             machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
         )
-        # Before MQTT 3.1.1 nothing says so, and to repeat with the same ids is right in either case.
+        # MQTT 3.1 cannot express it, and repeating with the same ids is right in either case.
         self.publisher.attach(
             connection, connection.stream, terms, present=present or machine.version <= Version.V31
         )
         connection.stream.mark()
 
     def lost(self, connection: MqttLinkConnection, reason: str) -> None:
-        """The connection is gone; before it was usable, that may be for the version."""
+        """Handle the loss of a connection. If it was never usable, the version may be the reason."""
         if connection is self._connection:
             self._connection = None
             self.receiver.detach()
@@ -432,8 +435,11 @@ class MqttLinkSession(OneSink):
         self.status.went_down(reason)
 
     def balance(self) -> None:
-        """Stop reading while the broker has sent more than `prefetch` unsettled messages, which only those
-        can that Receive Maximum does not bind. While we wait for acknowledgements we must go on."""
+        """Stop reading while more than `prefetch` received messages are unsettled, then resume.
+
+        Only brokers that Receive Maximum does not bind can send so many. Reading must continue while the
+        publisher waits for acknowledgements.
+        """
         connection = self._connection
         if connection is None:
             return
@@ -453,7 +459,7 @@ class MqttLinkSession(OneSink):
         return Version.V311 if self._older or self._other else Version.V5
 
     def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:
-        """The properties of CONNECT (5: 3.1.2.11)."""
+        """Return the properties of CONNECT (5: 3.1.2.11)."""
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: packet_bytes_max}
         if self._settings.session_expiry_secs:
             found[Property.SESSION_EXPIRY_INTERVAL] = self._settings.session_expiry_secs
@@ -465,7 +471,7 @@ class MqttLinkSession(OneSink):
 
 
 def _proved(proof: Proof | None) -> dict[Property, Any]:
-    """What CONNECT says of an authentication by AUTH packets (5: 3.1.2.11.9)."""
+    """Return the properties of CONNECT for an authentication by AUTH packets (5: 3.1.2.11.9)."""
     if proof is None:
         return {}
     return {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: proof.first}
