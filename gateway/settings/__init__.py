@@ -1,6 +1,8 @@
-"""The configuration: one tree of strict, frozen parts, read from a YAML file and the environment.
+"""Configuration of a gateway: one tree of strict, immutable sections, read from a YAML file and the
+environment.
 
-`load_settings` reads it, `masked` shows it; errors name the file, the line, the column and the key.
+`load_settings` reads it, `masked` shows it without secrets. Error messages name the file, line, column and
+key. The package describes and checks options; it starts nothing.
 """
 
 from gateway.settings.access import (

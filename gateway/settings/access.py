@@ -1,7 +1,9 @@
-"""Who may do what: roles, in the words of each protocol, and who has which.
+"""Sections `roles`, `default_roles` and `authorizer`: access rules in the words of each protocol.
 
-As long as there is no role, whoever may connect may do everything. With the first one everybody may only do
-what his roles say: what several roles of one client allow is joined, and what one of them denies is denied.
+Without a role, every client that may connect may do everything. With the first role, clients may do only what
+their roles allow: allowing rules of several roles of one client are joined, and a denying rule of one role
+overrides all of them. This module only describes and checks the rules; `gateway/access` compiles and applies
+them.
 """
 
 from __future__ import annotations
@@ -64,156 +66,163 @@ Beginnings = Annotated[
 
 
 class MqttRules(Section):
-    """What a role may do in MQTT. Filters may have placeholders: `{user}`, `{client_id}`, `{cn}`."""
+    """MQTT rules of a role. Filters may contain placeholders: `{user}`, `{client_id}`, `{cn}`."""
 
     publish: Filters = ()
-    """Topic filters: topics that match one may be published to, also by a will. `$` topics are only meant by
-    a filter that begins with their first level."""
+    """Topic filters: topics that match one of them may be published to, also by a will. A topic that begins
+    with `$` matches only a filter that begins with the topic's first level."""
     subscribe: Filters = ()
-    """Topic filters: what may be subscribed to are these, and filters that match nothing else than one of
-    them does. `$SYS` is read by a filter that says so."""
+    """Topic filters that may be subscribed to, and every filter that matches nothing beyond one of them.
+    `$SYS` topics need a filter that begins with `$SYS`."""
     deny_publish: Filters = ()
-    """Topics that may not be published to, whatever else allows it."""
+    """Topic filters: topics that match one of them may not be published to, whatever other rules allow."""
     deny_subscribe: Filters = ()
-    """Filters that could match any of this are refused, whatever else allows them: also `#`."""
+    """Topic filters: subscriptions that could match a topic of one of them are refused, whatever other rules
+    allow; that includes `#`."""
     qos_max: Literal[0, 1, 2] = 2
-    """The highest QoS to publish with; subscriptions get at most that."""
+    """Highest QoS to publish with; subscriptions are granted at most this QoS."""
     retain: bool = True
-    """Whether messages may be retained, and a will."""
+    """True if clients may publish retained messages and retained wills."""
     will: bool = True
-    """Whether a will may be left."""
+    """True if clients may register a will."""
     shared: bool = True
-    """Whether subscriptions may be shared."""
+    """True if clients may use shared subscriptions."""
     session_expiry_secs_max: int | None = Field(None, ge=0)
-    """How long a session is kept for a client that is away; absent: `limits.session_expiry_secs_max`."""
+    """Longest time in seconds that the session of a disconnected client is stored. Absent:
+    `limits.session_expiry_secs_max`."""
     as_virtual_host: str | None = None
-    """Also what RabbitMQ's MQTT plug-in would allow by the `amqp091` rules of this virtual host: topics are
-    keys of its exchange `amq.topic`, a subscription is a queue `mqtt-subscription-CLIENTqosN`."""
+    """Virtual host whose `amqp091` rules apply to MQTT as well, as in RabbitMQ's MQTT plug-in: topics are
+    routing keys of its exchange `amq.topic`, a subscription is a queue `mqtt-subscription-CLIENTqosN`."""
 
 
 class TopicPermission(Section):
-    """Which routing keys, of one topic exchange; RabbitMQ's topic permissions."""
+    """Routing keys of one topic exchange that may be used, as in RabbitMQ's topic permissions."""
 
     write: Expression = ""
-    """Keys to publish with."""
+    """Regular expression for routing keys to publish with."""
     read: Expression = ""
-    """Keys to bind with."""
+    """Regular expression for routing keys to bind with."""
 
 
 class AmqpPermissions(Section):
-    """RabbitMQ's permissions of one virtual host: regular expressions that are looked for in the names of
-    exchanges and queues. The default exchange is called `amq.default`. An empty one matches nothing.
-    """
+    """RabbitMQ's permissions of one virtual host: regular expressions that are searched for in the names of
+    exchanges and queues. The default exchange is named `amq.default`. An empty expression matches nothing."""
 
     configure: Expression = ""
-    """What may be declared and deleted."""
+    """Exchanges and queues that may be declared and deleted."""
     write: Expression = ""
-    """Exchanges to publish to; queues (and exchanges) to bind to something."""
+    """Exchanges that may be published to; queues and exchanges that may be bound to an exchange."""
     read: Expression = ""
-    """Queues to consume, get and purge; exchanges to bind something to."""
+    """Queues that may be consumed, fetched from and purged; exchanges that something may be bound to."""
     topics: dict[str, TopicPermission] = Field({})
-    """By topic exchange; of one that is not named here every key may be used. Placeholders: `{user}` (also
-    `{username}`), `{vhost}`, `{client_id}` and what a certificate or token says."""
+    """Permitted routing keys by topic exchange; an exchange that is not listed permits every key.
+    Placeholders: `{user}` (also `{username}`), `{vhost}`, `{client_id}`, and fields of a certificate or
+    token."""
 
 
 class Destinations(Section):
-    """Of one service of AMQP/Fast: destinations by name, or by their beginning and a `*`; `{user}`."""
+    """Rules for destinations of one AMQP/Fast service: names, or the beginning of a name and a `*`; `{user}`
+    is a placeholder."""
 
     read: Beginnings = ()
-    """To consume."""
+    """Destinations that may be consumed."""
     browse: Beginnings = ()
-    """To query and browse; what may be read may be browsed."""
+    """Destinations that may be queried and browsed. Destinations in `read` may be browsed as well."""
     write: Beginnings = ()
-    """To send to."""
+    """Destinations that may be sent to."""
     create: Beginnings = ()
-    """To come to be by being named, and temporary ones: `*` has them all."""
+    """Destinations that a client may create by naming them, and temporary ones. `*` permits all."""
 
 
 class FastPermissions(Section):
-    """What a role may do in one virtual host of AMQP/Fast."""
+    """Rules of a role for one virtual host of AMQP/Fast."""
 
     queues: Destinations = Destinations()
-    """Of the queue service."""
+    """Rules for the queue service."""
     topics: Destinations = Destinations()
-    """Of the topic service."""
+    """Rules for the topic service."""
     peers: Beginnings = ()
-    """Peers to talk to."""
+    """Peer services that may be used: names, or the beginning of a name and a `*`."""
     out_of_band: bool = False
-    """Whether channels may use the shared folder."""
+    """True if channels may use the shared folder."""
 
 
 class Role(Section):
-    """What some may do. What is not said is not allowed."""
+    """Set of permissions that users can be given. A role permits nothing but what its rules list."""
 
     mqtt: MqttRules = MqttRules()
     amqp091: dict[str, AmqpPermissions] = Field({})
-    """By virtual host; `*`: each. `{user}` may stand in it."""
+    """Rules by virtual host; `*` is every virtual host. The name may contain `{user}`."""
     amqpfast: dict[str, FastPermissions] = Field({})
-    """Likewise."""
+    """Rules by virtual host; `*` is every virtual host. The name may contain `{user}`."""
     client_id: Names = ()
-    """Which client identifiers (MQTT) and client-names (AMQP/Fast) may be used: a text with placeholders, and
-    `*` for any characters. Absent: any. Identifiers that the gateway has made are always right."""
+    """Permitted client identifiers (MQTT) and client-names (AMQP/Fast): text with placeholders, where `*`
+    stands for any characters. Absent: any. Identifiers that the gateway has assigned are always permitted."""
     console: Literal["none", "read", "write"] = "none"
-    """What the console and the HTTP interface show, and whether they change anything."""
+    """Access to the console and the HTTP interface: none, reading, or reading and changing."""
     console_bodies: bool = False
-    """Whether they show the bodies of messages: of dead letters, of messages that are watched, and of the
-    first ones of a queue. Administrators' tokens and links always do."""
+    """True if the console and the HTTP interface show message bodies: of dead letters, of watched messages,
+    and of the first messages of a queue. Administrator tokens and links always show them."""
     console_virtual_hosts: Names | None = None
-    """The virtual hosts whose queues, exchanges, bindings, transfers and connections they show and change,
-    and nothing else then; absent: everything."""
+    """Virtual hosts whose queues, exchanges, bindings, transfers and connections the console and the HTTP
+    interface show and change; nothing else is then visible. Absent: everything."""
     hold: bool = False
-    """Whether a full queue, subscription or session of a user with this role may make publishers wait, and
-    whether its queue may refuse what comes by a binding (`x-overflow: reject-publish`). Without it a full
-    recipient loses its own copy. Queues of the configuration always may, and so may everybody while there are
-    no roles."""
+    """True if a full queue, subscription or session of a user with this role may make publishers wait, and if
+    its queue may refuse messages of bindings (`x-overflow: reject-publish`). Otherwise a full recipient loses
+    its own copy. Queues of the configuration always may, and so may every user while no roles are configured.
+    """
     connections_max: int | None = Field(None, ge=0)
-    """Connections of one user at once, over all listeners; absent: as `limits` say. Of several roles the
-    largest counts, here and below; 0 for any number."""
+    """Connections of one user over all listeners. Absent: no limit of the role, only `limits` apply. Of
+    several roles the largest value counts, here and in the options below; 0 is no limit."""
     sessions_max: int | None = Field(None, ge=0)
     """MQTT sessions of one user, connected or not."""
     receive_bytes_per_sec_max: int | None = Field(None, ge=0)
-    """Octets per second of each connection, from its login on; a user's own limit comes before it."""
+    """Bytes per second of each connection, from its login on. A limit of the user itself takes precedence."""
     receive_messages_per_sec_max: int | None = Field(None, ge=0)
-    """The same in messages that it publishes."""
+    """Messages per second that each connection may publish. A limit of the user itself takes precedence."""
 
 
 class DefaultRoles(Section):
-    """The roles of those to whom nothing else gives one."""
+    """Roles of clients that no user entry and no back end gives a role."""
 
     anonymous: Names = ()
-    """Of clients that have not said who they are."""
+    """Roles of clients without a user name."""
     guest: Names = ()
-    """Of guest with the password guest, unless `users` has a guest."""
+    """Roles of the user guest with the password guest, unless `users` has a guest."""
     authenticated: Names = ()
-    """Of everybody else."""
+    """Roles of all other authenticated clients."""
 
 
 class HttpAuthorizer(Section):
-    """A server that is asked what no role allows or denies, as RabbitMQ's `rabbitmq_auth_backend_http` asks.
-    A topic of MQTT is a key of exchange `amq.topic`; a queue of AMQP/Fast is a queue, a topic an exchange."""
+    """HTTP server that decides on requests which no role allows or denies, with the protocol of RabbitMQ's
+    `rabbitmq_auth_backend_http`. An MQTT topic is sent as a routing key of exchange `amq.topic`, an AMQP/Fast
+    queue as a queue, an AMQP/Fast topic as an exchange."""
 
     vhost_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
-    """Where it is asked about virtual hosts: `username`, `vhost`."""
+    """URL for checks of virtual hosts; receives `username` and `vhost`."""
     resource_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
-    """About queues and exchanges: also `resource`, `name`, `permission`."""
+    """URL for checks of queues and exchanges; also receives `resource`, `name` and `permission`."""
     topic_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
-    """About routing keys of topic exchanges: also `routing_key`; of MQTT `variable_map.client_id`."""
+    """URL for checks of routing keys of topic exchanges; also receives `routing_key`, for MQTT
+    `variable_map.client_id`."""
     method: Literal["get", "post"] = "post"
-    """`get`: everything stands in the query; RabbitMQ's default."""
+    """HTTP method. `get` puts all parameters into the query and is RabbitMQ's default."""
     ca_file: Annotated[Path, Strict(False)] | None = None
-    """Authorities that its certificate is checked against; absent: those of the system."""
+    """File of certificate authorities that the server's certificate is checked against. Absent: those of the
+    system."""
     mqtt_virtual_host: str = "/"
-    """The virtual host that questions about MQTT name."""
+    """Virtual host that is sent in checks of MQTT clients."""
     timeout_secs: float = Field(5.0, gt=0, le=60)
-    """How long an answer may take; who asks is held meanwhile, and is refused without one."""
+    """Longest time for one response in seconds. The client waits meanwhile, and is refused without a
+    response."""
     connections_max: int = Field(16, ge=1, le=1_024)
-    """Questions at a time."""
+    """Concurrent requests to the server."""
     waiting_max: int = Field(10_000, ge=1)
-    """Questions that wait for their turn; beyond it the answer is no."""
+    """Requests that wait for a free connection; further requests are refused."""
     cache_secs: float = Field(60.0, ge=1, le=86_400)
-    """How long an answer is remembered, `deny` for a tenth of it, but no less than a second."""
+    """Time in seconds that a response is cached; `deny` is cached for 10 % of it, but at least one second."""
     cache_entries_max: int = Field(100_000, ge=1)
-    """Answers that are remembered."""
+    """Cached responses."""
 
     @field_serializer("vhost_url", "resource_url", "topic_url")
     def _hidden(self, url: str) -> str:

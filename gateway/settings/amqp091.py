@@ -1,4 +1,9 @@
-"""What is AMQP 0-9-1's own in a listener and in a link."""
+"""AMQP 0-9-1 options of listeners and links.
+
+`AmqpListener` and `AmqpLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py` with
+options that only AMQP 0-9-1 has. The module holds and checks the values only; `gateway/ingress` and
+`gateway/egress` use them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,10 @@ from gateway.settings.endpoints import Link, Listener
 
 
 def _names(given: Any) -> Any:
-    """Virtual hosts about which nothing is said may stand as those of AMQP/Fast do."""
+    """Return the names of a table of virtual hosts without options, so that AMQP/Fast's notation works here.
+
+    Raises ValueError if one of them has options.
+    """
     if not isinstance(given, dict):
         return given
     if any(given.values()):
@@ -19,21 +27,21 @@ def _names(given: Any) -> Any:
 
 
 RABBITMQ_VERSION: Final = "3.10.8"
-"""The version of RabbitMQ as which a listener announces itself."""
+"""RabbitMQ version that a listener announces to its clients."""
 
 
 class AmqpListener(Listener):
-    """A listener for AMQP 0-9-1 clients."""
+    """Listener for AMQP 0-9-1 clients."""
 
     virtual_hosts: Annotated[
         tuple[str, ...], Strict(False), BeforeValidator(_names, json_schema_input_type=list[str])
     ] = Field(("/",), min_length=1)
-    """Their names. Routes of the mapping files join the first one; the others keep to themselves. With
-    `engine: rabbitmq` the first one is that of the cluster's urls, and the others are the cluster's own of
-    the same names."""
+    """Names of the virtual hosts. Routes of the mapping files belong to the first one; the others are
+    isolated from routes. With `engine: rabbitmq` the first one is the virtual host of the cluster's URLs, and
+    the others are the cluster's virtual hosts of the same names."""
     announce: Literal["rabbitmq", "gateway"] = "rabbitmq"
-    """The product that clients are told they are connected to: programs that know RabbitMQ's ways take them
-    when they see its name. `gateway` has them believe in the letter of the specification."""
+    """Product name sent to clients. Programs that recognise RabbitMQ use its extensions only if they see its
+    name; with `gateway` they follow the specification alone."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -41,22 +49,26 @@ class AmqpListener(Listener):
 
 
 class AmqpLink(Link):
-    """A link to an AMQP 0-9-1 broker."""
+    """Link to an AMQP 0-9-1 broker."""
 
     declare: Literal["create", "check", "none"] = "create"
-    """Exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
+    """Treatment of exchanges and queues that routes name: `create` declares them, `check` only verifies that
+    they exist, `none` does neither."""
     single_active_consumer: bool = False
-    """Queues that the link declares have `x-single-active-consumer`: one replica at a time."""
+    """True if queues that the link declares get `x-single-active-consumer`, so that one replica at a time
+    consumes."""
     trust_user_id: bool = False
-    """Whether the `user-id` of what the link consumes stays what it is. Else it becomes the header
-    `x-user-id`, for users of that broker are none of ours."""
+    """True if the property `user-id` of consumed messages is kept. Otherwise it becomes the header
+    `x-user-id`, because users of that broker are not users of the gateway."""
     consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
-    """`x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
+    """`x-priority` of the link's consumers. While consumers of a higher priority have credit, the link
+    receives nothing."""
 
     survey_secs: float = Field(30.0, ge=0)
-    """How often to look whether exchanges, queues, bindings and consumers of routes are still there, and to
-    restore them; 0 is never."""
+    """Interval in seconds at which the link verifies that exchanges, queues, bindings and consumers of its
+    routes exist, and restores them; 0 disables this."""
 
     def divides(self, queue: str | None) -> bool:
-        """A queue does. From an exchange each client identifier has a queue of its own."""
+        """Return True for a queue, which replicas share, and for an elected link. From an exchange each
+        client identifier consumes a queue of its own."""
         return queue is not None or self.elected

@@ -1,5 +1,9 @@
-"""What is AMQP/Fast's own in a listener and in a link: virtual hosts with their destinations, and how clients
-are treated."""
+"""AMQP/Fast options of listeners and links, with virtual hosts and their destinations.
+
+`FastListener` and `FastLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py`. A
+virtual host lists queues and topics that exist from the start, and peer services that the gateway itself
+provides. The module holds and checks the values only.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,15 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """A service of the gateway itself, which answers what is sent to it."""
+    """Service of the gateway itself that responds to messages sent to it."""
 
     kind: Literal["echo", "tcp"] = "tcp"
-    """`echo` sends everything back. `tcp` connects to an address and passes octets both ways."""
+    """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both
+    directions."""
     host: str = ""
-    """Of `tcp`: where to connect for each handle that a client streams on."""
+    """Host of `tcp`, to which a connection is opened for each handle that a client streams on."""
     port: int = Field(0, ge=0, le=65_535)
-    """Of `tcp`, likewise."""
+    """Port of `tcp`."""
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -36,14 +41,15 @@ class PeerService(Section):
 
 
 class OutOfBand(Section):
-    """Bodies as files in a folder that this gateway shares with its clients, as a sidecar may."""
+    """Transfer of bodies as files in a folder that the gateway and its clients share, for example in a
+    sidecar."""
 
     folder: Annotated[Path, Strict(False)]
-    """Clients name it as `file:` and its path in CHANNEL OPEN, each a folder of its own in it."""
+    """Shared folder. A client names a folder of its own below it in CHANNEL OPEN, as `file:` and the path."""
 
 
 class DestinationNames(Section):
-    """Destinations that are there from the start, and after every restart."""
+    """Destinations that exist from the start, and after every restart."""
 
     queues: Destinations = ()
     """Names of queues."""
@@ -52,46 +58,49 @@ class DestinationNames(Section):
 
 
 class FastVirtualHost(Section):
-    """A virtual host of AMQP/Fast. Listeners that name the same one share it, and must agree on it."""
+    """Virtual host of AMQP/Fast. Listeners that name the same one share it, and must configure it alike."""
 
     destinations: DestinationNames = DestinationNames()
-    """There from the start, and after every restart."""
+    """Destinations that exist from the start, and after every restart."""
     auto_create: bool | None = None
-    """Whether clients make queues and topics by naming them; absent: unless destinations are declared."""
+    """True if clients create queues and topics by naming them. Absent: true if no destinations are declared.
+    """
     peers: dict[Destination, PeerService] = Field({"echo": PeerService(kind="echo")})
-    """Services of the gateway itself, by name."""
+    """Peer services that the gateway provides, by name."""
 
     @property
     def creates(self) -> bool:
-        """`auto_create`, decided."""
+        """True if clients create queues and topics by naming them: `auto_create`, or its default if it is
+        absent."""
         if self.auto_create is not None:
             return self.auto_create
         return not (self.destinations.queues or self.destinations.topics)
 
 
 def _by_name(given: Any) -> Any:
-    """A list of names stands for virtual hosts about which nothing more is said."""
+    """Return a table with empty options for a list of virtual host names; return other values unchanged."""
     return {name: {} for name in given} if isinstance(given, list | tuple) else given
 
 
 class FastListener(AnonymousListener):
-    """A listener for AMQP/Fast clients."""
+    """Listener for AMQP/Fast clients."""
 
     virtual_hosts: Annotated[
         dict[str, FastVirtualHost],
         BeforeValidator(_by_name, json_schema_input_type=dict[str, FastVirtualHost] | list[str]),
     ] = Field({"/": FastVirtualHost()}, min_length=1)
-    """By name; a list of names will do. Routes of the mapping files join the first one; the others keep to
-    themselves."""
+    """Virtual hosts by name, or a list of names. Routes of the mapping files belong to the first one; the
+    others are isolated from routes."""
     out_of_band: OutOfBand | None = None
-    """A folder in which bodies may pass as files; absent: everything comes through the connection."""
+    """Folder for transfer of bodies as files. Absent: all bodies pass through the connection."""
     compatibility: Compatibility = "rfc"
-    """`openamq-2005`: what the clients of the first implementation expect where it differs from the text."""
+    """Behaviour towards clients. `openamq-2005` follows the first implementation where it differs from the
+    specification."""
     commit_confirms: Literal["all", "acked"] = "all"
-    """What CHANNEL COMMIT confirms: all messages that were written before, as the text has it, or those that
-    the client has acknowledged."""
+    """Messages that CHANNEL COMMIT confirms: `all` that were sent before it, as the specification says, or
+    those that the client has acknowledged."""
     negotiation_pause_secs: float = Field(3.0, ge=0, le=60)
-    """A failed negotiation is ended after this time, so that passwords cannot be tried quickly."""
+    """Pause in seconds before a failed negotiation is closed, so that passwords cannot be tried quickly."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -99,10 +108,11 @@ class FastListener(AnonymousListener):
 
 
 class FastLink(Link):
-    """A link to an AMQP/Fast server."""
+    """Link to an AMQP/Fast server."""
 
     durable_subscriptions: bool = True
-    """The server keeps what topics that routes name receive while we are away."""
+    """True if the link subscribes durably, so that the server stores messages of topics while the link is
+    disconnected."""
     compatibility: Compatibility = "rfc"
-    """`openamq-2005`: the server is the first implementation, which reads nothing more behind a PING. It is
-    sent none, and if it dies without a word, that is not noticed."""
+    """Behaviour towards the server. `openamq-2005` is for the first implementation, which reads nothing after
+    a PING: the link sends none, and does not notice when the server dies without closing the connection."""

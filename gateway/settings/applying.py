@@ -1,7 +1,8 @@
-"""The configuration for people and editors: as it takes effect, and its JSON Schema.
+"""Views of the effective configuration and its JSON Schema, for people and editors.
 
-What takes effect has its defaults, and not its secrets. What is absent, or belongs to something that is
-switched off, says nothing, and is left out.
+`effective` returns the configuration with defaults and without secrets; `masked` returns the same as YAML;
+`json_schema` returns the schema. Absent values and options of disabled sections are left out. Nothing here
+reads or changes settings.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import yaml
 from gateway.settings.tree import Settings
 
 UNKNOWN: Final = ("UnknownLink", "UnknownListener")
-"""Parts of the model that are there for what is wrong to be told, and take anything."""
+"""Classes of the settings model that exist for error messages only; the published schema omits them."""
 
 
 def effective(settings: Settings) -> dict[str, Any]:
-    """What applies, without secrets, as JSON and YAML have it."""
+    """Return the configuration in force as plain JSON values, with defaults and without secrets."""
     tree = settings.model_dump(mode="json")
     for name, listener in settings.listeners.items():
         if listener.proxy_protocol == "off":
@@ -30,12 +31,12 @@ def effective(settings: Settings) -> dict[str, Any]:
 
 
 def masked(settings: Settings) -> str:
-    """The same as YAML that may be shown to anyone."""
+    """Return the configuration in force as YAML without secrets."""
     return yaml.safe_dump(effective(settings), sort_keys=False, allow_unicode=True)
 
 
 def _stated(part: Any) -> Any:
-    """Without what is absent or empty."""
+    """Return a copy without absent and empty values, recursively."""
     if isinstance(part, dict):
         kept = {name: _stated(value) for name, value in part.items()}
         return {name: value for name, value in kept.items() if value not in (None, {}, [])}
@@ -43,7 +44,7 @@ def _stated(part: Any) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the configuration, for editors."""
+    """Return the JSON Schema (2020-12) of the configuration, for editors."""
     schema = Settings.model_json_schema()
     for name in UNKNOWN:
         del schema["$defs"][name]
@@ -52,8 +53,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without(part: Any, references: set[str]) -> Any:
-    """A schema without alternatives that are these. What several of the others take is right as well: links
-    say their protocol in an address, which no schema takes apart.
+    """Return a copy of a schema without alternatives in `references`, and with `anyOf` for `oneOf`.
+
+    Several link classes may accept the same section, because its protocol is part of a URL, which no schema
+    parses.
     """
     if isinstance(part, dict):
         return {

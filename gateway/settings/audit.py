@@ -1,4 +1,4 @@
-"""The audit log: whether it is kept, and where."""
+"""Section `audit` of the configuration: the audit log, its file and its bounds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gateway.settings.limits import Section
 
 
 class Audit(Section):
-    """One line for each client that came, was refused or went, for what was denied, and for what operators
-    did."""
+    """Audit log: one line for each client that connects, is refused or disconnects, for each denied request,
+    and for each operation of an operator."""
 
     enabled: bool = True
-    """Off: events are only counted."""
+    """True if audit lines are written. Otherwise events are only counted."""
     path: FilePath | None = None
-    """A file of their own, of JSON lines; absent: the log."""
+    """File of JSON lines for audit events. Absent: the general log."""
     file_bytes_max: int = Field(67_108_864, ge=65_536)
-    """The file begins anew at this size; those before it stay as `.1`, `.2` and so on."""
+    """Size in bytes at which a new file is begun; earlier files are renamed to `.1`, `.2` and so on."""
     files: int = Field(5, ge=1, le=1_000)
-    """How many of those."""
+    """Number of earlier files that are preserved."""
     per_second_max: int = Field(1_000, ge=0)
-    """Lines of one event in a second, for strangers can provoke some; what is beyond is counted and told in
-    one line. 0: any number."""
+    """Lines per second of each kind of event, since unauthenticated clients can provoke some kinds. Further
+    lines are counted and reported in one line. 0: no limit."""

@@ -1,8 +1,8 @@
-"""What the embedded broker has of AMQP 0-9-1 before anybody connects: exchanges, queues and bindings.
+"""Section `declare`: AMQP 0-9-1 exchanges, queues and bindings that the embedded broker declares at start.
 
-The words are those of RabbitMQ's `definitions.json`, so that what such a file says can be written here as it
-stands there. Types of exchanges and the meaning of arguments are the broker's, which looks at them when it
-declares; here is what no broker could take.
+The keys are those of RabbitMQ's `definitions.json`, so that entries of such a file can be copied unchanged.
+This module checks only what no broker accepts, such as overlong names and untyped values. The broker itself
+checks exchange types and the meaning of arguments when it declares.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from gateway.model.properties import Headers, Value, ValueType, fits, string
 from gateway.settings.endpoints import FilePath
 from gateway.settings.limits import Section
 
-SHORT_OCTETS_MAX: Final = 255  # names, keys, and the names of arguments are short strings on the wire
+# Limit of names, routing keys and argument names, which are short strings on the wire.
+SHORT_OCTETS_MAX: Final = 255
 
 
 class Origin(NamedTuple):
-    """Where something is said: a file or variable, and the place in it from 1; 0: not known."""
+    """Position of a configuration key: a file or variable, and line and column from 1; 0 if unknown."""
 
     file: str = ""
     line: int = 0
@@ -44,8 +45,9 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def headers(arguments: dict[str, Any]) -> Headers:
-    """The arguments with their types, as RabbitMQ takes those of a file. Raises ValueError for what has none:
-    a date of YAML, a number beyond 64 bits.
+    """Convert arguments to typed AMQP headers, with the types that RabbitMQ gives to those of a file.
+
+    Raises ValueError for values without an AMQP type: dates of YAML, and numbers beyond 64 bits.
     """
     typed = Value(ValueType.TABLE, tuple((_short(name), _typed(one)) for name, one in arguments.items()))
     if not fits(typed):
@@ -76,55 +78,58 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_arguments)]
 
 
 class DeclaredExchange(Section):
-    """An exchange, as a client would declare it."""
+    """Exchange to declare, with the fields of a client's declaration."""
 
     name: Name
-    """Not `amq.`: those are there anyway."""
+    """Name of the exchange. Names with `amq.` are reserved: those exchanges exist anyway."""
     type: Literal["direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message"]
-    """How it chooses among what is bound to it."""
+    """Exchange type, which decides how messages are routed to bindings."""
     vhost: str | None = None
-    """Virtual host; absent: the first one of the AMQP 0-9-1 listeners, which routes belong to."""
+    """Virtual host. Absent: the first one of the AMQP 0-9-1 listeners, to which routes belong."""
     durable: bool = True
-    """Whether it, and its bindings to what is durable, are in the store, too."""
+    """True if the exchange, and its bindings to durable queues and exchanges, are also stored on disk."""
     auto_delete: bool = False
-    """It goes with the last thing that was bound to it, until the next start."""
+    """True if the exchange is deleted with its last binding, until the next start declares it again."""
     internal: bool = False
-    """Clients do not publish to it."""
+    """True if clients may not publish to it."""
     arguments: Arguments = Field({})
-    """`alternate-exchange`; of an `x-delayed-message` exchange `x-delayed-type`, of an `x-consistent-hash`
-    exchange `hash-header` or `hash-property`. Others mean nothing."""
+    """Arguments: `alternate-exchange`; for an `x-delayed-message` exchange `x-delayed-type`; for an
+    `x-consistent-hash` exchange `hash-header` or `hash-property`. Others have no effect."""
 
 
 class DeclaredQueue(Section):
-    """A queue, as a client would declare it: never exclusive, for then it would be somebody's."""
+    """Queue to declare, with the fields of a client's declaration. It is never exclusive, because an
+    exclusive queue belongs to a connection."""
 
     name: Name
-    """Not `amq.`: such names are the broker's."""
+    """Name of the queue. Names with `amq.` are reserved for the broker."""
     vhost: str | None = None
-    """As above."""
+    """Virtual host. Absent: the first one of the AMQP 0-9-1 listeners, to which routes belong."""
     durable: bool = True
-    """Whether it and its messages are in the store."""
+    """True if the queue and its persistent messages are stored on disk."""
     auto_delete: bool = False
-    """It goes with its last consumer, until the next start."""
+    """True if the queue is deleted with its last consumer, until the next start declares it again."""
     arguments: Arguments = Field({})
-    """`x-queue-type`, `x-message-ttl`, `x-max-length` and the others that clients say."""
+    """Arguments: `x-queue-type`, `x-message-ttl`, `x-max-length` and the others that clients may send."""
 
 
 class DeclaredBinding(Section):
-    """What an exchange passes on, and where to. Both ends are declared, too, or are `amq.` exchanges."""
+    """Binding to declare. Both ends must be declared as well, or be `amq.` exchanges."""
 
     source: Name
-    """The exchange. The default exchange needs no binding: it knows every queue by its name."""
+    """Source exchange. The default exchange needs no bindings: it routes to every queue by the queue's name.
+    """
     destination: Name
-    """A queue or another exchange."""
+    """Queue or exchange that receives the messages."""
     destination_type: Literal["queue", "exchange"] = "queue"
-    """Which of the two."""
+    """Kind of the destination."""
     vhost: str | None = None
-    """As above, of both ends."""
+    """Virtual host of both ends. Absent: the first one of the AMQP 0-9-1 listeners, to which routes belong.
+    """
     routing_key: Annotated[str, AfterValidator(_short)] = ""
-    """The binding key: of a topic exchange a pattern with `*` and `#`."""
+    """Binding key; for a topic exchange a pattern with `*` and `#`."""
     arguments: Arguments = Field({})
-    """Of a headers exchange: what it looks for, and `x-match`."""
+    """Arguments. For a headers exchange: the headers to match, and `x-match`."""
 
 
 def _listed(given: Any) -> Any:
@@ -132,29 +137,30 @@ def _listed(given: Any) -> Any:
 
 
 class Declare(Section):
-    """What is there from the start of AMQP 0-9-1, before a link consumes and before a listener accepts."""
+    """AMQP 0-9-1 definitions that exist before links consume and before listeners accept connections."""
 
     definitions: Annotated[
         tuple[FilePath, ...],
         Strict(False),
         BeforeValidator(_listed, json_schema_input_type=FilePath | list[FilePath]),
     ] = ()
-    """Files that RabbitMQ has exported (`rabbitmqctl export_definitions`), relative to the working directory;
-    a single one needs no list."""
+    """Definition files that RabbitMQ has exported (`rabbitmqctl export_definitions`), relative to the working
+    directory. A single file needs no list."""
     users: bool = False
-    """Also the users of `definitions`, with their password hashes, permissions and topic permissions; and
-    AMQP listeners that name no virtual hosts have theirs. `users` of this configuration come first."""
+    """True if users of `definitions` are imported, with their password hashes, permissions and topic
+    permissions, and AMQP listeners without virtual hosts get those of `definitions`. `users` of this
+    configuration take precedence."""
     policies: bool = False
-    """Also the policies of `definitions`, as far as they are about lengths, times, overflow, dead-lettering
-    and the delivery limit of queues, or the alternate exchange of exchanges."""
+    """True if policies of `definitions` are imported, as far as they set queue length, expiry, overflow,
+    dead-lettering, the delivery limit of queues, or the alternate exchange of exchanges."""
     exchanges: Annotated[tuple[DeclaredExchange, ...], Strict(False)] = ()
-    """Exchanges."""
+    """Exchanges to declare."""
     queues: Annotated[tuple[DeclaredQueue, ...], Strict(False)] = ()
-    """Queues."""
+    """Queues to declare."""
     bindings: Annotated[tuple[DeclaredBinding, ...], Strict(False)] = ()
-    """Bindings."""
+    """Bindings to declare."""
 
     @property
     def anything(self) -> bool:
-        """Whether it says anything."""
+        """True if the section declares or imports anything."""
         return bool(self.definitions or self.exchanges or self.queues or self.bindings)

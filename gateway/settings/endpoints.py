@@ -1,4 +1,9 @@
-"""Endpoints: listeners, where clients connect to us, and links, our connections to remote brokers."""
+"""Common options of endpoints: listeners, where clients connect, and links to remote brokers.
+
+`Listener` and `Link` are the base classes; each protocol extends them in a module of its own. The module also
+parses broker URLs (`parse_url`), hides passwords in them (`masked_url`), reads secret files and checks shared
+ports. It opens no connection.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,9 @@ FilePath = Annotated[Path, Strict(False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 SHARED: Final = "shared"
-"""Instead of a protocol's name: one port for several other listeners."""
+"""Protocol name of a listener that is one port for several other listeners."""
 UNFIT_FOR_HOST: Final = re.compile(r"[\s\x00-\x1f\x7f\"<>\\^`{|},;?#/@]")
-DROPPED: Final = "\t\r\n"  # characters that the standard library takes out of URLs
+DROPPED: Final = "\t\r\n"  # Characters that the standard library removes from URLs.
 SCHEMES: Final = {scheme.name: (one, scheme) for one in DIALECTS.values() for scheme in one.schemes}
 WEBSOCKET_PORTS: Final = {"websocket": 80, "websocket+tls": 443}  # RFC 6455, 3
 WEBSOCKET_PATH: Final = "/mqtt"
@@ -31,7 +36,7 @@ QUOTED: Final = "in a password write # as %23, ? as %3F, / as %2F, @ as %40, : a
 
 
 def secret_from(path: Path) -> str:
-    """The text of a secret's file without its line end; raises ConfigurationError."""
+    """Return the text of a secret file without its line end. Raises ConfigurationError."""
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -43,16 +48,18 @@ class ListenerTls(Section):
     """TLS of a listener. Files are PEM and are read again when they change."""
 
     cert_file: FilePath
-    """PEM: certificate with its chain."""
+    """Certificate with its chain, PEM."""
     key_file: FilePath
-    """Private key of the certificate."""
+    """Private key of `cert_file`."""
     client_ca_file: FilePath | None = None
-    """Clients must show a certificate that one of these authorities signed; absent: none is asked for."""
+    """File of certificate authorities. Clients must present a certificate that one of them signed. Absent:
+    clients are not asked for one."""
     crl_file: FilePath | None = None
     """With `client_ca_file`: certificate revocation lists of these authorities. A certificate that its
-    authority's list revokes is refused; all are while that list is missing or has expired."""
+    authority's list revokes is refused; all certificates are refused while that list is missing or has
+    expired."""
     client_certificate: Literal["required", "optional"] = "required"
-    """With `client_ca_file`: whether clients without a certificate may connect, too."""
+    """With `client_ca_file`: `optional` lets clients without a certificate connect as well."""
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -64,21 +71,24 @@ class ListenerTls(Section):
 
     @property
     def asked(self) -> tuple[Path | None, Path | None, str]:
-        """What is asked of clients."""
+        """Requirements for client certificates: authorities, revocation lists, and whether a certificate is
+        required."""
         return self.client_ca_file, self.crl_file, self.client_certificate
 
 
 class LinkTls(Section):
-    """TLS of a link; it takes part when the URL's scheme ends in `s`. Files are PEM."""
+    """TLS of a link, in use when the URL's scheme ends in `s`. Files are PEM."""
 
     ca_file: FilePath | None = None
-    """Authorities that the broker's certificate is checked against; absent: those of the system."""
+    """File of certificate authorities that the broker's certificate is checked against. Absent: those of the
+    system."""
     cert_file: FilePath | None = None
-    """Our own certificate, for brokers that ask for one."""
+    """Certificate of the gateway, for brokers that require one."""
     key_file: FilePath | None = None
     """Private key of `cert_file`."""
     verify: bool = True
-    """False takes any certificate: for a laboratory only."""
+    """True if the broker's certificate is verified. False accepts any certificate and is for a laboratory
+    only."""
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
@@ -88,19 +98,20 @@ class LinkTls(Section):
 
 
 class Listener(FrontOptions):
-    """Where clients of one protocol connect to us: what is the same for all of them."""
+    """Port where clients of one protocol connect: options that all protocols have."""
 
     protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
-    """What is spoken there; `shared` is one port for several other listeners, which `shares` names."""
+    """Protocol of the clients; `shared` is one port for several other listeners, which `shares` names."""
     host: str = "::"
-    """Address to bind; `::` is all of IPv4 and, where the machine has it, of IPv6; `0.0.0.0` IPv4 alone."""
+    """Address to bind. `::` is all IPv4 addresses and, where the machine has it, all IPv6 addresses;
+    `0.0.0.0` is IPv4 alone."""
     port: Port = Field(0, json_schema_extra={"default": None})
-    """Absent: the protocol's own port; `shared` has none. 0: any free one."""
+    """Port to bind. Absent: the protocol's standard port; `shared` has none. 0: any free port."""
     tls: ListenerTls | None = None
-    """Absent: no TLS."""
+    """TLS of the listener. Absent: no TLS."""
     limits: Limits | None = None
-    """Overrides for connections of this listener; what the broker shares (queues, sessions) follows the top
-    level."""
+    """Overrides of `limits` for connections of this listener. Limits of shared objects (queues, sessions)
+    follow the top level."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +129,7 @@ class Listener(FrontOptions):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of its virtual hosts; routes join the first one."""
+        """Names of the virtual hosts. Routes belong to the first one."""
         return ("/",)
 
 
@@ -126,22 +137,22 @@ _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
 
 
 class AnonymousListener(Listener):
-    """A listener of a protocol that lets clients have no name."""
+    """Listener of a protocol that permits clients without a name."""
 
     anonymous: Admission = "loopback"
-    """Who may connect without a name and password. MQTT clients with an empty name have none; and without
-    `users` any name but `guest` is taken for none."""
+    """Admission of clients without a name and password. MQTT clients with an empty user name count as such;
+    and without `users` every name but `guest` does."""
 
 
 class WebListener(Listener):
-    """A listener of a protocol that is also spoken over WebSocket."""
+    """Listener of a protocol that also runs over WebSocket."""
 
     websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
-    """WebSocket at this path, instead of TCP alone."""
+    """Path at which the listener accepts WebSocket connections, instead of plain TCP."""
     websocket_origins: Annotated[tuple[Origin, ...] | None, Strict(False)] = None
-    """Web pages that may connect, by origin (`https://app.example.com`); absent: any, but a page of elsewhere
-    that a browser on this machine has opened counts as a client from elsewhere, also for `anonymous` and
-    `guest`. Clients that are no browsers send no origin and are not asked for one."""
+    """Origins of web pages that may connect (`https://app.example.com`). Absent: any, but for a page of
+    another machine the client counts as remote, also for `anonymous` and `guest`, even when the browser runs
+    on this machine. Clients other than browsers send no origin and are not checked."""
 
     @model_validator(mode="after")
     def _origins_of_a_path(self) -> Self:
@@ -154,9 +165,9 @@ class SharedListener(Listener):
     """One port for several other listeners."""
 
     shares: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
-    """The listeners whose clients may come to this port, too. The first octets tell them apart, so of each
-    protocol there is one, and of WebSocket one for each path. With `tls`, clients may come with and without
-    it."""
+    """Names of the listeners whose clients may also connect to this port. The first bytes of a connection
+    select the listener, so each protocol may occur once, and WebSocket once for each path. With `tls`,
+    clients may connect with and without TLS."""
 
     @model_validator(mode="before")
     @classmethod
@@ -167,7 +178,11 @@ class SharedListener(Listener):
 
 
 def check_shares(listeners: Mapping[str, Listener]) -> None:
-    """Raises ValueError with the key when what a shared port names cannot be told apart or guarded."""
+    """Check that clients of each shared port can be told apart, and are no less protected than on their own
+    port.
+
+    Raises ValueError, with the configuration key, if not.
+    """
     for name, port in listeners.items():
         taken: dict[str, str] = {}
         for other in port.shares if isinstance(port, SharedListener) else ():
@@ -186,21 +201,21 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
 
 
 def websocket_path(listener: Listener) -> str | None:
-    """Where it is spoken over WebSocket; None: it is not."""
+    """Return the WebSocket path of a listener; None if the listener does not use WebSocket."""
     return listener.websocket_path if isinstance(listener, WebListener) else None
 
 
 def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
-    """Why `name` cannot be shared, with a suggestion."""
+    """Return the reason why the listener `name` cannot be shared, with a suggestion."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "no listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
 
 
 class Target(NamedTuple):
-    """What a link's URL says. `password` is "" when it says none; `virtual_host` is AMQP's.
+    """Parts of a link's URL. `password` is "" if the URL has none; `virtual_host` is AMQP's.
 
-    `websocket` is where MQTT over WebSocket is found: path and query; "": it is not spoken over that.
+    `websocket` is path and query for MQTT over WebSocket; "" if the link does not use WebSocket.
     """
 
     protocol: str
@@ -214,10 +229,10 @@ class Target(NamedTuple):
 
 
 def parse_url(url: str) -> Target:
-    """Take a broker's URL apart; raises ValueError with what to write instead."""
+    """Parse a broker's URL. Raises ValueError with the correct notation if it is not valid."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # whose text may hold a password
+    except ValueError:  # The text of this error may contain a password.
         raise ValueError(f"this is no URL; {QUOTED}") from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
@@ -245,13 +260,13 @@ def parse_url(url: str) -> Target:
 
 
 def address_of(target: Target) -> str:
-    """`host:port`, an IPv6 address in brackets."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{host}:{target.port}"
 
 
 def port_of(parts: SplitResult) -> int | None:
-    """The port of a URL, or None. Raises ValueError, without the text that is no port: it may be part of a
+    """Return the port of a URL, or None. Raises ValueError without the offending text, which may be part of a
     password."""
     try:
         return parts.port
@@ -260,13 +275,13 @@ def port_of(parts: SplitResult) -> int | None:
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password hidden, and its query, which may be a signature."""
+    """Return the URL with its password hidden, and with its query hidden, which may be a signature."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return without_users(url)
     netloc = parts.netloc
-    if "@" not in netloc and "@" in url:  # a character of the password ended it
+    if "@" not in netloc and "@" in url:  # A character of the password has ended the authority.
         return without_users(url)
     if parts.password is not None:
         user, _, place = netloc.rpartition("@")
@@ -276,22 +291,21 @@ def masked_url(url: str) -> str:
 
 
 class Outbox(Section):
-    """How much may wait for a link in the outbox of each of its routes with `settle: stored`.
-
-    A route may say otherwise by the same names.
-    """
+    """Bounds on the messages that wait for a link, in the outbox of each of its routes with `settle: stored`.
+    A route may override them by the same names."""
 
     messages_max: int = Field(1_000_000, ge=1)
-    """Messages that wait; those that are on their way to the broker do not count."""
+    """Messages that wait; messages on their way to the broker do not count."""
     bytes_max: int = Field(1024 * 1024 * 1024, ge=1)
-    """What they weigh, in octets: bodies, properties, and 256 for each."""
+    """Bytes of waiting messages: bodies, properties, and 256 bytes for each message."""
     age_secs_max: float | None = Field(None, gt=0)
-    """How long a message may wait; absent: for ever."""
+    """Longest time in seconds that a message may wait. Absent: no limit."""
     policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"
-    """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
+    """Policy at a limit: `reject` refuses new messages, `drop_oldest` drops the oldest, `dead_letter` turns
+    the oldest into dead letters."""
     shared: bool = False
-    """The outboxes are queues of the cluster, which any replica empties. Needs `engine: rabbitmq`; with it
-    `age_secs_max` needs `policy: drop_oldest` or `dead_letter`."""
+    """True if the outboxes are queues of the cluster, which any replica drains. Needs `engine: rabbitmq`;
+    `age_secs_max` then needs `policy: drop_oldest` or `dead_letter`."""
 
     @model_validator(mode="after")
     def _of_a_queue(self) -> Self:
@@ -304,33 +318,35 @@ class Outbox(Section):
 
 
 class Remote(Section):
-    """How one remote broker is reached, which may have several addresses, and how much may be on its way."""
+    """Addresses of one remote broker, credentials, timeouts, and bounds on messages in flight."""
 
     url: str | None = None
-    """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port`, `wss://user@host:port/path` or
-    `amqpfasts://user@host:port/virtual-host`."""
+    """URL of the broker: `amqps://user@host:port/virtual-host`, `mqtts://user@host:port`,
+    `wss://user@host:port/path` or `amqpfasts://user@host:port/virtual-host`."""
     urls: Annotated[tuple[str, ...], Strict(False)] = ()
-    """More of them, of the same protocol: nodes of one cluster, tried in turn when a connection fails."""
+    """Further URLs of the same protocol, for nodes of one cluster. They are tried in turn when a connection
+    fails."""
     username: str | None = None
-    """Instead of the URL's; AMQP: `guest` when nobody is named."""
+    """User name, instead of the URL's. AMQP uses `guest` if neither names a user."""
     password: SecretStr | None = None
-    """Instead of the URL's, for a laboratory: secrets belong in files."""
+    """Password, instead of the URL's. For a laboratory: secrets belong in files."""
     password_file: FilePath | None = None
-    """Read at every connection, so that a rotated secret is taken."""
+    """File with the password, read at every connection, so that a rotated secret takes effect."""
     tls: LinkTls = LinkTls()
-    """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
+    """TLS options; TLS is in use when the scheme ends in `s`."""
     prefetch: int = Field(1_000, ge=1, le=65_535)
-    """Unsettled messages that the broker may send us."""
+    """Unsettled messages that the broker may send to the gateway."""
     in_flight_max: int = Field(10_000, ge=1)
-    """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
+    """Published messages that the broker has not confirmed; further messages wait in the gateway, within
+    `limits`."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
-    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed."""
+    """MQTT keep-alive or AMQP heartbeat in seconds. 0 disables it; a dead peer is then not noticed."""
     connect_timeout_secs: float = Field(10.0, gt=0)
-    """To connect and greet."""
+    """Longest time in seconds to connect and authenticate."""
     reconnect_min_secs: float = Field(0.5, gt=0)
-    """First wait after a failure; it doubles each time, with jitter."""
+    """First wait in seconds after a failure; it doubles with each failure, with jitter."""
     reconnect_max_secs: float = Field(30.0, gt=0)
-    """Longest wait between two attempts."""
+    """Longest wait in seconds between two attempts."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -374,8 +390,10 @@ class Remote(Section):
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
     def target(self, at: int = 0) -> Target:
-        """Where to connect and as whom, by the URL number `at`; reads `password_file`. Raises
-        ConfigurationError."""
+        """Return address and credentials of the URL with index `at`; reads `password_file`.
+
+        Raises ConfigurationError if the password cannot be read.
+        """
         target = parse_url(self.all_urls[at])
         password = target.password
         if self.password is not None:
@@ -386,31 +404,33 @@ class Remote(Section):
 
 
 class Link(Remote):
-    """Our client connection to one remote broker: what is the same for all protocols."""
+    """Client connection of the gateway to one remote broker: options that all protocols have."""
 
     client_id: str = Field("gateway-{replica}", min_length=1)
-    """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
-    name."""
+    """MQTT client identifier, AMQP connection name or AMQP/Fast client-name. `{replica}` is the name of this
+    process."""
     connections: Literal[1, 2] = 1
-    """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
-    of what is published, and stops reading, still hears what was consumed acknowledged."""
+    """Number of connections. With 2, one consumes and one publishes (with `-out` appended to its
+    `client_id`): a broker that is overloaded and stops reading publishes still receives acknowledgements of
+    consumed messages."""
     elected: bool = False
-    """Of all replicas one alone consumes over this link; another one does when that is gone. Each publishes
-    over a connection of its own, as with `connections: 2`. Needs `engine: rabbitmq`, which elects."""
+    """True if one replica alone consumes over this link; another one takes over when that replica stops.
+    Every replica publishes over a connection of its own, as with `connections: 2`. Needs `engine: rabbitmq`,
+    which elects the replica."""
     elected_timeout_secs: float = Field(20.0, gt=0)
-    """How long a replica that has been elected, and does not reach the broker, keeps the link before another
-    one tries."""
+    """Time in seconds that an elected replica which cannot reach the broker keeps the link before another
+    replica tries."""
     required: bool = False
-    """Whether /readyz waits for this link."""
+    """True if `/readyz` reports ready only while this link is connected."""
     outbox: Outbox = Outbox()
-    """Of routes with `settle: stored`."""
+    """Bounds of the outboxes of routes with `settle: stored`."""
 
     @property
     def proves_password(self) -> bool:
-        """Whether the password is proved to the broker, and not said."""
+        """True if the link proves that it knows the password without sending it."""
         return False
 
     def divides(self, queue: str | None) -> bool:
-        """Whether replicas that consume from `queue`, or, None, from anything else, get each message once
-        among them."""
+        """Return True if each message reaches only one of the replicas that consume from `queue`; None stands
+        for any other source."""
         return True

@@ -1,4 +1,9 @@
-"""What stands behind the listeners: the embedded broker, or a RabbitMQ cluster that many gateways share."""
+"""Section `broker` of the configuration: the embedded broker, or a RabbitMQ cluster that replicas share.
+
+`EmbeddedEngine` has no options of its own. `RabbitEngine` has the address of the cluster, the PostgreSQL
+database of shared state (`StateDatabase`), and the names and bounds of the replicas' queues. The module holds
+and checks the values only; `gateway/engine` and `gateway/state` use them.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +19,26 @@ from gateway.settings.limits import Section
 EMBEDDED: Final = "embedded"
 RABBITMQ: Final = "rabbitmq"
 ENGINE: Final = "engine"
-"""What the connection to the cluster is called where endpoints are listed."""
+"""Name of the connection to the cluster in lists of endpoints."""
 
 
 class EmbeddedEngine(Section):
-    """The gateway is its own broker: sessions, queues and retained messages belong to this process."""
+    """Embedded broker: sessions, queues and retained messages belong to this process."""
 
     engine: Literal["embedded"] = "embedded"
-    """Which engine this is."""
+    """Kind of engine."""
 
 
 class StateDatabase(Section):
-    """The PostgreSQL database, version 15 or later, in which replicas keep their state."""
+    """PostgreSQL database, version 15 or later, in which replicas store their state."""
 
     url: str
-    """`postgresql://user@host:port/database`; behind a `?` options of libpq, such as
-    `sslmode=verify-full&sslrootcert=/etc/ssl/ca.pem`. Several hosts, divided by commas, are tried in turn for
-    the one that can be written."""
+    """URL `postgresql://user@host:port/database`, with options of libpq after a `?`, such as
+    `sslmode=verify-full&sslrootcert=/etc/ssl/ca.pem`. Several hosts, separated by commas, are tried in turn
+    for one that is writable."""
     password_file: FilePath | None = None
-    """Instead of the URL's; read for each connection, so that a changed password needs no restart."""
+    """File with the password, instead of the URL's; read for each connection, so that a changed password
+    needs no restart."""
 
     @model_validator(mode="after")
     def _is_postgresql(self) -> Self:
@@ -48,30 +54,32 @@ class StateDatabase(Section):
         return masked_url(url)
 
     def password(self) -> str:
-        """Read `password_file`. Raises ConfigurationError."""
+        """Return the password from `password_file`. Raises ConfigurationError if it cannot be read."""
         assert self.password_file is not None
         return secret_from(self.password_file)
 
 
 class RabbitEngine(Remote):
-    """A RabbitMQ cluster, through which gateways with the same `namespace` serve the same clients."""
+    """RabbitMQ cluster through which gateways with the same `namespace` serve the same clients."""
 
     engine: Literal["rabbitmq"]
-    """Which engine this is."""
+    """Kind of engine."""
     postgresql: StateDatabase
-    """Where replicas keep what is not a message, in a schema with the name of `namespace`, which they create.
-    Two clusters with the same namespace need a database each."""
+    """Database of state that is not messages, in a schema with the name of `namespace`, which the replicas
+    create. Two clusters with the same namespace need separate databases."""
     namespace: str = Field("gateway", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """With what the names of queues and exchanges begin; replicas of one world say the same."""
+    """Prefix of the names of queues and exchanges. Replicas that serve the same clients use the same one."""
     topic_exchange: str = Field("amq.topic", min_length=1, max_length=127)
-    """The topic exchange that every MQTT message passes; programs that speak AMQP bind their queues to it."""
+    """Topic exchange that every MQTT message passes. Programs that use AMQP bind their queues to it."""
     queue_type: Literal["classic", "quorum"] = "quorum"
-    """Of the queues: `quorum` survives the loss of a node; `classic` costs less and stays on one."""
+    """Type of the queues: `quorum` survives the loss of a node; `classic` needs fewer resources and stays on
+    one node."""
     queue_bytes_max: int = Field(1024 * 1024 * 1024, ge=1_048_576)
-    """Octets that may wait on the cluster for one replica; beyond it the oldest are dropped, and counted."""
+    """Bytes that may wait on the cluster for one replica; beyond it the oldest messages are dropped and
+    counted."""
     engine_timeout_secs: float = Field(60.0, gt=0)
-    """How long clients stay connected while the cluster is away; a replica that is silent for 20 s longer is
-    held dead by the others."""
+    """Time in seconds that clients stay connected while the cluster is unreachable. The other replicas
+    declare a replica dead after 20 s more without a sign of life."""
 
     @model_validator(mode="after")
     def _speaks_amqp(self) -> Self:

@@ -1,4 +1,8 @@
-"""What stands before a listener's protocol: WebSocket and the PROXY protocol."""
+"""Listener options for the layers below its protocol: the PROXY protocol, and values for WebSocket origins.
+
+`FrontOptions` is a base class of `Listener`. The module checks the notation of networks and origins; it
+handles no connections.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,12 @@ ProxyProtocol = Annotated[
 
 
 class FrontOptions(Section):
-    """The part of a listener that is about the way to its protocol."""
+    """Listener options for load balancers in front of it."""
 
     proxy_protocol: ProxyProtocol = "off"
-    """`required`: every connection begins with a header of the PROXY protocol, version 1 or 2, in which a
-    balancer says for whom it connects. Access, logs and senders then see that address."""
+    """PROXY protocol. With `required`, every connection begins with a PROXY header, version 1 or 2, in which
+    a load balancer sends the client's address. Access rules, logs and message properties then use that
+    address."""
     proxy_protocol_from: Annotated[tuple[Network, ...], Strict(False)] = ()
-    """The balancers' networks, with `required`: nobody else may connect. What they announce is believed, so
-    there is no default."""
+    """Networks of the load balancers, with `required`; connections from elsewhere are refused. Their headers
+    are trusted, so there is no default."""

@@ -1,4 +1,9 @@
-"""Who a client is: the back ends that are asked, in their order."""
+"""Section `authentication` of the configuration: the back ends that establish who a client is.
+
+There are four: configured users, TLS certificates, JSON Web Tokens, and an HTTP server. They are tried in the
+configured order, and the first that accepts a client decides. The module holds and checks the options only;
+`gateway/access` authenticates.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ Algorithm = Literal[
 def _http_url(given: str) -> str:
     try:
         parts = urlsplit(given)
-    except ValueError:  # whose text may hold a password
+    except ValueError:  # The text of this error may contain a password.
         raise ValueError(f"this is no URL; {QUOTED}") from None
     port_of(parts)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -45,72 +50,73 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 
 
 class UsersBackend(Section):
-    """Those of `users`, and of a file of its own."""
+    """Back end of the users in `users` and in a separate file."""
 
     backend: Literal["users"]
-    """Which kind of back end this is."""
+    """Kind of back end."""
     file: FilePath | None = None
-    """A file with more of them, by name and with the same keys as `users`; read again when it changes."""
+    """File with further users by name, with the same keys as `users`. It is read again when it changes."""
 
 
 class CertificatesBackend(Section):
-    """Clients that have shown a certificate: to a listener with `tls.client_ca_file`, or to a balancer that
-    says so in its PROXY header. They say no password, and no name or that of the certificate.
-    """
+    """Back end of clients that have presented a certificate, to a listener with `tls.client_ca_file` or to a
+    load balancer that reports it in the PROXY header. These clients send no password, and no user name or
+    that of the certificate."""
 
     backend: Literal["certificates"]
-    """Which kind of back end this is."""
+    """Kind of back end."""
     name: Literal["common_name", "distinguished_name", "dns", "email", "uri", "ip"] = "common_name"
-    """What of the certificate is the user name: a part of its subject, or the first alternative name of that
-    kind. Of what a balancer announces: `common_name`, and the others if it sends the certificate itself."""
+    """Field of the certificate that is the user name: a part of the subject, or the first alternative name of
+    that kind. Of a certificate behind a load balancer: `common_name`, and the others if the load balancer
+    sends the certificate itself."""
     known_only: bool = False
-    """Whether the name must be one of the users, as it must be without this back end (AMQP's EXTERNAL)."""
+    """True if the name must be one of the users, as is the rule without this back end (AMQP's EXTERNAL)."""
 
 
 class JwtBackend(Section):
-    """Clients whose password is a JSON Web Token (MQTT, AMQP PLAIN, AMQP/Fast), or who show one in an AUTH of
-    MQTT 5. Their user name is the token's, whatever they say besides.
-    """
+    """Back end of clients whose password is a JSON Web Token (MQTT, AMQP PLAIN, AMQP/Fast), or that send one
+    in an AUTH packet of MQTT 5. The token's user name replaces any other."""
 
     backend: Literal["jwt"]
-    """Which kind of back end this is."""
+    """Kind of back end."""
     keys_file: FilePath | None = None
-    """The keys that sign tokens: a JWKS document, a public key or certificate in PEM, or for `HS…` the secret
-    itself. Read again when it changes. One of `keys_file` and `keys_url` is given."""
+    """Keys that sign tokens: a JWKS document, a public key or certificate in PEM, or for `HS…` the secret
+    itself. Read again when the file changes. Exactly one of `keys_file` and `keys_url` is required."""
     keys_url: HttpUrl | None = None
-    """Where a JWKS document is found."""
+    """URL of a JWKS document."""
     keys_ca_file: FilePath | None = None
-    """Authorities that the certificate of `keys_url` is checked against; absent: those of the system."""
+    """File of certificate authorities that the certificate of `keys_url` is checked against. Absent: those of
+    the system."""
     keys_refresh_secs: float = Field(300.0, ge=1)
-    """How often the keys are fetched again; also at once, but not more often than every ten seconds, when a
-    token names one that is not known."""
+    """Interval in seconds at which the keys are fetched; also at once when a token names an unknown key, but
+    at most every ten seconds."""
     keys_kept_secs: float = Field(86_400.0, ge=0)
-    """How long keys serve when they cannot be fetched again."""
+    """Time in seconds that keys stay in use while they cannot be fetched."""
     timeout_secs: float = Field(5.0, gt=0, le=60)
-    """How long fetching them may take."""
+    """Longest time in seconds to fetch the keys."""
     algorithms: Annotated[tuple[Algorithm, ...], Strict(False), Field(min_length=1)] = ("RS256", "ES256")
-    """Signatures that are taken, by their names; `HS…` stand alone."""
+    """Accepted signature algorithms. `HS…` cannot be combined with others."""
     issuer: str | None = None
-    """What `iss` has to be; absent: it is not looked at."""
+    """Required value of the claim `iss`. Absent: not checked."""
     audience: str | None = None
-    """What `aud` has to name; absent: it is not looked at."""
+    """Name that the claim `aud` must contain. Absent: not checked."""
     leeway_secs: float = Field(10.0, ge=0, le=600)
-    """By how much clocks may differ: `exp`, `nbf` and `iat`."""
+    """Tolerated difference of clocks in seconds for `exp`, `nbf` and `iat`."""
     expiry_required: bool = True
-    """Whether a token without `exp` is refused."""
+    """True if tokens without `exp` are refused."""
     user_claim: str = Field("sub", min_length=1)
-    """The claim that is the user name; claims within others with dots: `user.name`."""
+    """Claim that is the user name; nested claims are written with dots: `user.name`."""
     roles_claim: str | None = None
-    """The claim with the names of roles: a list, or a text with blanks. `realm_access.roles`, for example."""
+    """Claim with the names of roles, a list or a text with spaces, for example `realm_access.roles`."""
     scope_claim: str | None = "scope"
-    """The claim with scopes, in RabbitMQ's words: `read:VHOST/NAME/KEY`."""
+    """Claim with scopes in RabbitMQ's notation: `read:VHOST/NAME/KEY`."""
     scope_prefix: str = ""
-    """What scopes that are meant for us begin with, as `rabbitmq.`; it is taken off, others are passed
-    over."""
+    """Prefix of scopes that are meant for the gateway, such as `rabbitmq.`. It is removed; scopes without it
+    are ignored."""
     fields: dict[str, str] = Field({}, max_length=32)
     """Claims that rules may use as `{NAME}`, by that name."""
     method: str = Field("OAUTH2-JWT", min_length=1)
-    """MQTT 5: the Authentication Method whose Authentication Data is the token."""
+    """MQTT 5 Authentication Method whose Authentication Data is the token."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -129,28 +135,30 @@ class JwtBackend(Section):
 
 
 class HttpBackend(Section):
-    """A server that says who is right, as RabbitMQ's `rabbitmq_auth_backend_http` asks it: it hears
-    `username`, `password` and what is known besides, and answers `allow`, perhaps with roles, or `deny`.
-    """
+    """Back end of an HTTP server, with the protocol of RabbitMQ's `rabbitmq_auth_backend_http`: the server
+    receives `username`, `password` and known properties of the client, and responds `allow`, perhaps with
+    roles, or `deny`."""
 
     backend: Literal["http"]
-    """Which kind of back end this is."""
+    """Kind of back end."""
     user_url: HttpUrl
-    """Where it is asked about a user."""
+    """URL for checks of a user."""
     method: Literal["get", "post"] = "post"
-    """`get`: everything stands in the query, and so in logs of whatever lies between; RabbitMQ's default."""
+    """HTTP method. `get` puts everything into the query, and so into logs of proxies; it is RabbitMQ's
+    default."""
     ca_file: FilePath | None = None
-    """Authorities that its certificate is checked against; absent: those of the system."""
+    """File of certificate authorities that the server's certificate is checked against. Absent: those of the
+    system."""
     timeout_secs: float = Field(5.0, gt=0, le=60)
-    """How long an answer may take. Whoever has none is refused."""
+    """Longest time for a response in seconds. A client without a response is refused."""
     connections_max: int = Field(16, ge=1, le=1_024)
-    """Questions at a time."""
+    """Concurrent requests to the server."""
     waiting_max: int = Field(1_000, ge=1)
-    """Logins that wait for their turn; addresses take turns."""
+    """Logins that wait for a free connection. They are served round robin by address."""
     cache_secs: float = Field(60.0, ge=0, le=86_400)
-    """How long an answer is remembered, `deny` for a tenth of it; 0: not at all."""
+    """Time in seconds that a response is cached; `deny` is cached for 10 % of it. 0 disables the cache."""
     cache_entries_max: int = Field(10_000, ge=1)
-    """Answers that are remembered, of each kind."""
+    """Cached responses of each kind."""
 
     @field_serializer("user_url")
     def _hidden(self, url: str) -> str:
@@ -164,7 +172,8 @@ USERS_ALONE: Final = (UsersBackend(backend="users"),)
 
 
 def check_backends(backends: tuple[Backend, ...]) -> None:
-    """Raises ValueError when they cannot be asked side by side."""
+    """Check that the back ends can be used together. Raises ValueError if `users` or `certificates` occurs
+    twice."""
     kinds = [one.backend for one in backends]
     for kind in ("users", "certificates"):
         if kinds.count(kind) > 1:

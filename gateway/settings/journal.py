@@ -1,4 +1,8 @@
-"""The journal's options. Sizes are octets, times are seconds; a limit of 0 does not limit."""
+"""Section `journal` of the configuration: the record of messages that crossed the gateway.
+
+Sizes are bytes, times are seconds; a limit of 0 is no limit. The module holds and checks the values only;
+`gateway/store/journal` writes the files.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +13,46 @@ from pydantic import Field, SecretStr, field_validator
 from gateway.settings.endpoints import FilePath
 from gateway.settings.limits import Section
 
-HASH_KEY_CHARACTERS_MIN: Final = 16  # a shorter one is found by trying
+HASH_KEY_CHARACTERS_MIN: Final = 16  # Shorter keys can be found by trying.
 
 
 class Journal(Section):
-    """A record of what crossed, which `gateway journal` and the pipeline read."""
+    """Record of messages that crossed the gateway, for `gateway journal` and the data pipeline."""
 
     enabled: bool = False
-    """Whether anything is written down."""
+    """True if the journal is written."""
     all: bool = True
-    """False: only routes that say `journal: true`."""
+    """True if all routes are recorded. False: only routes with `journal: true`."""
     unrouted: bool = True
-    """Whether messages that no subscription, queue or route takes have a row, if `all` is true."""
+    """True if messages that no subscription, queue or route accepts are recorded as well, if `all` is true.
+    """
     path: FilePath | None = None
-    """Folder of the segments, which replicas may share if each has a folder below it; absent: `journal` in
-    the store's folder."""
+    """Folder of the segments. Replicas may share it if each has a subfolder. Absent: `journal` in the store's
+    folder."""
     shard: int = Field(0, ge=0)
     """Number of this process among those that write to the folder."""
     segment_bytes: int = Field(64 * 1024 * 1024, ge=0)
-    """A new segment is begun at this size; 0: no limit."""
+    """Size at which a new segment is begun; 0: no limit."""
     segment_secs: float = Field(3_600.0, ge=0)
-    """A new segment is begun at this age; 0: no limit."""
+    """Age at which a new segment is begun; 0: no limit."""
     retention_bytes: int = Field(10 * 1024**3, ge=0)
-    """Of each shard: the oldest segments go when all have more than this; the newest stays; 0: no limit."""
+    """Size of all segments of one shard; beyond it the oldest are deleted, but never the newest. 0: no limit.
+    """
     retention_secs: float = Field(7 * 86_400.0, ge=0)
-    """They go when they are older; 0: no limit."""
+    """Age at which segments are deleted; 0: no limit."""
     compress: int = Field(0, ge=0, le=9)
-    """zlib's level; 0: blocks are not compressed."""
+    """Compression level of zlib; 0: blocks are not compressed."""
     body_bytes_max: int = Field(65_536, ge=0)
-    """Larger bodies are left out, their size is kept; 0: all are left out."""
+    """Largest body that is recorded; of a larger one only the size is recorded. 0: no bodies are recorded."""
     hash_key: SecretStr | None = None
-    """With what `private` of a route hashes, 16 characters at least: the same key makes the same hash of a
-    value for ever, and who has it can try values. Best said by the environment."""
+    """Key of the hashes that a route's `private` writes, at least 16 characters. The same key always gives
+    the same hash of a value, and whoever has it can find values by trying. Best set by an environment
+    variable."""
     flush_interval_secs: float = Field(0.2, gt=0)
-    """A row is in the file this soon; with little traffic, longer makes smaller files."""
+    """Longest time until a row is written to the file. With little traffic, a longer time makes smaller
+    files."""
     sync_interval_secs: float = Field(1.0, ge=0)
-    """Between fsyncs; 0: when the system sees fit."""
+    """Interval of fsync; 0 leaves it to the operating system."""
     backlog_bytes_max: int = Field(64 * 1024 * 1024, ge=1_048_576)
     """Blocks that wait for the disk; beyond it rows are dropped, counted, and marked as a gap."""
 

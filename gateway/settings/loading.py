@@ -1,4 +1,8 @@
-"""From file and environment to settings: environment over file over defaults, and errors that say where."""
+"""Loader of the configuration: merges environment, file and defaults, in this order of precedence.
+
+`load_settings` is the entry point. Faults are collected and raised as one ConfigurationError, with the place
+of each key in the file or the name of its variable. Values that may be secrets do not appear in messages.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ SECRETS: Final = frozenset(("password", "password_hash", "scram", "url", "urls")
 
 
 def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
-    """Read the configuration; `path` None: the file that GATEWAY_CONFIG names, or none.
+    """Read the configuration from `path` and from the variables `env`.
 
-    Raises ConfigurationError with one line per fault: place, key, reason, suggestion.
+    With `path` None, the file is the one that GATEWAY_CONFIG names, or none. Raises ConfigurationError with
+    one line per fault: place, key, reason and suggestion.
     """
     chosen = path or env.get(CONFIG_VARIABLE) or None
     file = FileSource(
@@ -43,14 +48,15 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
 def _told(
     error: ValidationError, environment: EnvironmentSource, document: Document
 ) -> Iterator[ConfigurationError]:
-    """One for each fault, in the order of the tree."""
+    """Yield one ConfigurationError for each fault, in the order of the settings tree."""
     for complaint in complaints(error, Settings):
         shown = complaint._replace(given=None) if _is_secret(complaint.place) else complaint
         yield _where(complaint.place, environment, document, shown.text)
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
-    """Where each key is said. What a variable says, it says whole: lists are never merged."""
+    """Return where each key is set. A key of a variable replaces the file's value as a whole: lists are never
+    merged."""
     said = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
         place: Origin(document.file, line, column)
@@ -61,14 +67,15 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
 
 def _is_list(place: Place, end: int) -> bool:
-    """Whether what stands at the first `end` steps of a place is all there is of it: it, or a list's item."""
+    """Return True if the first `end` steps of `place` lead to the whole value: all of `place`, or the list of
+    a list item."""
     return end == len(place) or isinstance(place[end], int)
 
 
 def _where(
     place: Place, environment: EnvironmentSource, document: Document, reason: str
 ) -> ConfigurationError:
-    """The fault at what says `place`, or the nearest key above it."""
+    """Return a ConfigurationError with the position of `place`, or of the nearest key above it."""
     for end in range(len(place), 0, -1):
         if origin := environment.origin(place[:end]):
             return ConfigurationError(reason, file=origin)
@@ -79,5 +86,5 @@ def _where(
 
 
 def _is_secret(place: Place) -> bool:
-    """Whether what stands there may hold a password."""
+    """Return True if the value at `place` may contain a password."""
     return any(isinstance(step, str) and (step in SECRETS or step.endswith("_url")) for step in place[-2:])

@@ -1,4 +1,9 @@
-"""What is MQTT's own in a listener and in a link."""
+"""MQTT options of listeners and links.
+
+`MqttListener` and `MqttLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py` with
+options that only MQTT has. The module holds and checks the values only; `gateway/ingress` and
+`gateway/egress` use them.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +24,27 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class MqttListener(WebListener, AnonymousListener):
-    """A listener for MQTT clients: what they may ask for, and are told."""
+    """Listener for MQTT clients: the features that clients may use and the addresses that they are sent."""
 
     qos_max: Literal[0, 1, 2] = 2
-    """The highest QoS that clients may publish and subscribe with."""
+    """Highest QoS that clients may publish and subscribe with."""
     retain: bool = True
-    """Whether clients may publish retained messages."""
+    """True if clients may publish retained messages."""
     response_information: str | None = None
-    """Where clients that ask for it are told to have responses sent (MQTT 5), `{client_id}` filled in: for
-    instance `reply/{client_id}`."""
+    """Response Information (MQTT 5) for clients that request it, for instance `reply/{client_id}`."""
     server_reference: str | None = Field(None, min_length=1)
-    """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks. Their
-    wills are not published then."""
+    """Server Reference (MQTT 5) that clients receive when this gateway stops: `host:port`, several separated
+    by spaces. Their wills are not published then."""
     server_moved: bool = False
-    """They are told that it is for good (0x9D, server moved, instead of 0x9C, use another server)."""
+    """True if the reason code with `server_reference` is 0x9D, server moved, instead of 0x9C, use another
+    server."""
     sys_interval_secs: float = Field(10.0, ge=0)
-    """How often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
+    """Interval in seconds at which the `$SYS` topics are published while a client subscribes to them; 0
+    disables them."""
 
     byte_order: ByteOrder = "auto"
-    """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
-    level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
+    """Byte order of keep-alive and packet identifiers of older MQTT clients. `auto` uses little-endian for
+    level 2 and big-endian for level 3 (3.1), unless the packet identifiers show otherwise; see [MQTT
     clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
 
     @model_validator(mode="after")
@@ -56,25 +62,29 @@ class MqttListener(WebListener, AnonymousListener):
 
 
 class MqttLink(Link):
-    """A link to an MQTT broker."""
+    """Link to an MQTT broker."""
 
     version: MqttVersion = "auto"
-    """`auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0. `mqipdp` is the
-    protocol before 3.1 (level 2), which has no user name and no password."""
+    """Protocol version. `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has used 5.0
+    before. `mqipdp` is the protocol before 3.1 (level 2), which has no user name and no password."""
     byte_order: ByteOrder = "auto"
-    """Of keep-alive and packet identifiers with a broker of `3.1` or `mqipdp`: `auto` is little-endian for
-    `mqipdp` and big-endian for `3.1`."""
+    """Byte order of keep-alive and packet identifiers with a broker of version `3.1` or `mqipdp`. `auto` is
+    little-endian for `mqipdp` and big-endian for `3.1`."""
     authentication: Literal["password", "scram-sha-256"] = "password"
-    """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
+    """Authentication method. `scram-sha-256` (MQTT 5) proves the password in AUTH packets instead of sending
+    it, and the broker proves that it knows it, too."""
     qos: Literal[0, 1, 2] = 1
-    """Of the subscriptions that routes need."""
+    """QoS of the subscriptions that routes need."""
     bridge: bool = False
-    """MQTT 3.x: say in CONNECT that we are a bridge, which Mosquitto and RSMB understand: what we publish
-    does not come back, and the retain flag of live messages is kept. MQTT 5 has options for both."""
+    """True if the link identifies itself as a bridge in CONNECT (MQTT 3.x), which Mosquitto and RSMB support:
+    messages that the link publishes do not return to it, and live messages keep their retain flag. MQTT 5 has
+    subscription options for both."""
     share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
-    """Subscriptions are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
+    """Group of shared subscriptions: the link subscribes to `$share/GROUP/FILTER`, and the members of the
+    group divide the messages among them."""
     session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
-    """How long the broker keeps our session while we are away; 0: a clean one at each connection."""
+    """Time in seconds that the broker stores the session while the link is disconnected. 0: a clean session
+    at each connection."""
 
     @model_validator(mode="after")
     def _says_what_its_version_has(self) -> Self:
@@ -102,9 +112,10 @@ class MqttLink(Link):
 
     @property
     def proves_password(self) -> bool:
-        """In AUTH packets."""
+        """True if the link authenticates by AUTH packets."""
         return self.authentication != "password"
 
     def divides(self, queue: str | None) -> bool:
-        """The broker does, of shared subscriptions; or one replica alone has them."""
+        """Return True if the link uses shared subscriptions, whose messages the broker divides, or is
+        elected."""
         return self.share is not None or self.elected

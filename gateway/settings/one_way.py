@@ -1,8 +1,9 @@
-"""Workers of the embedded broker: each is a broker of its own, so clients of different workers never meet.
+"""Check of configurations with several workers of the embedded broker.
 
-That is right where nobody could tell: clients that only publish, and routes that take all of it to links.
-What would need a common broker (subscriptions, retained messages, QoS 2 that a client goes on with at another
-worker) is refused, with the key that says so.
+Each worker is a broker of its own, so clients of different workers cannot exchange messages. The gateway
+therefore accepts such a configuration only if clients publish and all messages leave by links. Options that
+need a common broker are refused with their key: subscriptions, retained messages, and QoS 2 that a client
+could continue at another worker.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def common_world(
     authentication: Iterable[Backend],
     authorizer: HttpAuthorizer | None,
 ) -> Iterator[str]:
-    """What needs one broker for all workers, and how it would not."""
+    """Yield each option that needs one broker for all workers, with the change that avoids it."""
     for name, listener in listeners.items():
         if isinstance(listener, SharedListener):
             continue

@@ -1,8 +1,8 @@
-"""Where the configuration comes from, as sources of pydantic-settings, which merges them.
+"""Configuration sources for pydantic-settings: the YAML file and environment variables.
 
-A variable GATEWAY_LISTENERS__MQTT__PORT is the key listeners.mqtt.port. What is a table or a list there is
-written as YAML. Kubernetes sets variables that begin with the name of each Service (GATEWAY_SERVICE_HOST), so
-those are passed over; any other unknown one is an error, as an unknown key in the file is.
+A variable GATEWAY_LISTENERS__MQTT__PORT sets the key listeners.mqtt.port. The value of a table or a list is
+YAML. Kubernetes sets variables that begin with the name of each Service (GATEWAY_SERVICE_HOST); those are
+ignored. Any other unknown variable is an error, as an unknown key in the file is.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 
 class FileSource(InitSettingsSource):
-    """What the file says. Where it says nothing: the three listeners, or that of MQTT on a shared engine, and
-    `replica` as the process's name."""
+    """Values of the file, with computed defaults: the three listeners (MQTT alone on a shared engine), and
+    the name `replica`."""
 
     def __init__(self, document: Document, replica: str) -> None:
-        """Raises ConfigurationError for a document that is no table of keys."""
+        """Raises ConfigurationError for a document that is not a table of keys."""
         self.document = document
         stated = {} if document.content is None else document.content
         if not isinstance(stated, dict):
@@ -49,10 +49,13 @@ class FileSource(InitSettingsSource):
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """What variables say. `variables` names the one that says a key, and those that say keys below it."""
+    """Values of the environment variables. `variables` maps keys that are set to names of variables."""
 
     def __init__(self, env: Mapping[str, str], file: FileSource) -> None:
-        """`env` need not be this process's. Raises ConfigurationError for a variable that is no key."""
+        """Read variables from `env`, which need not be this process's environment.
+
+        Raises ConfigurationError for a variable that names no key, and for two that set the same key.
+        """
         super().__init__(Settings, env_prefix="", env_nested_delimiter=DELIMITER)
         self.variables: dict[Place, str] = {}
         values: dict[Place, Any] = {}
@@ -69,15 +72,15 @@ class EnvironmentSource(EnvSettingsSource):
                 if not isinstance(values.get(place[:end], {}), dict):
                     reason = f"{self.variables[place[:end]]} says that there is no {dotted(place[:end])}"
                     raise ConfigurationError(reason, file=_called(variable))
-        # A table said whole comes before what is said in it.
+        # A variable that sets a whole table comes before those that set keys in it.
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """What was read from YAML already, where the variable's name could be told."""
+        """Return the value unchanged: it was parsed as YAML when the variable was read."""
         return value
 
     def origin(self, place: Place) -> str:
-        """The variable that says `place`, as errors name it; "": none does."""
+        """Return the name of the variable that sets `place`, as error messages show it; "" if none does."""
         variable = self.variables.get(place)
         return "" if variable is None else _called(variable)
 
@@ -87,9 +90,10 @@ def _called(variable: str) -> str:
 
 
 def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Place, Any]:
-    """The key that a variable means, and the type which the key wants.
+    """Return the key that a variable sets, and the type of its value.
 
-    Names given by the user are matched with those in the file without regard to case, and `_` also means `-`.
+    Names that users have chosen are matched with those in the file without regard to case, and `_` also
+    matches `-`. Raises ConfigurationError for an unknown key.
     """
     place: Place = ()
     wanted: Any = Settings
@@ -108,7 +112,7 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
 
 
 def _parts(wanted: Any) -> bool:
-    """Whether what is wanted is made of parts: a table or a list."""
+    """Return True if the type has parts: a table or a list."""
     return any(
         get_origin(option) in (dict, list, tuple)
         or (isinstance(option, type) and issubclass(option, BaseModel))

@@ -1,4 +1,8 @@
-"""Traces by OpenTelemetry: which messages are traced, and where the spans go."""
+"""Section `tracing` of the configuration: traces by OpenTelemetry.
+
+The section selects the messages to trace and the collector. It needs the extra `otel`, and its absence is a
+configuration error.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,19 @@ class Tracing(Section):
     """Spans of messages, sent by OTLP over HTTP. Needs the extra `otel`."""
 
     enabled: bool = False
-    """Off: nothing is traced, what messages carry of a trace passes as it is, and none of this costs
-    anything."""
+    """True if messages are traced. Otherwise trace headers of messages pass unchanged, and tracing costs
+    nothing."""
     url: str | None = Field(None, pattern=r"^https?://")
-    """Where spans go, as `http://collector:4318/v1/traces`; absent: where OpenTelemetry's own variables say
-    (`OTEL_EXPORTER_OTLP_ENDPOINT`, `..._HEADERS`, `..._CERTIFICATE`), else port 4318 of this machine."""
+    """URL of the collector, such as `http://collector:4318/v1/traces`. Absent: the URL in OpenTelemetry's own
+    variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `..._HEADERS`, `..._CERTIFICATE`), else port 4318 of this
+    machine."""
     share: float = Field(0.001, ge=0, le=1)
-    """Of the messages that come without a `traceparent`: so many of all begin a trace. One that comes with
-    it is traced if it says that it is sampled."""
+    """Fraction of messages without a `traceparent` that begin a trace. A message with one is traced if its
+    flag says that it is sampled."""
     messages_per_second_max: float = Field(100.0, gt=0)
-    """Traced messages, whatever their senders ask for; those beyond pass as if nobody had asked."""
+    """Traced messages per second, whatever senders request; further messages pass untraced."""
     service: str = Field("gateway", min_length=1, max_length=200)
-    """`service.name` of all spans; their `service.instance.id` is `replica`."""
+    """`service.name` of all spans; `service.instance.id` is `replica`."""
 
     @field_serializer("url")
     def _hidden(self, url: str | None) -> str | None:

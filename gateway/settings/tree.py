@@ -1,4 +1,9 @@
-"""The whole configuration as one tree. Every key has a default that works; its key names an endpoint."""
+"""Root of the configuration, `Settings`, with the sections that have no module of their own.
+
+Every key has a default. Validators check rules that concern several sections, such as ports, endpoint names
+and roles. `Settings` also knows where each key was set, and returns paths, client identifiers and virtual
+hosts that follow from several keys.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,7 @@ from gateway.settings.unions import AnyLink, AnyListener
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 PORT_MAX: Final = 65_535
-EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # all of them take a port for IPv4
+EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # Addresses that occupy a port for IPv4.
 GUEST: Final = "guest"
 ANONYMOUS: Final = "anonymous"
 REPLICA: Final = "{replica}"
@@ -49,20 +54,20 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
 def shipped_mappings() -> Path:
-    """The folder of the mapping files that ship with the gateway: in its wheel, or in a checkout."""
+    """Return the folder of the mapping files that ship with the gateway: in its wheel, or in a checkout."""
     installed = PACKAGE / "shipped_mappings"
     return installed if installed.is_dir() else PACKAGE.parent / "mappings"
 
 
 class Store(Section):
-    """What survives a crash."""
+    """Storage of durable queues, persistent sessions and retained messages on disk."""
 
     enabled: bool = True
-    """Off: nothing does; durable queues, persistent sessions and retained messages are in memory only."""
+    """True if the store is used. Otherwise everything is in memory and is lost when the process ends."""
     path: FilePath = Path("data")
-    """Folder of the database; made when it is missing. Each gateway needs one of its own."""
+    """Folder of the database, created if it is missing. Each gateway needs one of its own."""
     probe_secs: float = Field(1.0, gt=0)
-    """How often a disk that took no more is tried again."""
+    """Interval in seconds at which a store that could not be written is tried again."""
 
 
 class HttpTls(Section):
@@ -75,75 +80,75 @@ class HttpTls(Section):
 
 
 class Health(Section):
-    """A port of its own for health and metrics: the console's port then answers to nobody without a login."""
+    """Separate port for health and metrics. The console's port then serves nothing without a login."""
 
     host: str = "0.0.0.0"
     """Address to bind."""
     port: Port = 8081
-    """0: any free one."""
+    """Port to bind; 0: any free port."""
     tls: HttpTls | None = None
-    """Absent: no TLS."""
+    """TLS of this port. Absent: no TLS."""
 
 
 class Http(Section):
-    """Health, metrics, and the console."""
+    """HTTP server for health, metrics and the console."""
 
     enabled: bool = True
-    """Off: there is no HTTP at all."""
+    """True if the HTTP server runs."""
     host: str = "0.0.0.0"
     """Address to bind."""
     port: Port = 8080
-    """0: any free one."""
+    """Port to bind; 0: any free port."""
     tls: HttpTls | None = None
-    """Absent: no TLS; passwords and tokens should then not leave this machine."""
+    """TLS of this port. Absent: no TLS; passwords and tokens should then not leave this machine."""
     health: Health | None = None
-    """Absent: health and metrics answer on the same port."""
+    """Separate port for health and metrics. Absent: they are served on the same port."""
     scrape_token_file: FilePath | None = None
-    """File with a secret. Metrics are then for who shows it (`Authorization: Bearer`) or has logged in."""
+    """File with a token. Metrics then need this token (`Authorization: Bearer`) or a login."""
     token_file: FilePath | None = None
-    """File with a secret. Whoever shows it may see and change everything, as with an administrator's
-    token."""
+    """File with a token that grants all rights, like an administrator's token."""
     tokens_path: FilePath | None = None
-    """Folder of the console's tokens, and of the administrator's that the first start writes there; absent:
+    """Folder of the console's tokens, where the first start writes the administrator's token. Absent:
     `console` in the store's folder, or, without a store, in memory only."""
     sessions_max: int = Field(1_000, ge=1)
-    """Sessions at once; of more, the one that was seen longest ago ends."""
+    """Concurrent sessions of the console; beyond it the least recently used one ends."""
     session_idle_secs: float = Field(43_200.0, gt=0)
-    """How long a session lasts without a request."""
+    """Time in seconds after which a session without requests ends."""
     session_secs_max: float = Field(604_800.0, gt=0)
-    """How long it lasts at all."""
+    """Longest duration of a session in seconds."""
     connections_max: int = Field(100, ge=1)
-    """Connections at once: browsers, Prometheus and probes need a few. Beyond it one that only waits for its
-    peer makes room, else the new one is told 503."""
+    """Concurrent connections, for browsers, Prometheus and probes. Beyond it an idle connection is closed for
+    the new one; if there is none, the new one receives 503."""
     head_timeout_secs: float = Field(10.0, gt=0)
-    """From accepting, or the first octet of another request, to the end of the head."""
+    """Longest time in seconds from accepting a connection, or from the first byte of a further request, to
+    the end of the request's head."""
     body_timeout_secs: float = Field(30.0, gt=0)
-    """From the end of the head to the end of the body."""
+    """Longest time in seconds from the end of the head to the end of the body."""
     keep_alive_secs: float = Field(60.0, gt=0)
-    """How long a connection may stay between two requests; Prometheus asks every 15 or 30 s."""
+    """Longest time in seconds between two requests of a connection; Prometheus scrapes every 15 or 30 s."""
     send_timeout_secs: float = Field(30.0, gt=0)
-    """How long a peer may take to read what it was answered."""
+    """Longest time in seconds for a client to read a response."""
     head_bytes_max: int = Field(16_384, ge=1_024, le=1_048_576)
-    """Octets of the head of a request; browsers behind a login send some kilobytes of cookies. More: 431."""
+    """Bytes of a request's head; browsers behind a login send some kilobytes of cookies. Beyond it: 431."""
     body_bytes_max: int = Field(1_048_576, ge=0)
-    """Octets of the body of a request: forty thousand ids of dead letters. More: 413."""
+    """Bytes of a request's body; the default holds forty thousand ids of dead letters. Beyond it: 413."""
 
 
 class Forward(Section):
-    """An address for copies of dead letters, in its endpoint's protocol's words."""
+    """Address for copies of dead letters, in the words of its endpoint's protocol."""
 
     endpoint: str
-    """A listener or link, by its name."""
+    """Name of a listener or link."""
     topic: str | None = Field(None, min_length=1)
     """MQTT topic, without wildcards."""
     exchange: str | None = None
     """AMQP 0-9-1 exchange."""
     routing_key: str | None = None
-    """With `exchange`."""
+    """Routing key, with `exchange`."""
     queue: str | None = Field(None, min_length=1)
     """AMQP 0-9-1 queue."""
     qos: Literal[0, 1, 2] = 1
-    """Of the copies; for AMQP, above 0 is persistent."""
+    """QoS of the copies; for AMQP, above 0 is persistent."""
 
     @model_validator(mode="after")
     def _one_address(self) -> Self:
@@ -160,11 +165,11 @@ class Forward(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """That of the protocol that the words belong to."""
+        """Dialect of the protocol that the given key belongs to."""
         return DIALECT_OF_WORD[next(iter(self._stated()))]
 
     def address(self) -> Address:
-        """The address. Raises ValueError for one that is too long."""
+        """Return the address. Raises ValueError if it is too long."""
         try:
             return self.dialect.published(self._stated())[0]
         except NameRefused as error:
@@ -172,33 +177,35 @@ class Forward(Section):
 
 
 class DeadLetters(Section):
-    """What no route, limit or target would take."""
+    """Treatment of messages that no route, limit or target accepts."""
 
     forward: Forward | None = None
-    """Where a copy of each goes."""
+    """Address that receives a copy of each dead letter."""
 
 
 ONE_OF_EACH: Final = "say one of password_hash and password_hash_file, one of scram and scram_file"
 
 
 class User(Section):
-    """Someone who may connect. `gateway passwd` makes the hash, and the keys of SCRAM with `--scram`."""
+    """User who may log in. `gateway passwd` computes the hash, and the SCRAM keys with `--scram`."""
 
     password_hash: SecretStr | None = None
-    """What `gateway passwd` prints (argon2id)."""
+    """Password hash (argon2id), as `gateway passwd` prints it."""
     password_hash_file: FilePath | None = None
-    """A file with it, instead."""
+    """File with the password hash, instead of `password_hash`."""
     scram: SecretStr | None = None
-    """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, beside the hash or instead of it."""
+    """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, in addition to the hash or instead of it.
+    """
     scram_file: FilePath | None = None
-    """A file with them, instead."""
+    """File with the SCRAM keys, instead of `scram`."""
     roles: Names = ()
-    """What it may do: names of `roles`."""
+    """Names of the user's `roles`."""
     receive_bytes_per_sec_max: int | None = Field(None, ge=0)
-    """Octets per second of each of its connections, in all protocols, from its login on: in place of the
-    listener's limit; 0 for any number."""
+    """Bytes per second of each of the user's connections, in all protocols, from its login on, instead of the
+    listener's limit; 0: no limit."""
     receive_messages_per_sec_max: int | None = Field(None, ge=0)
-    """The same in messages that it publishes."""
+    """Messages per second that each of the user's connections may publish, instead of the listener's limit;
+    0: no limit."""
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
@@ -212,16 +219,17 @@ class User(Section):
 
     @property
     def proves(self) -> bool:
-        """Whether there is a secret by which it can be known."""
+        """True if the user has a secret to authenticate with."""
         secrets = (self.password_hash, self.password_hash_file, self.scram, self.scram_file)
         return any(one is not None for one in secrets)
 
     def hash(self) -> str:
-        """The argon2 hash, read from its file when it has one; "" for none. Raises ConfigurationError."""
+        """Return the argon2 hash, read from its file; "" for none. Raises ConfigurationError."""
         return _secret(self.password_hash, self.password_hash_file)
 
     def scram_keys(self) -> str:
-        """The keys of SCRAM, likewise."""
+        """Return the SCRAM keys, read from their file if they have one; "" for none. Raises
+        ConfigurationError."""
         return _secret(self.scram, self.scram_file)
 
 
@@ -232,7 +240,10 @@ def _secret(given: SecretStr | None, file: Path | None) -> str:
 
 
 def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
-    """Raises ValueError when one can never be known. `elsewhere`: by something else than a secret here."""
+    """Check that every user can authenticate. Raises ValueError if one cannot.
+
+    `elsewhere` is True if users may also authenticate by other means than a secret of this section.
+    """
     for name, user in users.items():
         if name == ANONYMOUS and user.proves:
             raise ValueError(f"users.{name}: this is who says no name, and so no password")
@@ -241,21 +252,21 @@ def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
 
 
 class Log(Section):
-    """What is logged, and how it looks."""
+    """Level and format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least of what is written."""
+    """Lowest level that is written."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: console on a terminal, JSON lines elsewhere. With `json` nothing else is written, unless
-    standard output is a terminal."""
+    """Format of log lines. `auto` is `console` on a terminal and `json` elsewhere. With `json` nothing else
+    is written, unless standard output is a terminal."""
     slow_turn_secs: float = Field(0.1, ge=0)
-    """What holds up everybody for longer is told, with the task and, when known, the connection that caused
-    it; 0: nothing is."""
+    """Time in seconds after which work that delays all connections is logged, with the task and, when known,
+    the connection that caused it; 0 disables this."""
 
 
 class ReadFrom:
-    """The file that settings were read from, what it says, and where each key is said. Settings are the same
-    wherever they were read."""
+    """File that settings were read from, its content, and the place of each key. Equality ignores it:
+    settings are equal wherever they were read."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -270,51 +281,53 @@ class ReadFrom:
 
 
 class Settings(Documented, BaseSettings):
-    """The configuration of one gateway process.
+    """Configuration of one gateway process.
 
-    `load_settings` gives it its sources, file and environment; by itself it takes nothing from either.
+    `load_settings` passes the sources, file and environment; the class itself reads neither.
     """
 
     model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", case_sensitive=True)
 
     replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
-    """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
+    """Name of this process among its replicas. Absent: the host name. Replaces `{replica}` in client
+    identifiers."""
     workers: int = Field(1, ge=1, le=64)
-    """Processes on this machine that share the listeners' ports, each a replica with its number behind the
-    name; more than one needs `engine: rabbitmq`, or MQTT clients that only publish to links."""
+    """Processes on this machine that share the listeners' ports, each a replica with its number appended to
+    the name. More than one needs `engine: rabbitmq`, or MQTT clients that only publish to links."""
     listeners: dict[str, AnyListener] = {}
-    """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
+    """Ports where clients connect, by name. Absent: `mqtt`, `amqp091` and `amqpfast` with their defaults."""
     links: dict[str, AnyLink] = {}
     """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
     """Paths or globs of mapping files, relative to the configuration file, or in a variable to the working
-    directory; none: the shipped identity.yaml, which is also found by that name."""
+    directory. Absent: the shipped identity.yaml, which is also found by that name."""
     broker: AnyEngine = EmbeddedEngine()
-    """What stands behind the listeners: the embedded broker, or a RabbitMQ cluster that replicas share."""
+    """Broker behind the listeners: the embedded one, or a RabbitMQ cluster that replicas share."""
     limits: Limits = Limits()
-    """How much of everything."""
+    """Bounds on memory, connections, sessions, queues and messages."""
     store: Store = Store()
     journal: Journal = Journal()
-    """A record of what crossed."""
+    """Record of messages that crossed the gateway."""
     http: Http = Http()
     dead_letters: DeadLetters = DeadLetters()
     declare: Declare = Declare()
     users: dict[str, User] = {}
-    """Who may connect with a password, by user name; `anonymous` is who has none."""
+    """Users who may log in with a password, by name; `anonymous` stands for clients without a name."""
     authentication: Annotated[tuple[Backend, ...], Strict(False), Field(min_length=1)] = USERS_ALONE
-    """Who says who a client is: back ends in the order in which they are asked. The first that accepts
-    decides; without this, `users` alone."""
+    """Back ends that establish who a client is, in the order in which they are tried. The first that accepts
+    decides. Absent: `users` alone."""
     roles: dict[str, Role] = {}
-    """Who may do what, by the role's name; none: whoever may connect may do everything."""
+    """Permissions by role name. Without roles, every client that may connect may do everything."""
     default_roles: DefaultRoles = DefaultRoles()
     authorizer: HttpAuthorizer | None = None
-    """Who is asked what no role allows or denies; absent: nobody."""
+    """Server that decides on requests which no role allows or denies. Absent: such requests are refused."""
     guest: Admission = "loopback"
-    """Whether the user guest with the password guest may connect, and from where."""
+    """Admission of the user guest with the password guest: from this machine, always, or never."""
     logins: Logins = Logins()
-    """How often a login may fail, and how many may wait."""
+    """Limits on failed logins, and on logins that wait."""
     drain_timeout_secs: float = Field(20.0, ge=0)
-    """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
+    """Time in seconds after SIGTERM for messages in flight. Kubernetes kills the process after 30 s by
+    default."""
     log: Log = Log()
     tracing: Tracing = Tracing()
     audit: Audit = Audit()
@@ -412,13 +425,13 @@ class Settings(Documented, BaseSettings):
 
     @property
     def known_elsewhere(self) -> bool:
-        """Whether a user may be known by something else than a secret: a certificate, or a back end."""
+        """True if users may authenticate by other means than a secret: a certificate, or a back end."""
         return len(self.authentication) > 1 or any(
             one.tls is not None and one.tls.client_ca_file is not None for one in self.listeners.values()
         )
 
     def users_file(self) -> Path | None:
-        """The file with more users."""
+        """Return the path of the file with further users, or None."""
         return next((one.file for one in self.authentication if isinstance(one, UsersBackend)), None)
 
     @model_validator(mode="after")
@@ -459,12 +472,12 @@ class Settings(Documented, BaseSettings):
         return self
 
     def amqp_hosts(self) -> list[str]:
-        """The virtual hosts of all AMQP 0-9-1 listeners; "/" when there are none."""
+        """Return the virtual hosts of all AMQP 0-9-1 listeners; "/" alone if there are none."""
         amqp = [one for one in self.listeners.values() if isinstance(one, AmqpListener)]
         return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
 
     def virtual_hosts(self) -> dict[str, FastVirtualHost]:
-        """The virtual hosts of all AMQP/Fast listeners."""
+        """Return the virtual hosts of all AMQP/Fast listeners by name."""
         return {
             host: given
             for one in self.listeners.values()
@@ -491,11 +504,11 @@ class Settings(Documented, BaseSettings):
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
-        """Where keys are said, for faults that only show when they are used."""
+        """Record where keys were set, for faults that only show when they are used."""
         self._read_from.origins.update(origins)
 
     def note_file(self, path: Path | None, document: Document) -> None:
-        """Record the file that this was read from, and its content."""
+        """Record the file that the settings were read from, and its content."""
         read_from, content = self._read_from, document.content
         read_from.path = path
         read_from.text = document.text
@@ -504,50 +517,51 @@ class Settings(Documented, BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The file that this was read from; None: there is none, or it is not known."""
+        """Path of the file that the settings were read from; None if there is none or it is unknown."""
         return self._read_from.path
 
     @property
     def text(self) -> str:
-        """The text of that file."""
+        """Text of the file that the settings were read from."""
         return self._read_from.text
 
     @property
     def sections(self) -> Mapping[str, object]:
-        """The top level of that file: its keys, and what stands below them; keys without a value are left
-        out."""
+        """Top-level keys of the file with their values; keys without a value are left out."""
         return self._read_from.sections
 
     def origin_of(self, place: Place) -> Origin:
-        """Where a key is said, or the nearest one above it; settings that were not read from anywhere do not
-        know."""
+        """Return where a key is set, or the nearest key above it; an empty Origin if that is unknown."""
         while place and place not in self._read_from.origins:
             place = place[:-1]
         return self._read_from.origins.get(place, Origin()) if place else Origin()
 
     def origin_of_key(self, key: str) -> Origin:
-        """The same of a key as people write it: `roles.device.mqtt`."""
+        """Return where a key in dotted notation is set (`roles.device.mqtt`), or the nearest key above it."""
         found = {dotted(place): place for place in self._read_from.origins}
         while key and key not in found:
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
         return self.origin_of(found.get(key, ()))
 
     def says(self, place: Place) -> bool:
-        """Whether somebody has said this key, so that it is not what it is by default."""
+        """Return True if the file or the environment sets this key, so that it is not its default."""
         return place in self._read_from.origins
 
     def limits_of(self, listener: str) -> Limits:
-        """The limits of one listener."""
+        """Return the limits of one listener, with its overrides."""
         return self.limits.overridden_by(self.listeners[listener].limits)
 
     def client_id_of(self, link: str) -> str:
-        """The client identifier of a link, with `{replica}` filled in."""
+        """Return the client identifier of a link, with `{replica}` filled in."""
         return self.links[link].client_id.replace(REPLICA, self.replica)
 
     def consumer_id_of(self, link: str) -> str:
-        """The client identifier of the connection that consumes over a link. Of an elected one it is the same
-        at every replica, with the namespace in the replica's place: whatever the broker keeps for it is there
-        for the next one, and a broker that knows one connection of a name lets go of the last one."""
+        """Return the client identifier of the connection that consumes over a link.
+
+        Of an elected link it is the same at every replica, with the namespace in the replica's place: the
+        next replica continues the broker's session, and a broker that permits one connection per identifier
+        closes the previous one.
+        """
         given = self.links[link]
         if not given.elected:
             return self.client_id_of(link)
@@ -555,36 +569,38 @@ class Settings(Documented, BaseSettings):
         return given.client_id.replace(REPLICA, self.broker.namespace)
 
     def shared_outboxes(self) -> list[str]:
-        """Links whose outboxes are on the cluster."""
+        """Return the names of links whose outboxes are on the cluster."""
         return [name for name, one in self.links.items() if one.outbox.shared]
 
     @property
     def one_way(self) -> bool:
-        """Workers of the embedded broker: whatever comes in leaves by links."""
+        """True for several workers of the embedded broker, where all messages leave by links."""
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
-        """Whether replicas that consume from an endpoint get each message once among them."""
+        """Return True if each message reaches only one of the replicas that consume from `endpoint` (and
+        `queue`)."""
         return endpoint not in self.links or self.links[endpoint].divides(queue)
 
     def journal_path(self) -> Path:
-        """The folder of the journal."""
+        """Return the folder of the journal."""
         return self.store.path / "journal" if self.journal.path is None else self.journal.path
 
     def tokens_path(self) -> Path | None:
-        """The folder of the console's tokens; None: they are in memory only."""
+        """Return the folder of the console's tokens; None if they are in memory only."""
         if self.http.tokens_path is not None or not self.store.enabled:
             return self.http.tokens_path
         return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
-        """Return the protocol of every endpoint by its name. A shared port is none: its connections belong to
-        other listeners."""
+        """Return the protocol of every endpoint by its name. A shared port is left out: its connections
+        belong to other listeners."""
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:
-        """For each listener, the namespace in which its clients meet those of other listeners."""
+        """Return the namespace of each listener by name. Clients of listeners with the same one can exchange
+        messages."""
         found = {}
         endpoints = self.endpoints()
         for name, one in self.listeners.items():
@@ -595,7 +611,8 @@ class Settings(Documented, BaseSettings):
         return found
 
     def mapping_files(self) -> list[Path]:
-        """The mapping files that the globs find now, sorted; a path without wildcards always counts."""
+        """Return the mapping files that exist now, sorted. A path without wildcards is included even if it
+        does not exist."""
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
         found: set[Path] = set()
@@ -604,7 +621,7 @@ class Settings(Documented, BaseSettings):
         return sorted(found)
 
     def found_by(self, pattern: str) -> list[Path]:
-        """The mapping files that one of `mappings` finds now."""
+        """Return the mapping files that one entry of `mappings` matches now."""
         path = str(self.mappings_folder / pattern)
         if set(pattern) & set("*?["):
             return _glob(path)
@@ -615,13 +632,13 @@ class Settings(Documented, BaseSettings):
 
     @property
     def mappings_folder(self) -> Path:
-        """The folder that `mappings` are relative to: that of the file which says them."""
+        """Folder that `mappings` are relative to: that of the configuration file, if the file sets them."""
         path = self._read_from.path
         said_there = path is not None and self.origin_of(("mappings",)).file == str(path)
         return path.parent if path is not None and said_there else Path()
 
     def files(self) -> list[tuple[Place, Path]]:
-        """Every file that the configuration names and that must be readable, with the key that names it."""
+        """Return every file that the configuration names and that must be readable, with its key."""
         named: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:

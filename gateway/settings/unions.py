@@ -1,6 +1,7 @@
-"""A listener or a link of any protocol: of each the part of the configuration that its dialect names.
+"""Union types of listeners and links: each protocol's options are a class of their own.
 
-What another protocol's part knows does not exist there, and a complaint says whose it is.
+The protocol name, or the scheme of a URL, selects the class, so options of other protocols are unknown keys,
+and the error message names the protocol that they belong to.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import SCHEMES, SHARED, Link, Listener, SharedListener
 
-NONE = ""  # the tag of what names no protocol that there is
+NONE = ""  # Tag of a section without a known protocol.
 
 
 class UnknownListener(Listener):
-    """A listener whose protocol is none, which is said of it and nothing else."""
+    """Listener with an unknown protocol, so that the error message concerns the protocol alone."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -28,7 +29,7 @@ class UnknownListener(Listener):
 
 
 class UnknownLink(Link):
-    """A link whose protocol is not known: what is said of it is what is wrong with its URL."""
+    """Link with an unknown protocol, so that the error message concerns its URL alone."""
 
     model_config = ConfigDict(extra="ignore")
 

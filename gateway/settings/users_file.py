@@ -1,4 +1,7 @@
-"""A file with users, which a gateway reads again when it changes: names, with the same keys as `users`."""
+"""Reader of the users file, which a running gateway reads again when it changes.
+
+The file is a table of user names, with the same keys as `users` of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,23 @@ from gateway.settings.tree import User, check_users
 
 
 class _Whole(Section):
-    """What such a file says."""
+    """Model of the file's content."""
 
     users: dict[str, User]
 
 
 class UsersFile(NamedTuple):
-    """The users of a file, and its text."""
+    """Users of a file, and the file's text."""
 
     users: dict[str, User]
     text: str
 
 
 def read_users(path: Path, before: str = "") -> UsersFile:
-    """Read the users of a file whose text was `before`. Raises ConfigurationError with one line per fault
-    (place, key and reason), also if only a beginning of that text is left.
+    """Read a users file. `before` is the text of the previous reading.
+
+    Raises ConfigurationError with one line per fault (place, key and reason), also if only a beginning of
+    `before` is left.
     """
     document = read(path)
     refuse_lost_end(before, document.text, document.file, sections=False)
@@ -43,7 +48,7 @@ def read_users(path: Path, before: str = "") -> UsersFile:
         told = []
         for complaint in complaints(error, _Whole):
             line, column = document.position(complaint.place[1:])
-            # What is wrong with a hash may be a password: it is not repeated.
+            # The faulty value of a hash may be a password: it is not shown.
             shown = complaint._replace(place=complaint.place[1:], given=None).text
             told.append(str(ConfigurationError(shown, file=document.file, line=line, column=column)))
         raise ConfigurationError("\n".join(told)) from error

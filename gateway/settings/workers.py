@@ -1,7 +1,7 @@
-"""What a worker has of the configuration: it is a replica of its own, on folders of its own, and shares the
-ports of the listeners.
+"""Settings of one worker, derived from the settings of the gateway.
 
-Limits are each worker's; memory alone is divided, for there is only so much on the machine.
+A worker is a replica with folders of its own that shares the ports of the listeners. Limits apply to each
+worker; memory alone is divided, because all workers use the same machine.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from gateway.settings.tree import Health, Settings
 
 
 def worker_name(number: int) -> str:
-    """What a worker is called, in names of folders, and behind the replica's name."""
+    """Return the name of a worker, which is used for folders."""
     return f"worker-{number}"
 
 
 def settings_of_worker(
     settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
 ) -> Settings:
-    """The settings of worker `number`, from 1 on. `ports` are those of listeners, which somebody has bound
-    already; `memory_bytes_max` is for all workers together.
+    """Return the settings of worker `number`, from 1 on.
+
+    `ports` are the bound ports of the listeners by name; `memory_bytes_max` is the memory of all workers
+    together.
     """
     name = worker_name(number)
     changes: dict[str, Any] = {
@@ -39,7 +41,8 @@ def settings_of_worker(
     http: dict[str, Any] = {"port": settings.http.port and settings.http.port + number}
     if settings.http.tokens_path is not None:
         http["tokens_path"] = settings.http.tokens_path / name
-    if settings.http.health is not None:  # what the console's port then answers to nobody without a login
+    # Without a health port the console's port would serve health to clients without a login.
+    if settings.http.health is not None:
         http["health"] = Health(host="127.0.0.1", port=0)
     changes["http"] = settings.http.model_copy(update=http)
     if settings.journal.path is not None:
@@ -50,5 +53,5 @@ def settings_of_worker(
 
 
 def _beside(path: Path, name: str) -> Path:
-    """`audit.log` becomes `audit.worker-1.log`."""
+    """Return the path with the worker's name: `audit.log` becomes `audit.worker-1.log`."""
     return path.with_name(f"{path.stem}.{name}{path.suffix}")
