@@ -1,5 +1,8 @@
-"""Who may connect and what for, as the configuration has it: users, their file, the back ends that are asked,
-roles, and what RabbitMQ has exported of all that.
+"""Authentication and roles as the configuration sets them up.
+
+`Identities` builds the back ends from `authentication` and holds the users in force: those of the
+configuration, of the users file, and of RabbitMQ exports. `roles_of` builds the roles, `authorizer_of` the
+HTTP authorizer. The module reads files and secrets; the checks of clients themselves are in `gateway/access`.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ CLOSE_SECS: Final = 1.0
 
 
 class Candidate(NamedTuple):
-    """Users as files say them now: of the configuration and of the users' file, with the hashes (also of
-    exports) and SCRAM keys by name, and the text of the users' file."""
+    """Users as the configuration and the users file define them at present: `hashes` (with those of exports)
+    and `scram` keys by name, and `text`, the content of the users file."""
 
     users: dict[str, User]
     hashes: dict[str, str]
@@ -42,27 +45,28 @@ class Candidate(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Result of replacing the users: how many there are now, and the names of those who were removed."""
+    """Result of replacing the users: the present number of users, and the names of those who were removed."""
 
     total: int
     gone: frozenset[str]
 
 
 def access_of(settings: Settings) -> Access:
-    """Who may connect. Raises ConfigurationError for secrets that cannot be read, or are none."""
+    """Return the authentication of a configuration. Raises ConfigurationError for secrets that are unreadable
+    or invalid."""
     return Identities(settings).access
 
 
 class Identities:
-    """All that says who a client is. `users` are those of the configuration and of the file, as they are now:
-    the same dictionary for ever.
-    """
+    """Back ends and users of one gateway. `users` always has the users in force, of the configuration and the
+    users file; the dictionary object itself never changes."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError for files and secrets that cannot be used."""
+        """Build the back ends and read the users. Raises ConfigurationError for unusable files and
+        secrets."""
         self._settings = settings
         self._path = settings.users_file()
-        self._text = ""  # of the users' file, of the users in force
+        self._text = ""  # Content of the users file whose users are in force.
         self._in_force = found = self.candidate(settings)
         self._text = found.text
         self.users: dict[str, User] = dict(found.users)
@@ -110,12 +114,13 @@ class Identities:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Hashes of passwords in force, by user, those of exports included."""
+        """Password hashes in force by user name, those of exports included."""
         return self._in_force.hashes
 
     def candidate(self, settings: Settings) -> Candidate:
-        """Read the users of `settings`, of the users' file and of exports, with their secrets. Raises
-        ConfigurationError, also for a users' file of which only a beginning is left.
+        """Read the users of `settings`, of the users file and of exports, with their secrets.
+
+        Raises ConfigurationError, also for a users file of which only a beginning is left.
         """
         several = imported(self._settings)
         users, text = dict(settings.users), ""
@@ -132,10 +137,10 @@ class Identities:
         return Candidate(users, {**exported, **hashes}, scram, text)
 
     def use(self, found: Candidate) -> Replaced | None:
-        """Put these users in force. None: they are what is in force."""
+        """Put these users in force. Return None if they are in force already."""
         before, self._in_force = self._in_force, found
         self._text = found.text
-        if found[:3] == before[:3]:  # other comments, perhaps
+        if found[:3] == before[:3]:  # Only comments may have changed.
             return None
         gone = frozenset(before.hashes.keys() - found.hashes.keys())
         self.users.clear()
@@ -144,47 +149,48 @@ class Identities:
         return Replaced(len(found.hashes), gone)
 
     def files(self) -> list[Path]:
-        """The files that users and their secrets are read from."""
+        """Return the files that users and their secrets are read from."""
         secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
         declared = self._settings.declare
         named = [self._path, *(declared.definitions if declared.users else ()), *secret]
         return [file for file in named if file is not None]
 
     def reload_keys(self) -> None:
-        """Read the files of token keys again, at once."""
+        """Read the files of token keys again immediately."""
         for keys in self._key_files:
             keys.reload()
 
     def failures(self) -> dict[str, int]:
-        """Questions that got no answer, by the kind of back end that had them."""
+        """Return the number of requests without a response, by kind of back end."""
         jwt = sum(keys.failures for keys in self.fetched)
         http = sum(backend.failures for backend in self.asked)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
 
     async def run(self) -> None:
-        """Keep the keys of tokens up to date."""
+        """Keep the keys of tokens up to date until cancelled."""
         async with trio.open_nursery() as nursery:
             for task in self._tasks:
                 nursery.start_soon(task)
 
     async def close(self) -> None:
-        """The process ends: so do the connections to others."""
+        """Close the connections to authentication servers, within CLOSE_SECS."""
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
             for asker in self._askers:
                 await asker.close()
 
 
 def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
-    """Hashes and keys of SCRAM, by name. Raises ConfigurationError."""
+    """Return password hashes and SCRAM keys by user name. Raises ConfigurationError."""
     hashes = {name: _hash_of(name, user) for name, user in users.items()}
     keys = {name: _keys_of(name, user) for name, user in users.items()}
     return hashes, {name: found for name, found in keys.items() if found is not None}
 
 
 def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Roles:
-    """The roles, and who has which. `users`: also those of the file; None: the configuration's alone.
+    """Return the roles, and the assignment of roles to users.
 
-    Raises ConfigurationError for exports that cannot be read.
+    `users` are the users in force, None those of the configuration alone. Raises ConfigurationError for
+    exports that cannot be read.
     """
     several = imported(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}
@@ -194,7 +200,7 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
 
 
 def authorizer_of(settings: Settings) -> HttpQuestions | None:
-    """Who is asked what no role says. Raises ConfigurationError."""
+    """Return the HTTP authorizer, or None if none is configured. Raises ConfigurationError."""
     given = settings.authorizer
     if given is None:
         return None
@@ -204,13 +210,15 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
 
 
 def imported(settings: Settings) -> list[Imported]:
-    """What exports of RabbitMQ say of users. Raises ConfigurationError."""
+    """Return users and permissions of RabbitMQ exports, if `declare.users` is true. Raises
+    ConfigurationError."""
     given = settings.declare
     return [read_imported(file) for file in given.definitions] if given.users else []
 
 
 def with_imported_hosts(settings: Settings) -> Settings:
-    """AMQP 0-9-1 listeners that name no virtual hosts have those of the exports beside their own."""
+    """Return settings in which AMQP 0-9-1 listeners without `virtual_hosts` also have the virtual hosts of
+    exports."""
     hosts = [host for one in imported(settings) for host in one.hosts]
     if not hosts:
         return settings
@@ -224,7 +232,7 @@ def with_imported_hosts(settings: Settings) -> Settings:
 
 
 def _hash_of(name: str, user: User) -> str:
-    # A password put where its hash belongs would be found out by a client only, and as a wrong password.
+    # Without this check, a password in place of its hash would appear to clients as a wrong password.
     text = user.hash()
     given = user.password_hash is not None or user.password_hash_file is not None
     if given and not is_hash(text):

@@ -1,4 +1,8 @@
-"""Who is connected to the listeners, as the HTTP side wants to know it."""
+"""Views of connected clients for the HTTP interface, and the closing of their connections.
+
+The functions read listeners and connections and return plain records of `gateway/admin`, which knows no
+listeners itself.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from gateway.settings.amqp091 import RABBITMQ_VERSION
 
 
 def dismiss(session: Session) -> None:
-    """Say goodbye to the client of an MQTT session."""
+    """Disconnect the client of an MQTT session, if it is connected."""
     outlet: object = session.outlet
     if isinstance(outlet, Guest):
         outlet.shut_down(Farewell.DISMISSED)
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
-    """Every connection that has not begun to end. They may come and go while this is gone through."""
+    """Yield every connection that is not closing. Connections may open and close during the iteration."""
     for listener in listeners.values():
         for connection in list(listener.connections):
             stream, sender = connection.stream, connection.sender
@@ -48,7 +52,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
 
 
 class _Channel(Protocol):
-    """On which something is consumed."""
+    """Channel of a consumer, as `_Tagged` sees it."""
 
     @property
     def number(self) -> int: ...
@@ -58,7 +62,7 @@ class _Channel(Protocol):
 
 @runtime_checkable
 class _Tagged(Protocol):
-    """A consumer as RabbitMQ tells of one: a client's, by its tag, on a channel."""
+    """Consumer of an AMQP client, identified by its tag on a channel."""
 
     tag: str
     no_ack: bool
@@ -69,12 +73,13 @@ class _Tagged(Protocol):
 
 
 def _details(listener: Listener, connection: Guest) -> Details:
-    """Of one of its connections."""
+    """Return what the connection and its listener have negotiated."""
     return Details(listener.host, listener.port, listener.front.tls is not None, *connection.agreed())
 
 
 def consuming(consumer: Consumer) -> Consuming | None:
-    """Who takes messages out of a queue, if that is a client with channels and tags."""
+    """Return a record of the consumer of a queue; None unless it belongs to a client with channels and
+    tags."""
     if not isinstance(consumer, _Tagged):
         return None
     channel = consumer.channel
@@ -89,7 +94,7 @@ def consuming(consumer: Consumer) -> Consuming | None:
 
 
 def announced_version(settings: Settings, otherwise: str) -> str:
-    """The version that the first listener of AMQP 0-9-1 announces; without one `otherwise`."""
+    """Return the version that the first AMQP 0-9-1 listener announces; without one, `otherwise`."""
     for listener in settings.listeners.values():
         if isinstance(listener, AmqpListener):
             return RABBITMQ_VERSION if listener.announce == "rabbitmq" else otherwise
@@ -97,7 +102,7 @@ def announced_version(settings: Settings, otherwise: str) -> str:
 
 
 def doors(listeners: Mapping[str, Listener]) -> list[Door]:
-    """Where clients may come in."""
+    """Return the address and protocol of each listener."""
     return [
         Door(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
         for one in listeners.values()
@@ -105,7 +110,7 @@ def doors(listeners: Mapping[str, Listener]) -> list[Door]:
 
 
 def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:
-    """Send off everybody who is connected as one of these users."""
+    """Disconnect all clients that are logged in as one of the users `names`."""
     for listener in listeners.values():
         for connection in list(listener.connections):
             stream = connection.stream

@@ -1,4 +1,4 @@
-"""The console's door, as the configuration has it, and what the command line of this machine finds."""
+"""Access to the console as configured, and the token for the command line of this machine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ log = structlog.get_logger()
 
 
 class Console:
-    """Its door, and the token that is left for the command line while there is a port."""
+    """Admission control of the console, and the temporary token that the command line uses while HTTP is
+    served."""
 
     def __init__(
         self, settings: Settings, access: Access, authorization: Authorization, sessions: UserShares
     ) -> None:
-        """`sessions` has the places of sessions, by user. Raises ConfigurationError when the tokens
-        cannot be read or written."""
+        """Build the admission control from the settings.
+
+        `sessions` limits console sessions by user. Raises ConfigurationError when the tokens cannot be read
+        or written.
+        """
         http = settings.http
 
         def rights_of(principal: Principal) -> ConsoleRights:
-            roles = authorization.roles  # as they are now
+            roles = authorization.roles  # Read at each call, because roles may be reloaded.
             return console_rights(Principal(principal.name, roles=roles.of(principal)), roles.roles)
 
         self.admission = Admission(
@@ -43,14 +47,14 @@ class Console:
         self._left: Path | None = None
 
     def open(self, port: int) -> None:
-        """HTTP answers at this port: leave a token for the command line."""
+        """Write a token for the command line, once HTTP is served at `port`."""
         self._left = leave_token(port, self.admission.tokens.make_temporary(COMMAND_LINE))
 
     def close(self) -> None:
-        """The process ends, and the token with it."""
+        """Remove the token of the command line."""
         if self._left is not None:
             self._left.unlink(missing_ok=True)
 
     def link(self) -> str:
-        """The end of an address that logs in once."""
+        """Return the last part of a URL that permits one login."""
         return f"login#code={self.admission.sessions.make_link()}"

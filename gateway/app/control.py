@@ -1,9 +1,9 @@
-"""What the process that has started workers and each of them say to each other, over a pair of sockets.
+"""Messages between the supervisor and its workers, over a pair of sockets.
 
-A line is a JSON object. The first one tells the worker which it is (`Order`); it says `started` when it
-serves, and answers a question about its state or its metrics, or the request to drain, with the number of
-that. Either end knows by the end of the lines that the other process is gone: a worker without its supervisor
-drains.
+A line is a JSON object. The first one is the `Order` of the worker. The worker sends `started` when it
+serves, and replies to requests (its state, its metrics, draining) with the number of the request. Either side
+detects the end of the other by the end of the stream: a worker without its supervisor drains. The processes
+themselves are run by `gateway/app/workers.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ STANDARD_INPUT: Final = 0
 
 
 class Order(NamedTuple):
-    """Which worker a process is; the ports of the listeners, and the memory of all workers, in octets."""
+    """Identity of a worker: its number, the ports of the listeners, and the memory of all workers in
+    bytes."""
 
     number: int
     ports: dict[str, int]
@@ -28,7 +29,7 @@ class Order(NamedTuple):
 
 
 class Lines:
-    """One end."""
+    """One end of the connection between supervisor and worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -36,12 +37,12 @@ class Lines:
         self._sending = trio.Lock()
 
     async def send(self, **said: Any) -> None:
-        """Say something. Raises trio.BrokenResourceError when nobody is there."""
+        """Send one JSON object. Raises trio.BrokenResourceError when the other end is closed."""
         async with self._sending:
             await self._stream.send_all(orjson.dumps(said) + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """What the other end has said; None: it is gone."""
+        """Return the next JSON object of the other end, or None when that end is closed."""
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
@@ -58,12 +59,12 @@ class Lines:
         return found
 
     def close(self) -> None:
-        """Nothing more is said or heard."""
+        """Close this end."""
         self._stream.socket.close()
 
 
 class Ordered:
-    """The worker's end: its standard input."""
+    """Worker's end of the connection: its standard input, and its order."""
 
     def __init__(self, sock: socket.socket, order: Order) -> None:
         self.order = order
@@ -71,7 +72,8 @@ class Ordered:
 
     @classmethod
     def read(cls) -> Self:
-        """Wait for the order, before there is an event loop. Raises EOFError when nobody gives one."""
+        """Read the order from standard input, before there is an event loop. Raises EOFError when none
+        arrives."""
         sock = socket.socket(fileno=STANDARD_INPUT)
         line = b""
         while not line.endswith(b"\n"):
@@ -82,5 +84,5 @@ class Ordered:
         return cls(sock, Order(**orjson.loads(line)))
 
     def lines(self) -> Lines:
-        """From here on it is talked to in the event loop."""
+        """Return the connection for use in the event loop."""
         return Lines(self._sock)

@@ -1,4 +1,7 @@
-"""What the configuration declares, at the start: all of it, or the gateway does not start."""
+"""Declaration of the configured exchanges, queues and bindings when the gateway starts.
+
+Either all of `declare` and of RabbitMQ exports is declared, or the gateway does not start.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ log = structlog.get_logger()
 
 
 def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
-    """Declare it in `hosts`, and log what was, destinations of AMQP/Fast included, which are there already.
+    """Declare the configured objects in `hosts`, and log their number with that of AMQP/Fast destinations.
 
     Raises ConfigurationError with a line for each fault.
     """
@@ -41,7 +44,7 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
 
 
 def _count(hosts: AmqpHosts) -> int:
-    """How many exchanges, queues and bindings there are."""
+    """Return the number of exchanges, queues and bindings."""
     return sum(len(host.exchanges) + len(host.queues) + host.bindings for host in hosts.values())
 
 

@@ -1,7 +1,7 @@
-"""Descriptors: as many as the system lets us have, and a reserve that clients do not get.
+"""File descriptors: the limit of this process, and a reserve that clients cannot use.
 
-A connection costs one, and so do files of the store, links and requests over HTTP. The usual soft limit of
-1 024 is for programs that use `select`; we raise it to the hard one.
+Each connection takes one, as do files of the store, links and HTTP requests. The usual soft limit of 1 024 is
+meant for programs that use `select`, so the gateway raises it to the hard limit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import structlog
 
 from gateway.settings import Settings
 
-DESCRIPTORS_MAX: Final = 1 << 20  # the kernel's usual maximum, where the hard limit says "infinity"
+DESCRIPTORS_MAX: Final = 1 << 20  # Usual maximum of the kernel, for a hard limit of "infinity".
 
 log = structlog.get_logger()
 
 
 def raise_descriptors() -> None:
-    """Raise the soft limit of this process to the hard one, if we may."""
+    """Raise the soft limit of this process to the hard limit, if the system permits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -31,14 +31,16 @@ def raise_descriptors() -> None:
 
 
 def descriptors_for_clients(reserved: int) -> int:
-    """The first descriptor that no client gets; at most a quarter of all is kept from them."""
+    """Return the number of descriptors that clients may use: all but `reserved`, or but 25 % if that is
+    less."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
     return limit - min(reserved, limit // 4)
 
 
 def divided_descriptors(settings: Settings) -> int:
-    """Where listeners stop; the operator hears when that is before `connections_max` of one."""
+    """Return the number of descriptors that clients may use. Log a warning if a listener has a larger
+    `connections_max`."""
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
     wanted = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
     if wanted > most:

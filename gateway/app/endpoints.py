@@ -1,4 +1,4 @@
-"""Listeners and links, put together from the configuration: one place for each protocol."""
+"""Factories of listeners and links: the one place where a protocol's classes are chosen by name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
 
-CONSUMING: Final = " (in)"  # behind a link's name, where it has a connection for each direction
-PUBLISHING: Final = "-out"  # and behind its client_id
+# Suffix of a link's name for its consuming connection, if it has one for each direction.
+CONSUMING: Final = " (in)"
+PUBLISHING: Final = "-out"  # Suffix of the client_id of the publishing connection.
 
 
 def listener_of(
@@ -30,7 +31,7 @@ def listener_of(
     metrics: Metrics,
     descriptors_max: int,
 ) -> Listener:
-    """The listener `name`, whose namespace the dispatcher knows; it is not open yet."""
+    """Return the listener `name`, not open yet, and make its namespace known to the dispatcher."""
     settings, dispatcher = services.settings, services.dispatcher
     given = settings.listeners[name]
     dialect = DIALECTS[given.protocol]
@@ -53,8 +54,8 @@ def listener_of(
 def links_of(
     name: str, settings: Settings, core: BrokerCore, writes: WriteSet, metrics: Metrics
 ) -> list[Link]:
-    """The link `name`, which is not connected yet. With a connection for each direction it is two, and the
-    last of them publishes."""
+    """Return the connections of link `name`, not connected yet: one, or a consuming and a publishing one. The
+    last one publishes."""
     given = settings.links[name]
     client_id = settings.client_id_of(name)
     when_up = partial(core.link_up, name)
@@ -62,7 +63,8 @@ def links_of(
     if given.connections == 1 and not given.elected:
         links = [_link(name, name, client_id, *parts, when_up)]
     else:
-        # What the broker keeps for us, a session or queues, it keeps under the name that is in the settings.
+        # The broker stores sessions and queues under the client_id of the settings, so the consuming side
+        # uses it.
         links = [
             _link(name + CONSUMING, name, settings.consumer_id_of(name), *parts, publishes=False),
             _link(name, name, client_id + PUBLISHING, *parts, when_up, consumes=False),

@@ -1,7 +1,7 @@
-"""Settings that are allowed and expose secrets or the gateway to its network, with what to write instead.
+"""Detection of settings that are permitted but expose secrets, or the gateway, to its network.
 
-`gateway check` reports each as a warning, and the gateway logs each when it starts. Whatever stays on this
-machine (loopback) is no exposure.
+`gateway check` reports each as a warning with what to write instead, and the gateway logs each when it
+starts. Traffic that stays on this machine (loopback) is not reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MD5: Final = f"{PREFIX}md5$"
 
 
 class Exposure(NamedTuple):
-    """A setting: its place in the configuration, what it exposes, and what to write instead."""
+    """Setting with a risk: its place in the configuration, the risk, and what to write instead."""
 
     place: Place
     text: str
@@ -37,9 +37,8 @@ class Exposure(NamedTuple):
 
 
 def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
-    """Return the settings that expose something. `hashes` are those of passwords, by user, imported ones
-    included.
-    """
+    """Return the settings that expose something. `hashes` are password hashes by user name, imported ones
+    included."""
     return [
         *_urls(settings),
         *_unverified(settings),
@@ -50,7 +49,7 @@ def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
 
 
 def log_exposures(settings: Settings, hashes: Mapping[str, str]) -> None:
-    """Log each of them."""
+    """Log a warning for each setting that exposes something."""
     for one in exposures(settings, hashes):
         log.warning("setting exposes the gateway", key=dotted(one.place), reason=one.text, advice=one.advice)
 

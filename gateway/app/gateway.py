@@ -1,9 +1,10 @@
-"""One gateway process: what there is in it, how it serves, how it ends.
+"""One gateway process: its parts, its tasks, and its end.
 
-The nursery tree: HTTP; one task set per listener (accept, poll, tick); one supervised task set per link; one
-that watches the mapping files and signals. SIGTERM drains: stop accepting, let what is in flight settle
-within `drain_timeout_secs`, publish the wills of MQTT clients, say goodbye, leave. SIGHUP, or a changed file,
-reloads mappings, users and roles; a bad file leaves the old ones in force.
+The nursery runs HTTP; for each listener a task set (accept, poll, tick); for each link a supervised task set;
+and tasks that watch the mapping files and signals. SIGTERM drains: listeners stop accepting, messages in
+flight settle within `drain_timeout_secs`, wills of MQTT clients are published, clients are disconnected, and
+the process ends. SIGHUP, or a changed file, reloads mappings, users and roles; an invalid file leaves the old
+ones in force.
 """
 
 from __future__ import annotations
@@ -94,17 +95,18 @@ log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
 LIMITED_SECS: Final = 5.0
-HAND_OVER_SECS: Final = 5.0  # for sessions to be free; after that their next owners wait for them
-FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
+HAND_OVER_SECS: Final = 5.0  # Longest wait for the release of sessions; afterwards their next owners wait.
+FAREWELL_SECS: Final = 1.0  # Longest wait for final packets to be written to clients and brokers.
 
 
 class Gateway:
-    """One gateway process. `run` serves until it is told to stop."""
+    """One gateway process. `run` serves until it is stopped."""
 
-    _users: Access | None = None  # until they have been read
+    _users: Access | None = None  # None until the users have been read.
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
+        """Build all parts from the settings. Raises ConfigurationError (or MappingError) for unusable
+        settings."""
         self.settings = settings = with_imported_hosts(settings)
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
@@ -120,7 +122,7 @@ class Gateway:
         )
         self.store = open_store(settings, self._disk_changed, self.quotas.letters)
         self.state = open_state(settings, self.quotas)
-        with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
+        with ExitStack() as undo:  # A failure closes what was opened before it.
             if self.store is not None:
                 undo.callback(self.store.close)
             self.mapping_files = MappingFiles(settings, return_key(self.store))
@@ -185,7 +187,7 @@ class Gateway:
             if self.engine is not None:
                 self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
             self.bodies.spool.sweep()
-            declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
+            declare_all(settings, self.hosts)  # Before any link consumes and any listener accepts.
             self.identities = Identities(settings)
             self.access = self._users = self.identities.access
             self.authorizer = authorizer_of(settings)
@@ -210,7 +212,7 @@ class Gateway:
     async def run(
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
-        """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
+        """Serve until `stop`, or SIGTERM or SIGINT. `task_status` is started when every listener is open."""
         self.watchdog.attach()
         loop = attach_socket_loop(self.watchdog)
         try:
@@ -292,7 +294,7 @@ class Gateway:
             DetailedMetrics(queues.all, lambda: list(self.mqtt.sessions.values())),
         )
         async with trio.open_nursery() as nursery:
-            if signals:  # before anybody can be told that the gateway runs
+            if signals:  # Before anything reports that the gateway runs.
                 await nursery.start(self._watch_signals)
             if self.settings.http.enabled:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
@@ -336,13 +338,14 @@ class Gateway:
             nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Drain and leave."""
+        """Begin to drain; `run` returns afterwards."""
         self._stopping.set()
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again; a bad one leaves the old ones in force. True: the new ones are.
+        """Read the mapping files again. Return True if the new ones are in force; invalid ones leave the old
+        in force.
 
-        Thousands of routes take seconds, so they are read in a thread.
+        Thousands of routes take seconds, so they are compiled in a thread.
         """
         async with self._reloading:
             return await self._reload_mappings()
@@ -366,13 +369,13 @@ class Gateway:
         return True
 
     def _let_clients_go(self) -> None:
-        """The engine is away for longer than clients wait."""
+        """Disconnect all clients: the engine has been unreachable for longer than they wait."""
         self._say_goodbye(self._connections(), Farewell.UNSERVED)
 
     def _connections(self) -> list[Guest]:
         return [one for listener in self.listeners.values() for one in list(listener.connections)]
 
-    # The store, and memory.
+    # Store and memory.
 
     def _flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -384,7 +387,8 @@ class Gateway:
             self.store.flush()
 
     def _claims(self) -> Iterator[Claim]:
-        """Who has what of messages in memory. What there is may change while this is gone through."""
+        """Yield the holders of messages in memory, with bytes, user and address. Holders may change during
+        the iteration."""
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
         for delayed in list(self.hosts.delays()):
@@ -424,7 +428,7 @@ class Gateway:
                 except Exception as error:
                     connection.stream.fail(error)
 
-    # Putting it together.
+    # Construction of endpoints.
 
     def _add_endpoints(self, tasks: Tasks) -> None:
         settings, writes, metrics = self.settings, self.writes, self.metrics
@@ -465,19 +469,19 @@ class Gateway:
             self.readiness.require(f"listener {name}")
 
     def _route_links(self) -> None:
-        """Tell the links what the mappings want of their brokers."""
+        """Pass the subscriptions and targets of the mappings to the links."""
         router = self.dispatcher.router
         for link in self.links.values():
             try:
                 targets = self.core.targets(link.endpoint, router.targets(link.endpoint))
                 link.route(router.subscriptions(link.endpoint), targets)
-            except Exception as error:  # the other links have their routes all the same
+            except Exception as error:  # The other links get their routes nevertheless.
                 contained("reload", error, link=link.name)
         self.core.use(router.routes)
         self.writes.flush()
 
     def _sources(self) -> Sources:
-        """Whom the metrics ask."""
+        """Return the sources of the metrics."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
         engine, tracing = self.engine, self.tracing
         return Sources(
@@ -554,7 +558,7 @@ class Gateway:
     # Tasks.
 
     async def _watch_links(self) -> None:
-        """Readiness follows the required links."""
+        """Set readiness by the state of required links, until cancelled."""
         stated = self.settings.links
         required = [
             link for link in self.links.values() if link.endpoint in stated and stated[link.endpoint].required
@@ -571,7 +575,7 @@ class Gateway:
             await trio.sleep(0.2)
 
     async def _tell_what_was_limited(self) -> None:
-        """Peers can provoke more lines than are written; each minute ends with how many there were."""
+        """Log, once a minute, how many rate-limited log lines were not written."""
         while True:
             await trio.sleep(LIMITED_SECS)
             _tell_limited()
@@ -602,7 +606,8 @@ class Gateway:
             await self._settle(max(deadline, clock.now() + FAREWELL_SECS))
         self._say_goodbye(self._connections())
         self.writes.flush()
-        with trio.move_on_after(FAREWELL_SECS):  # what clients said until then is confirmed, or comes again
+        # Confirms messages that clients have sent until then; others are redelivered.
+        with trio.move_on_after(FAREWELL_SECS):
             while not self._links_done():
                 await trio.sleep(DRAIN_POLL_SECS)
         for link in self.links.values():
@@ -618,7 +623,7 @@ class Gateway:
         log.info("stopped")
 
     async def _settle(self, deadline: float) -> None:
-        """Wait until nothing is under way, or it is too late (monotonic `deadline`)."""
+        """Wait until nothing is in flight, or until `deadline` on the monotonic clock."""
         with trio.move_on_at(deadline) as waited:
             while not self._idle():
                 await trio.sleep(DRAIN_POLL_SECS)
@@ -629,8 +634,8 @@ class Gateway:
             log.warning("messages that paused routes hold are left to their senders", count=held)
 
     async def _hand_over(self, engine: EngineSession) -> None:
-        """Sessions are free before their clients are told to go: so wherever these come next they are waited
-        for by nobody."""
+        """Release the sessions before their clients are disconnected, so that no replica waits when they
+        reconnect."""
         free = trio.Event()
         engine.hand_over(lambda outcome: free.set())
         self.writes.flush()
@@ -640,7 +645,8 @@ class Gateway:
             log.warning("the cluster has not said that all sessions are free, others will wait for them")
 
     def _publish_wills(self) -> bool:
-        """Clients that leave a will go first: links and others are there to take it. False: there is none."""
+        """Disconnect clients with wills first, while links and subscribers can receive them. Return False if
+        there is no will."""
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._say_goodbye(leaving)
         published = self.mqtt.end_delays()
@@ -655,8 +661,8 @@ class Gateway:
                 connection.stream.fail(error)
 
     def _idle(self) -> bool:
-        """Nothing is under way but what paused routes hold: nobody lets that go on now, and it is not
-        answered, so that its senders have it still."""
+        """Return True if nothing is in flight except messages that paused routes hold. Those stay
+        unacknowledged, so their senders still have them."""
         held = self.core.pauses.held_of()
         return (
             all(
@@ -671,7 +677,8 @@ class Gateway:
         return all(self._done(link, held) for link in self.links.values())
 
     def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
-        """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
+        """Return True if nothing is in flight at a link, or if it is down and its outboxes hold all that
+        waits for it."""
         session = link.session
         of_link = sum(count for sender, count in held.items() if sender.endpoint == link.name)
         if link.up or session.idle_but(of_link):
@@ -680,8 +687,10 @@ class Gateway:
 
 
 def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
-    """Begin the audit log. `several` returns True while there may be more than one user. Raises
-    ConfigurationError when its file cannot be written."""
+    """Open the audit log. `several` returns True while there may be more than one user.
+
+    Raises ConfigurationError when its file cannot be written.
+    """
     given = settings.audit
     try:
         configure_audit(
@@ -701,5 +710,5 @@ def _tell_limited(*, now: bool = False) -> None:
     try:
         tell_what_was_limited(now=now)
         trail().tell()
-    except Exception as error:  # a disk that is full, perhaps: clients do not care
+    except Exception as error:  # A full disk, for example, does not concern clients.
         contained("timer", error)

@@ -1,4 +1,8 @@
-"""The mapping files: read, and read again when they change."""
+"""Loader of the mapping files, which are read again when they change.
+
+`MappingFiles` compiles the files into a router and refuses routes that the configuration cannot serve. It
+puts no router in force: the gateway does.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +31,23 @@ from gateway.mapping.routes import Route
 from gateway.reloads import Stamp, Watched, stamp_if_there
 from gateway.settings import Settings
 
-WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
+WATCH_MILLISECONDS: Final = 500  # Interval of the watching thread; stopping waits for it.
 
-ID_OCTETS: Final = 12  # of chance in what every message id of this process begins with
+ID_OCTETS: Final = 12  # Random bytes in the prefix of the message ids of this process.
 
 Texts = Mapping[str, str]
 NO_TEXTS: Final[Texts] = MappingProxyType({})
 
 
 def message_ids() -> Iterator[str]:
-    """Ids for messages that have none; no other process, and no other life of this one, has the same."""
+    """Return generated ids for messages without one. No other process, and no other run of this one,
+    generates the same."""
     prefix = secrets.token_hex(ID_OCTETS)
     return (f"{prefix}-{number:x}" for number in count(1))
 
 
 def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingError]:
-    """Routes that the configuration has no place for."""
+    """Return an error for each route that the configuration cannot serve."""
     routes = list(routes)
     shared = given.shared_outboxes()
     found = unstorable_routes(routes, given.links, store=given.store.enabled, shared=shared)
@@ -55,26 +60,27 @@ def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingErro
 
 
 def _all(errors: list[MappingError]) -> MappingError:
-    """One that tells of all."""
+    """Return one error that contains all of them."""
     first, *others = errors
     return MappingError(first.reason, file=first.file, line=first.line, column=first.column, others=others)
 
 
 class MappingFiles:
-    """The files that the configuration names."""
+    """Mapping files that the configuration names, and the result of the last reading."""
 
     def __init__(self, settings: Settings, return_key: bytes) -> None:
-        """`return_key` is what return addresses are made with."""
+        """`return_key` signs return addresses."""
         self.settings = settings
         self._return_key = return_key
         self._watched = Watched(self._fingerprint)
         self._ids = message_ids()
-        self.refused = ""  # why the files were not taken when they were read last
-        self._in_force: dict[str, str] = {}  # texts by file, of the routes in force
-        self._routed = False  # there are any
+        self.refused = ""  # Reason why the last reading was refused; "" if it was not.
+        self._in_force: dict[str, str] = {}  # Texts by file name, of the routes in force.
+        self._routed = False  # True once there have been routes.
 
     def load(self) -> Router:
-        """The routes of the files as they are now, to be put in force. Raises ConfigurationError."""
+        """Return the routes of the present files, which the caller puts in force. Raises
+        ConfigurationError."""
         self._watched.take()
         try:
             router, mappings = self._read(NO_TEXTS)
@@ -87,8 +93,10 @@ class MappingFiles:
         return router
 
     def read(self, drafts: Texts = NO_TEXTS) -> Router:
-        """The routes of the files as they are now, or of `drafts`, texts by file, in place of some. Raises
-        ConfigurationError, also for files that have lost their end, and for none where there were routes.
+        """Return the routes of the present files, with `drafts` (texts by file name) in place of some.
+
+        Raises ConfigurationError, also for files that have lost their end, and for files without routes where
+        there were routes.
         """
         return self._read(drafts)[0]
 
@@ -127,18 +135,19 @@ class MappingFiles:
         return mappings
 
     def names(self) -> list[str]:
-        """The files, as the configuration finds them."""
+        """Return the paths of the mapping files that exist now."""
         return [str(path) for path in self.settings.mapping_files()]
 
     async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
-        """Await `changed` when a file is not what was read.
+        """Await `changed` whenever a file differs from what was read, until cancelled.
 
-        Kubernetes swaps a ConfigMap's folder behind a symbolic link.
+        Kubernetes replaces the folder of a ConfigMap behind a symbolic link.
         """
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}
         present = [folder for folder in folders if folder.is_dir()]
-        # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
+        # Comparing at every time-out also finds changes before the watch was set up, and changes without an
+        # event.
         async for _ in watchfiles.awatch(
             *present,
             recursive=False,

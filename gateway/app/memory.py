@@ -1,7 +1,8 @@
-"""What the system says about memory: how much there is for this process, and how much it occupies.
+"""Memory that the system grants this process, and memory that it occupies.
 
-A container has what its control group allows (version 2: `memory.max`, version 1: `memory.limit_in_bytes`, of
-its own group or one above it), but never more than the machine has.
+A container may use what its control group allows (version 2: `memory.max`, version 1:
+`memory.limit_in_bytes`, of its own group or one above it), but never more than the machine has. The watermark
+itself, and its effects, are in `gateway/broker`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Final
 from gateway.broker.memory import Memory, Publisher, plenty
 from gateway.settings import Limits
 
-# RabbitMQ's share. The rest is for what goes on above the mark: what has been read already, connections that
-# must not be stopped, hashing of passwords, the store's cache, and what the allocator cannot use again.
+# RabbitMQ's value. The rest is for use above the watermark: data that was read already, connections that must
+# not be paused, password hashing, the store's cache, and memory that the allocator cannot reuse.
 SHARE: Final = 0.6
-DEFINITIONS: Final = 4  # a fourth of the mark is for the names and arguments of what clients define
+DEFINITIONS: Final = 4  # Divisor: names and arguments of definitions may occupy 25 % of the watermark.
 GROUPS: Final = Path("/sys/fs/cgroup")
 PROCESS: Final = Path("/proc/self")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -32,15 +33,15 @@ def definition_octets_max(limits: Limits, memory: Memory) -> int:
 
 
 def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | None = None) -> int:
-    """Octets of memory that this process may come to use."""
+    """Return the bytes of memory that this process may use."""
     if machine is None:
         machine = PAGE * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_allowed(groups, process)])
 
 
 def _allowed(groups: Path, process: Path) -> Iterator[int]:
-    """The limits of every control group that this process is in. One that is not limited says `max`, or a
-    number beyond all memory."""
+    """Yield the limits of every control group of this process. Unlimited groups have `max`, or a number
+    beyond all memory."""
     with suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -58,8 +59,8 @@ def _allowed(groups: Path, process: Path) -> Iterator[int]:
 
 
 def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
-    """What reads the octets that this process occupies, from a file that is open for as long as it is; None
-    where the system has no such file."""
+    """Return a function that returns the resident bytes of this process; None where the system has no `statm`
+    file. The function keeps that file open."""
     try:
         descriptor = os.open(process / "statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -73,10 +74,10 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 
 
 def trimmer() -> Callable[[], None] | None:
-    """What has glibc return all that is free; None where there is another library.
+    """Return a function that has glibc release free memory to the system; None with another C library.
 
-    To call it in a thread would not spare the loop: it has the allocator locked for as long as it takes, so
-    that the next body or read waits for it, and its connection would be blamed for the long turn.
+    A thread would not help: the call locks the allocator, so the next allocation of the loop waits for it,
+    and its connection would be blamed for the delay.
     """
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
@@ -92,7 +93,7 @@ def trimmer() -> Callable[[], None] | None:
 def watched_memory(
     mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[Publisher]]
 ) -> Memory:
-    """The watermark of this process at `mark` octets; 0: at its share of what there is."""
+    """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory."""
     resident = resident_reader()
     if resident is None:
         return plenty()

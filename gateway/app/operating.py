@@ -1,4 +1,8 @@
-"""What the HTTP interface is told of the process as a whole, and what it may do to it."""
+"""The gateway as the HTTP interface sees and operates it.
+
+`process_of` wraps a gateway in the `Process` of `gateway/admin`, with its state, its limits, and operations
+such as pausing links and reloading mappings.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ from gateway.transport.stream import WriteSet
 
 
 class Operated(Protocol):
-    """What is looked at of the gateway."""
+    """Parts of a gateway that the HTTP interface uses."""
 
     settings: Settings
     metrics: Metrics
@@ -57,10 +61,10 @@ class Operated(Protocol):
     history: History
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again; whether they are in force."""
+        """Read the mapping files again. Return True if the new ones are in force."""
 
     def stop(self) -> None:
-        """Drain and leave."""
+        """Begin to drain."""
 
 
 def endpoint_of(settings: Settings, host: VirtualHost) -> str:
@@ -77,7 +81,7 @@ async def _reload(gateway: Operated) -> str:
 
 
 def process_of(gateway: Operated) -> Process:
-    """The process that this gateway is."""
+    """Return the process that the HTTP interface shows and operates."""
     settings = gateway.settings
     return Process(
         stats=gateway.metrics.endpoints,
@@ -105,19 +109,19 @@ def process_of(gateway: Operated) -> Process:
 
 
 def pause(gateway: Operated, kind: str, name: str) -> None:
-    """A route, or a link with all its connections, waits until `resume`."""
+    """Pause a route, or a link with all its connections, until `resume`."""
     gateway.core.pauses.pause(kind, name)
     pause_links(gateway)
 
 
 def resume(gateway: Operated, kind: str, name: str) -> None:
-    """It goes on."""
+    """Resume a route or link."""
     gateway.core.pauses.resume(kind, name)
     pause_links(gateway)
 
 
 def pause_links(gateway: Operated) -> None:
-    """Those that are to wait do, and no others."""
+    """Pause and resume links so that exactly the paused ones wait."""
     for link in gateway.links.values():
         if link.endpoint in gateway.core.pauses.links:
             link.pause()
@@ -126,7 +130,7 @@ def pause_links(gateway: Operated) -> None:
 
 
 def states_of(gateway: Operated) -> dict[str, State]:
-    """Where the endpoints are, and how they are."""
+    """Return address and state of each endpoint by name."""
     found = {name: State(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
         why = "" if link.up else link.why or "not connected yet"
@@ -135,7 +139,7 @@ def states_of(gateway: Operated) -> dict[str, State]:
 
 
 def limits_of(gateway: Operated) -> Iterator[Limit]:
-    """How much of what peers can make grow is there."""
+    """Yield each limit with its present use."""
     limits, mqtt = gateway.settings.limits, gateway.mqtt
     for name, listener in gateway.listeners.items():
         most = gateway.settings.limits_of(name).connections_max

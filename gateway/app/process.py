@@ -1,4 +1,4 @@
-"""The process around a gateway: its event loop, the cycle collector, the exit code."""
+"""Process around a gateway: event loop, cycle collector, exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.settings import Settings
 
 
 def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
-    """Run a gateway until it is told to stop; `started` is called when it serves. Returns the exit code."""
+    """Run a gateway until it is stopped. Call `started` when it serves. Return the exit code."""
     raise_descriptors()
     gateway = Gateway(settings)
 
@@ -29,7 +29,7 @@ def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
 
 
 def run_loop(main: Callable[[], Awaitable[object]]) -> int:
-    """Run `main` in an event loop; what the user can mend is told. Returns the exit code."""
+    """Run `main` in an event loop, and print errors that the user can correct. Return the exit code."""
     code = 0
     try:
         trio.run(main)
@@ -41,10 +41,10 @@ def run_loop(main: Callable[[], Awaitable[object]]) -> int:
 
 
 def tune_collector() -> None:
-    """Messages are freed by reference counting; the cycle collector only finds what protocols leave behind.
+    """Make the cycle collector run rarely.
 
-    With Python's defaults it walks every waiting message again and again: a third of all time in a full
-    queue.
+    Messages are freed by reference counting; only closed connections leave cycles. With Python's defaults the
+    collector would walk all waiting messages repeatedly, which takes a third of the time with a full queue.
     """
     gc.collect()
     gc.freeze()
@@ -52,7 +52,7 @@ def tune_collector() -> None:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The errors of a group and of the groups in it."""
+    """Return the errors of a group and of its subgroups."""
     found: list[BaseException] = []
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

@@ -1,4 +1,5 @@
-"""The retained messages of all replicas, as the HTTP API reads and clears them: by pages of the database."""
+"""Retained messages of all replicas for the HTTP API, which reads and clears them page by page in the
+database."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from gateway.model.message import Message
 from gateway.state.interface import MatchRetained, Reply, Retention
 from gateway.store.store import Store
 
-ANSWER_SECS: Final = 60.0  # for which the database is waited for
+ANSWER_SECS: Final = 60.0  # Longest wait for a reply of the database.
 AWAY: Final = "the database of retained messages is away"
 T = TypeVar("T")
 V = TypeVar("V")
 
 
 class SharedMessages:
-    """Those of `$SYS` are this replica's own. `flush` ends a wake-up."""
+    """Retained messages of all replicas, and this replica's own `$SYS` messages. `flush` ends a wake-up."""
 
     def __init__(self, retained: SharedRetained, flush: Callable[[], None]) -> None:
         self._retained = retained
@@ -55,7 +56,7 @@ class SharedMessages:
         return sum(map(self._retained.forget, own)) + sum(map(_was_there, replies))
 
     async def settle(self) -> None:
-        """Do nothing: what was cleared is committed."""
+        """Do nothing: clearing is committed by the database."""
 
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], given: list[V]

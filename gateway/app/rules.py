@@ -1,11 +1,11 @@
-"""Users, secrets and roles while the gateway runs: read again when their files change, and put into force.
+"""Reload of users, secrets and roles while the gateway runs.
 
-Of a changed configuration `users`, `roles` and `default_roles` are taken, with the users' file, the files of
-secrets and RabbitMQ's exports; other changed sections are reported, for they need a restart. All of it is
-taken or nothing: a faulty, empty or shortened file leaves the old users and roles in force, and roles or
-users never become none. From the moment that others are in force nothing new is allowed by the old ones; who
-is connected as a user that is gone is disconnected; what clients hold already (subscriptions, consumers) is
-gone through in slices, so that with ten thousand clients nobody else waits.
+Files are watched: the configuration (`users`, `roles`, `default_roles`), the users file, the files of
+secrets, and RabbitMQ exports. Other changed sections are reported, since they need a restart. All changes
+take effect together or not at all: an invalid, empty or shortened file leaves the old users and roles in
+force, and the last role or user cannot be removed. New requests are checked by the new rules at once, and
+clients of removed users are disconnected. Existing subscriptions and consumers are checked in slices, so that
+other clients do not wait even with ten thousand connections.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
 
-LOOK_SECS: Final = 0.25  # between two looks at the files: a right that is gone lasts no second
-QUESTIONS_MAX: Final = 10_000  # about one client; answers that are forgotten at once would be asked for ever
-SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
+LOOK_SECS: Final = 0.25  # Interval between two checks of the files: a revoked right ends within a second.
+# Requests about one client. If the cache drops responses at once, the client would otherwise be checked for
+# ever.
+QUESTIONS_MAX: Final = 10_000
+SLICE: Final = 200  # Clients that are checked in one step, which takes some milliseconds.
 
-RELOADED: Final = ("roles", "default_roles", "users")  # sections of the configuration
+RELOADED: Final = ("roles", "default_roles", "users")  # Sections of the configuration that are reloaded.
 
 Fingerprint = dict[Path, Stamp | None]
 
 
 class Ruled(Protocol):
-    """A gateway, as far as rules are put into force in it."""
+    """Parts of a gateway that reloading uses."""
 
     settings: Settings
     metrics: Metrics
@@ -74,17 +76,17 @@ class Rules:
         self._gateway = gateway
         self._started = self._settings = gateway.settings
         self._reloading = trio.Lock()
-        self._reported: tuple[str, ...] = ()  # sections that differ from those at the start
+        self._reported: tuple[str, ...] = ()  # Sections that differ from those at the start.
         self._watched = Watched(self._fingerprint)
         self._tell()
 
     def _tell(self) -> None:
-        """Say loudly that there are none, once somebody has begun to say who may connect."""
+        """Warn if users are configured but no roles, which permits every client everything."""
         if self._gateway.settings.users and not self._gateway.authorization.in_force:
             log.warning("users are configured and no role: whoever may connect may do everything")
 
     async def watch(self) -> None:
-        """Reload users and roles whenever a file is not what was read, and certificates likewise."""
+        """Reload users, roles and certificates whenever a file has changed, until cancelled."""
         again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
@@ -94,7 +96,8 @@ class Rules:
             authorizer = self._started.authorizer
             if authorizer is not None and clock.now() >= again:
                 again = clock.now() + authorizer.cache_secs
-                self._gateway.dispatcher.changed()  # where decisions are kept is asked anew
+                # Drops cached routing, so that the authorizer is queried again.
+                self._gateway.dispatcher.changed()
 
     def _look_at_certificates(self) -> None:
         """Reload changed certificates now, so that a bad one is reported before the next connection."""
@@ -124,7 +127,7 @@ class Rules:
         reloads["taken"] += 1
         self._settings = settings
         self._report_restart(settings)
-        replaced, changed = identities.use(found), self._replace(roles)  # both, before anything is awaited
+        replaced, changed = identities.use(found), self._replace(roles)  # Both, before anything is awaited.
         if replaced is not None:
             log.info("users reloaded", users=replaced.total, gone=len(replaced.gone))
             path = self._started.users_file() or self._started.file
@@ -136,8 +139,10 @@ class Rules:
         return True
 
     def _read(self) -> tuple[Settings, Candidate, Roles]:
-        """The configuration, users and roles as their files are now. Raises ConfigurationError for what
-        cannot be used, or has lost a part."""
+        """Return configuration, users and roles of the present files.
+
+        Raises ConfigurationError for files that are unusable or have lost a part.
+        """
         before = self._settings
         settings = before if before.file is None else load_settings(before.file, os.environ)
         if before.file is not None:
@@ -166,7 +171,7 @@ class Rules:
                 )
 
     def _report_restart(self, settings: Settings) -> None:
-        """Log, once for each such state, which changed sections of the configuration need a restart."""
+        """Log which changed sections of the configuration need a restart, once for each set of them."""
         before, now = self._started.sections, settings.sections
         changed = tuple(
             sorted(
@@ -180,22 +185,22 @@ class Rules:
         self._reported = changed
 
     async def use(self, roles: Roles) -> None:
-        """Put these rules into force."""
+        """Put these roles in force, and check existing subscriptions and consumers."""
         if self._replace(roles):
             await self._revisit()
 
     def _replace(self, roles: Roles) -> bool:
-        """Put these rules into force for whatever is asked from now on. False: they are the same."""
+        """Put these roles in force for new requests. Return False if they are unchanged."""
         gateway = self._gateway
         if not gateway.authorization.use(roles):
             return False
-        gateway.dispatcher.changed()  # what was decided by address is decided anew
+        gateway.dispatcher.changed()  # Drops routing that was resolved by the old rules.
         log.info("rules reloaded", roles=len(roles.roles))
         audit("rules_changed", roles=sorted(roles.roles))
         return True
 
     async def _revisit(self) -> None:
-        """Take what clients hold by rights that are gone, in slices."""
+        """Withdraw subscriptions and consumers that the rules no longer permit, in slices."""
         gateway = self._gateway
         for at, look in enumerate(self._held()):
             await _look(look)
@@ -205,7 +210,7 @@ class Rules:
         gateway.writes.flush()
 
     def _held(self) -> Iterator[Callable[[], None]]:
-        """Whoever may hold something by a right that is gone."""
+        """Yield a check for each connection, session and queue that may use a revoked right."""
         for listener in self._gateway.listeners.values():
             for connection in list(listener.connections):
                 yield partial(_look_at, connection)
@@ -221,8 +226,10 @@ class Rules:
             yield holder.review_hold
 
     def _look_at_away(self, client_id: str) -> None:
-        """A session whose client is away: by the configuration's roles of its user. Of one whose roles come
-        from elsewhere it is known when it returns."""
+        """Check the subscriptions of a disconnected client by the roles of its user in the configuration.
+
+        If the user's roles come from another source, they are known only when the client returns.
+        """
         gateway = self._gateway
         session = gateway.mqtt.sessions.get(client_id)
         if session is None or session.outlet is not None:
@@ -245,13 +252,15 @@ def _look_at(connection: Guest) -> None:
             connection.rules_changed()
     except Pending:
         raise
-    except Exception as error:  # of one client
+    except Exception as error:  # Concerns one client only.
         connection.stream.fail(error)
 
 
 async def _look(look: Callable[[], None]) -> None:
-    """What nobody knows without asking is asked for, and looked at again; what has ended until then stays
-    ended. A fault costs this look alone: behind it wait all other clients, and the next change of rules."""
+    """Run one check, and repeat it after each decision that it has to wait for.
+
+    A fault ends this check alone: other clients, and the next reload, wait behind it.
+    """
     try:
         for _ in range(QUESTIONS_MAX):
             try:

@@ -1,4 +1,8 @@
-"""State that replicas share: opened before the loop runs, started in it, ended behind everything else."""
+"""State that replicas share in PostgreSQL: opened before the event loop, started in it, stopped last.
+
+`SharedState` combines the parts in `gateway/state`: membership, elections, ids for deduplication, dead
+letters, retained messages and sessions. The module builds and runs them; it stores nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,13 @@ from gateway.store.store import Store
 from gateway.transport.stream import WriteSet
 
 TICK_SECS: Final = 0.2
-SILENT_SECS: Final = 20.0  # besides the time that clients stay, after which a replica counts as dead
-SCHEMA_CHARS_MAX: Final = 40  # a name of PostgreSQL has 63 bytes; channels and lanes append to the schema
+# Seconds after which a replica counts as dead, in addition to the time that clients stay connected.
+SILENT_SECS: Final = 20.0
+SCHEMA_CHARS_MAX: Final = 40  # Names in PostgreSQL have 63 bytes; channels and lanes append to the schema.
 
 
 class SharedState:
-    """The database of shared state, and what stands on it whatever the gateway serves."""
+    """Database of shared state, and the parts of it that every gateway uses."""
 
     def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
         """`quotas` has the limits of dead letters and of retained messages."""
@@ -44,20 +49,21 @@ class SharedState:
         self.ids = SharedIds(store, membership)
         self.letters = SharedLetters(store, membership, quotas.common_letters)
         self.retained = SharedRetained(store, quotas.retained)
-        self.retaining: Retaining | None = None  # messages that wait to be retained
-        self.sessions: SharedSessions | None = None  # of a gateway with listeners for MQTT
+        self.retaining: Retaining | None = None  # Messages that wait to be retained.
+        self.sessions: SharedSessions | None = None  # None unless the gateway has MQTT listeners.
 
     @property
     def why_not(self) -> str:
-        """Why the state cannot be used; empty: it can."""
+        """Reason why the state cannot be used; empty if it can."""
         return self.store.health.failure or self.membership.why_not
 
     def start(self, writes: WriteSet) -> None:
-        """Start its threads; replies and notices are handled in this loop, each as a wake-up of its own."""
+        """Start the database threads. Replies and notices are handled in this loop, each in a wake-up of its
+        own."""
         self.store.start(caller_of(writes), self._noticed)
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Do what is due, until cancelled."""
+        """Run periodic work until cancelled."""
         while True:
             self.store.tick()
             self.membership.tick(clock.now())
@@ -72,7 +78,7 @@ class SharedState:
             await trio.sleep(TICK_SECS)
 
     async def stop(self) -> None:
-        """Give up what this replica holds, and end when the database has it, if it accepts it."""
+        """Release what this replica holds. Return when the database has stored that, if it is reachable."""
         self.elections.stop()
         self.letters.stop()
         self.membership.quit()
@@ -80,8 +86,11 @@ class SharedState:
             await trio.to_thread.run_sync(self.store.stop)
 
     def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
-        """Decide by leases who consumes over the elected ones of `links`, over which this replica does not
-        consume at first. `serves` returns True while the cluster can be reached."""
+        """Let leases decide which replica consumes over the elected links. Until then this replica does not
+        consume.
+
+        `serves` returns True while the cluster can be reached.
+        """
         for link in links:
             given = settings.links.get(link.endpoint)
             if given is not None and given.elected and link.consumes:

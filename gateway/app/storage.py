@@ -1,4 +1,4 @@
-"""The store of a gateway: opened before the loop runs, started in it."""
+"""Store of a gateway: opened before the event loop runs, started in it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
 
-KEY: Final = "return key"  # the kind under which the store has it
+KEY: Final = "return key"  # Kind under which the store has the key.
 KEY_OCTETS: Final = 32
 
 
 def open_store(
     settings: Settings, on_health: Callable[[bool], None], letters: UserShares | None = None
 ) -> Store | None:
-    """The store, or None when there shall be none. `letters` has the limits of its dead letters.
-    Raises StoreError, which says what to do."""
+    """Return the store, or None if it is disabled. `letters` limits the dead letters of users.
+
+    Raises StoreError with what to do.
+    """
     given = settings.store
     if not given.enabled:
         return None
@@ -45,8 +47,11 @@ def open_store(
 
 
 def return_key(store: Store | None) -> bytes:
-    """What return addresses are made with: that of the gateway's earlier lives, so that an answer comes home
-    to a question which it took before a restart. Before the store starts."""
+    """Return the key that signs return addresses, from the store or new.
+
+    The key survives restarts, so that responses reach requesters from before. Call it before the store
+    starts.
+    """
     if store is None:
         return secrets.token_bytes(KEY_OCTETS)
     for _, found in store.things(KEY):
@@ -58,7 +63,7 @@ def return_key(store: Store | None) -> bytes:
 
 
 def start_store(store: Store | None, writes: WriteSet) -> None:
-    """Start its thread. What it hands back runs in this loop, as a wake-up of its own."""
+    """Start the store's thread. Its results are handled in this loop, in a wake-up of their own."""
     if store is not None:
         store.start(caller_of(writes))
 
@@ -79,7 +84,7 @@ def caller_of(writes: WriteSet) -> Callable[[Callable[[], None]], None]:
         if loop is not None:
             loop.call_soon(partial(call, function))
             return
-        with suppress(trio.RunFinishedError):  # nobody is left to be told
+        with suppress(trio.RunFinishedError):  # The loop has ended.
             soon(call, function)
 
     return call_soon

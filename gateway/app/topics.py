@@ -1,4 +1,4 @@
-"""Builds what is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
+"""Factory of the MQTT topics: of the embedded broker, or of the engine that replicas share."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def topics_of(
     quotas: UserQuotas,
     state: SharedState | None,
 ) -> tuple[MqttNamespace, EngineSession | None]:
-    """The topics, before the store starts; with an engine, what is said to it.
+    """Return the topics, before the store starts, and the session with the engine, if there is one.
 
-    `let_go` ends the connections of all clients. `may_hold` returns True for users whose sessions may hold
-    publishers, `quotas` has the shares of users. `state` is there with an engine.
+    `let_go` disconnects all clients. `may_hold` returns True for users whose sessions may hold publishers,
+    `quotas` has the shares of users. `state` must not be None with an engine.
     """
     limits, given = settings.limits, settings.broker
     of_sessions = SessionLimits(
@@ -110,7 +110,7 @@ def topics_of(
 
 
 def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:
-    """What keeps the engine connected."""
+    """Return the link that keeps the engine connected."""
     metrics.links[ENGINE] = engine.stats
     return Link(engine.status, engine.settings, engine, writes)
 
@@ -123,7 +123,7 @@ def outbox_links(
     writes: WriteSet,
     metrics: Metrics,
 ) -> list[Link]:
-    """The connections of outboxes that are on the cluster."""
+    """Return the links that drain outboxes on the cluster."""
     given, found = settings.broker, []
     for name in settings.shared_outboxes() if isinstance(given, RabbitEngine) else ():
         assert isinstance(given, RabbitEngine)

@@ -1,4 +1,4 @@
-"""Tracing, if the configuration wants it: only then OpenTelemetry is imported."""
+"""Factory of tracing. OpenTelemetry is imported only if tracing is enabled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import LatencyOf, Tracing
 
-CLOSE_SECS: Final = 3.0  # what has not been sent by then is lost: the collector is slow, or gone
+CLOSE_SECS: Final = 3.0  # Spans that are not sent within this time are lost.
 
 
 def tracing_of(
     settings: Settings, *, latency_of_route: LatencyOf, latency_of_endpoint: LatencyOf
 ) -> Tracing | None:
-    """What decides who is traced; None: nobody is. Traced messages are the exemplars of those histograms."""
+    """Return the tracer, or None if tracing is disabled.
+
+    The latency functions return the histograms whose exemplars are traced messages.
+    """
     if not settings.tracing.enabled:
         return None
     from gateway.telemetry.tracing import Tracing
@@ -33,7 +36,7 @@ def tracing_of(
 
 
 async def close(tracing: Tracing | None) -> None:
-    """Send what is left, for as long as CLOSE_SECS."""
+    """Send the remaining spans, for at most CLOSE_SECS."""
     if tracing is not None:
         with trio.move_on_after(CLOSE_SECS, shield=True):
             await trio.to_thread.run_sync(tracing.close, abandon_on_cancel=True)

@@ -1,4 +1,7 @@
-"""A worker: one of the gateways of a machine that share the listeners' ports, as its supervisor sees it."""
+"""Worker process: a gateway that shares the listeners' ports with others on one machine.
+
+The worker reports to its supervisor (`gateway/app/workers.py`) by the messages of `gateway/app/control.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from gateway.telemetry.merging import OPENMETRICS
 
 
 def run_worker(settings: Settings, ordered: Ordered) -> int:
-    """Run a gateway with these settings, those of a worker, until it or its supervisor ends. Returns the exit
-    code."""
+    """Run a gateway with the settings of a worker until it or its supervisor ends. Return the exit code."""
     raise_descriptors()
     gateway = Gateway(settings)
 
@@ -34,7 +36,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
 
 
 async def _answer(gateway: Gateway, lines: Lines) -> None:
-    """Answer questions. When nobody asks any more, leave."""
+    """Reply to the supervisor's requests. Stop the gateway when the supervisor has gone."""
     try:
         await lines.send(started=True)
         while (asked := await lines.receive()) is not None:

@@ -1,10 +1,10 @@
-"""Several gateways on one machine that share the listeners' ports, and the process that has started them.
+"""Supervisor of several gateways on one machine that share the listeners' ports.
 
-That process, the supervisor, serves no client. It holds the ports, so that they are nobody else's while a
-worker begins anew; starts the workers and starts again those that end, or do not answer SILENT_MAX times;
-hands on SIGHUP, and SIGTERM to all; and answers for all of them over HTTP. A worker is the same program with
-another order (control.py): what goes wrong in one is none of the others' business. Each reads the
-configuration itself, so one that is started again has it as it is then.
+The supervisor serves no client. It reserves the ports while a worker restarts; starts the workers and
+restarts those that end, or leave SILENT_MAX requests unanswered; forwards SIGHUP and SIGTERM to all; and
+serves combined health and metrics over HTTP. A worker is the same program with another `Order`
+(`gateway/app/control.py`); a fault of one does not affect the others. Each reads the configuration itself, so
+a restarted worker uses it as it is then.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from gateway.telemetry.merging import MergedMetrics
 
 log = structlog.get_logger()
 
-ASK_SECS: Final = 1.0  # between two looks at each worker
+ASK_SECS: Final = 1.0  # Interval between two checks of each worker.
 ANSWER_SECS: Final = 5.0
-SILENT_MAX: Final = 10  # of its questions in a row that a worker leaves unanswered; then it is killed
+SILENT_MAX: Final = 10  # Unanswered requests in a row after which a worker is killed.
 AGAIN_SECS_MIN: Final = 0.5
 AGAIN_SECS_MAX: Final = 30.0
-STABLE_SECS: Final = 10.0  # who has served for so long is started again after the shortest wait
-KILL_SECS: Final = 10.0  # after drain_timeout_secs
+STABLE_SECS: Final = 10.0  # A worker that has served this long is restarted after the shortest wait.
+KILL_SECS: Final = 10.0  # In addition to drain_timeout_secs.
 UNANSWERED: Final = "does not answer"
 DIED: Final = "died"
 SILENT: Final = "silent"
 
 
 class WorkerFailed(GatewayError):
-    """A worker has ended before it ever served; it has said why itself."""
+    """Failure of a worker before it served; the worker itself has printed the reason."""
 
     def __init__(self, number: int, code: int) -> None:
         super().__init__(f"worker {number} did not start")
@@ -56,14 +56,14 @@ class WorkerFailed(GatewayError):
 
 
 class Worker:
-    """One worker through all of its lives."""
+    """One worker process and its restarts."""
 
     def __init__(self, number: int, command: Sequence[str], order: Order) -> None:
         self.number = number
-        self.serving = trio.Event()  # for the first time
+        self.serving = trio.Event()  # Set when the worker serves for the first time.
         self.restarts: Counter[str] = Counter()
-        self.reasons: list[str] = []  # why it is not ready
-        self.started = False  # this life accepts clients
+        self.reasons: list[str] = []  # Reasons why the worker is not ready.
+        self.started = False  # True while the present process accepts clients.
         self._command = command
         self._order = order
         self._process: trio.Process | None = None
@@ -74,11 +74,11 @@ class Worker:
 
     @property
     def up(self) -> bool:
-        """It accepts clients, and answers."""
+        """True if the worker accepts clients and responds."""
         return self.started and self.reasons != [UNANSWERED]
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send it a signal; False: it does not run."""
+        """Send a signal to the process. Return False if it does not run."""
         process = self._process
         if process is None or process.poll() is not None:
             return False
@@ -86,8 +86,10 @@ class Worker:
         return True
 
     async def run(self, stopping: trio.Event) -> None:
-        """Keep it running until `stopping`, and until it has ended then. Raises WorkerFailed when its first
-        life ends before it has served."""
+        """Keep the worker running until `stopping` is set and it has ended.
+
+        Raises WorkerFailed if its first process ends before it has served.
+        """
         pause = AGAIN_SECS_MIN
         while True:
             began = clock.now()
@@ -113,20 +115,20 @@ class Worker:
                 return
 
     async def _live(self, stopping: trio.Event) -> tuple[int, str]:
-        """One life: its exit code, and why it is to be started again."""
+        """Run one process of the worker. Return its exit code, and the cause of the restart."""
         ours, its = socket.socketpair()
         with its:
-            # In a group of its own: Ctrl-C is the supervisor's to hand on.
+            # In a process group of its own: the supervisor forwards Ctrl-C.
             try:
                 process = await trio.lowlevel.open_process(self._command, stdin=its, process_group=0)
-            except OSError as error:  # no memory, or no process more: the others go on
+            except OSError as error:  # No memory or no process left: the other workers continue.
                 ours.close()
                 log.error("a worker cannot be started", worker=self.number, error=str(error))
                 return 1, DIED
         self._process = process
         log.info("a worker is started", worker=self.number, pid=process.pid)
         lines = self._lines = Lines(ours)
-        if stopping.is_set():  # while it was started
+        if stopping.is_set():  # Set while the process was started.
             process.terminate()
         try:
             async with trio.open_nursery() as nursery:
@@ -151,16 +153,17 @@ class Worker:
     async def _look_after(self, lines: Lines) -> None:
         try:
             await self._ask_on(lines)
-        except Exception as error:  # whatever it says, the others are served
+        except Exception as error:  # An invalid reply must not affect other workers.
             contained("timer", error, worker=self.number)
         self.signal(signal.SIGKILL)
 
     async def _ask_on(self, lines: Lines) -> None:
-        """Say which it is, hear that it serves, and ask how it is, until it does not answer any more."""
+        """Send the order, wait for `started`, and request the state periodically until the worker does not
+        respond."""
         with suppress(trio.BrokenResourceError):
             await lines.send(**self._order._asdict())
         if await lines.receive() is None:
-            await trio.sleep(ANSWER_SECS)  # in which it ends by itself
+            await trio.sleep(ANSWER_SECS)  # The process ends by itself meanwhile.
             return
         self.started = True
         self.serving.set()
@@ -172,13 +175,16 @@ class Worker:
         log.error("a worker does not answer, it is killed", worker=self.number)
 
     async def stop(self) -> None:
-        """Have it drain. It is told by its lines: whoever stops all processes of a service has sent it a
-        signal already, and another one would end it at once."""
+        """Request draining over the socket.
+
+        A signal would be unsafe: a service manager that stops all processes has already sent one, and a
+        second one ends the process at once.
+        """
         if await self.ask("stop") is None:
             self.signal(signal.SIGTERM)
 
     async def ask(self, question: Question) -> Any:
-        """What it answers; None: nothing within ANSWER_SECS, or it does not serve."""
+        """Return the reply to a request; None without one in ANSWER_SECS, or if the worker does not serve."""
         lines = self._lines
         if lines is None or not self.started:
             return None
@@ -190,20 +196,23 @@ class Worker:
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return None
                 while (answer := await lines.receive()) is not None:
-                    if answer["number"] == self._questions:  # others are late
+                    if answer["number"] == self._questions:  # Late replies to earlier requests are skipped.
                         return answer["answer"]
         return None
 
 
 class Supervisor:
-    """All workers of a configuration."""
+    """All workers of a configuration, and the HTTP server for them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError when a port cannot be had, and for mapping files that cannot be used."""
+        """Reserve the ports and prepare the workers.
+
+        Raises ConfigurationError when a port is not available, and for invalid mapping files.
+        """
         self.settings = settings
-        MappingFiles(settings, b"").read()  # so that this is told once
+        MappingFiles(settings, b"").read()  # So that an error is reported once.
         self.http_port = 0
-        self._held = ExitStack()  # sockets that hold the ports
+        self._held = ExitStack()  # Sockets that reserve the ports.
         self.places: dict[str, tuple[str, int]] = {}
         with ExitStack() as undo:
             undo.callback(self._held.close)
@@ -231,8 +240,10 @@ class Supervisor:
         self._stopping = trio.Event()
 
     async def run(self, started: Callable[[Supervisor], None], *, signals: bool = True) -> None:
-        """Serve until `stop`, or SIGTERM or SIGINT; `started` is called when all workers serve. Raises
-        WorkerFailed, and ConfigurationError when HTTP cannot listen."""
+        """Serve until `stop`, or SIGTERM or SIGINT. Call `started` when all workers serve.
+
+        Raises WorkerFailed, and ConfigurationError when HTTP cannot listen.
+        """
         http = self.settings.http
         with self._held:
             async with trio.open_nursery() as nursery:
@@ -250,7 +261,7 @@ class Supervisor:
         log.info("stopped")
 
     def stop(self) -> None:
-        """Have all drain and leave."""
+        """Drain and stop all workers."""
         self._stopping.set()
 
     async def _tell_started(self, started: Callable[[Supervisor], None]) -> None:
@@ -261,17 +272,17 @@ class Supervisor:
 
     @property
     def consoles(self) -> str:
-        """Where those of the workers are."""
+        """Ports of the workers' consoles, as a text."""
         port = self.settings.http.port
         if not port:
             return "at ports that their logs say"
         return f"worker 1 at port {port + 1}, worker {len(self.workers)} at port {port + len(self.workers)}"
 
-    # What HTTP asks.
+    # Sources of the HTTP server.
 
     def reasons(self) -> list[str]:
-        """Why no clients should be sent here: of a worker that does not accept any nothing is said while
-        others do."""
+        """Return the reasons why this machine is not ready. A worker that does not accept clients is ignored
+        while others do."""
         serving = [worker for worker in self.workers if worker.started]
         found = [f"worker {one.number}: {reason}" for one in serving for reason in one.reasons]
         if not serving:
@@ -279,7 +290,7 @@ class Supervisor:
         return ["draining", *found] if self._stopping.is_set() else found
 
     async def exposed(self, accept: str) -> tuple[bytes, str]:
-        """The metrics of all."""
+        """Return the combined metrics of all workers, and their content type."""
         pages: dict[int, str] = {}
 
         async def ask(worker: Worker) -> None:
@@ -312,13 +323,13 @@ class Supervisor:
                     self.stop()
 
     def reload(self) -> None:
-        """Have all read their mappings and rules again."""
+        """Have all workers read mappings and rules again."""
         for worker in self.workers:
-            if worker.started:  # another one is just reading the files anyway
+            if worker.started:  # A worker that is starting reads the files anyway.
                 worker.signal(signal.SIGHUP)
 
     async def _end_workers(self) -> None:
-        """They drain by themselves, within their time."""
+        """Stop the workers, and kill those that have not ended KILL_SECS after the drain timeout."""
         await self._stopping.wait()
         async with trio.open_nursery() as nursery:
             for worker in self.workers:
@@ -330,7 +341,7 @@ class Supervisor:
 
 
 def run_workers(settings: Settings, started: Callable[[Supervisor], None]) -> int:
-    """Run all workers until they are told to stop. Returns the exit code."""
+    """Run all workers until they are stopped. Return the exit code."""
     supervisor = Supervisor(settings)
     failed: list[int] = []
 
