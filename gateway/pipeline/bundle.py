@@ -1,10 +1,9 @@
-"""What executors need, as files that spark-submit takes along: the gateway's code, and what it depends on.
+"""Files that Spark executors need, for spark-submit: the gateway's code and its dependencies.
 
-The code is a zip, for `--py-files` takes no wheel. What it depends on has extensions in C, which Python does
-not import out of a zip; so that is an archive which Spark unpacks beside each executor, to be named in its
-PYTHONPATH. It is packed from what is installed here, so that both are of one kind: the executors' Python has
-to be of the same version, and their machines of the same processor. Neither has Spark in it, which the
-cluster has.
+The code is a zip, since `--py-files` accepts no wheel. Dependencies have C extensions, which Python cannot
+import from a zip; they are an archive that Spark unpacks beside each executor, to be named in its PYTHONPATH.
+It is packed from what is installed on this machine, so the executors need the same version of Python and the
+same processor architecture. Neither file contains Spark, which the cluster has.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ OF_THE_CLUSTER: Final = frozenset({"pyspark", "py4j"})
 OF_OURS: Final = "gateway"
 EXTRA: Final = "pipeline"
 EXTRAS_HERE: Final = ("hdfs",)
-"""Which executors need, too, where they are installed here: they read stores. Databases the driver writes."""
+"""Extras that executors need as well, if installed here, to read stores. Databases are written by the
+driver."""
 ENVIRONMENT: Final = "environment"
-"""The folder into which Spark unpacks it, beside each executor."""
-MOMENT: Final = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip has; the same files make the same archive
+"""Folder beside each executor into which Spark unpacks the dependencies."""
+# Earliest time that a zip can store, so that equal files give equal archives.
+MOMENT: Final = (1980, 1, 1, 0, 0, 0)
 SUBMIT: Final = '''"""What spark-submit runs: the commands of `gateway pipeline`, with the same arguments."""
 
 import sys
@@ -48,7 +49,7 @@ _MARKER: Final = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 class Bundle(NamedTuple):
-    """The files: the program, the code, and what it depends on (None: not asked for)."""
+    """Files of a bundle: program, code, and dependencies (None if not requested)."""
 
     submit: Path
     code: Path
@@ -56,7 +57,7 @@ class Bundle(NamedTuple):
 
 
 def write(folder: Path, *, environment: bool) -> Bundle:
-    """Write a bundle into `folder`. Raises PipelineError: something is not installed here."""
+    """Write a bundle into `folder`. Raises PipelineError if a dependency is not installed here."""
     folder.mkdir(parents=True, exist_ok=True)
     submit = folder / "submit.py"
     submit.write_text(SUBMIT, encoding="utf-8")
@@ -64,8 +65,8 @@ def write(folder: Path, *, environment: bool) -> Bundle:
 
 
 def write_code(folder: Path) -> Path:
-    """Write gateway-VERSION.zip, for `--py-files`; what is compiled stays behind, for it cannot be imported
-    from there."""
+    """Write gateway-VERSION.zip for `--py-files`, without compiled modules, which cannot be imported from a
+    zip."""
     path = folder / f"{OF_OURS}-{__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, source in sorted(_below(files(OF_OURS), OF_OURS)):
@@ -84,8 +85,11 @@ def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]
 
 
 def write_environment(folder: Path) -> Path:
-    """Write what the gateway and its extra `pipeline` depend on, for `--archives`, and its extra `hdfs` if
-    that is installed. Raises PipelineError: a part of it is not installed."""
+    """Write the dependencies of the gateway and its extra `pipeline` for `--archives`.
+
+    Those of its extra `hdfs` are included if they are installed. Raises PipelineError if a dependency is not
+    installed.
+    """
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
     path = folder / f"{OF_OURS}-{__version__}-{tag}.tar.gz"
     with (
@@ -101,7 +105,7 @@ def write_environment(folder: Path) -> Path:
 def _add(archive: tarfile.TarFile, found: Distribution) -> None:
     for file in sorted(found.files or ()):
         if ".." in file.parts or file.suffix == ".pyc" or "tests" in file.parts:
-            continue  # programs, and what is made anew
+            continue  # Programs, and files that Python creates again.
         octets = Path(str(found.locate_file(file))).read_bytes()
         info = tarfile.TarInfo(str(file))
         info.size = len(octets)
@@ -110,7 +114,7 @@ def _add(archive: tarfile.TarFile, found: Distribution) -> None:
 
 
 def _needed() -> list[Distribution]:
-    """The distributions that the gateway and its extra need, without those of the cluster."""
+    """Return the distributions that the gateway and its extra need, without those of the cluster."""
     found: dict[str, Distribution] = {}
     ours = _installed(OF_OURS)
     waiting = [*_requirements(ours, EXTRA)]
@@ -126,8 +130,8 @@ def _needed() -> list[Distribution]:
 
 
 def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
-    """The names that a distribution requires, and with this extra; those of other systems are passed over
-    where they are not installed."""
+    """Yield the names that a distribution requires, with those of this extra. Requirements for other systems
+    are skipped if they are not installed."""
     for text in of.requires or ():
         stated = _NAME.match(text)
         asked = _MARKER.search(text)

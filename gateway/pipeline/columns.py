@@ -1,11 +1,10 @@
-"""The columns of a row of the journal, as Spark and as Arrow have them.
+"""Columns of a journal row, with their Spark and Arrow types.
 
-They are the journal's own columns (`docs/reference/journal.md`) and three that the journal implies: `shard`,
-`sequence` and `headers`. A row is named for ever by (shard, sequence). Unsigned numbers take the next wider
-signed type, which Spark has; texts are never null where the journal says "" for nothing.
-
-Every column is nullable for Spark, for a journal of another version may lack it. Spark itself is imported
-when it is asked for: an export to Arrow or Parquet does without.
+They are the journal's own columns (`docs/reference/journal.md`) and three derived ones: `shard`, `sequence`
+and `headers`. (shard, sequence) identifies a row permanently. Unsigned numbers have the next wider signed
+type, which Spark has; texts are never null where the journal has "". Every column is nullable in Spark,
+because a journal of another version may lack it. Spark is imported only when needed: exports to Arrow or
+Parquet work without it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Arrow = Any
 
 HEADER_NAMES: Final = ("name", "type", "value")
 HEADER: Final = "struct<name:string,type:string,value:string>"
-"""A typed header, in its order; a name may repeat. `type` is a word of the model's ValueType; `value` is the
-text of a string, else JSON as `gateway/store/properties.py` writes it."""
+"""Typed header. Headers are ordered and names may repeat. `type` is a name of the model's ValueType; `value`
+is the text of a string, for other types JSON as in `gateway/store/properties.py`."""
 
 HEADERS: Final = f"array<{HEADER}>"
 HEADER_ARROW: Final[Arrow] = pa.struct([(name, pa.string()) for name in HEADER_NAMES])
@@ -34,7 +33,7 @@ _TIME: Final[Arrow] = pa.timestamp("us", tz="UTC")
 
 
 class JournalColumn(NamedTuple):
-    """A column: its name, Spark's type in SQL's words, Arrow's type, and what it says."""
+    """Column of the journal: name, Spark type in SQL notation, Arrow type, and description."""
 
     name: str
     spark: str
@@ -97,13 +96,14 @@ COLUMNS: Final = (
 LOW_WATER: Final = _time(
     "low_water", "of all that was received before, no later row has anything to say; null: not known"
 )
-"""Only when it is named: what the block of the row says of its shard."""
+"""Column that is read only if it is named: the low-water mark of the row's block."""
 
 BY_NAME: Final = {column.name: column for column in (*COLUMNS, LOW_WATER)}
 
 
 def spark_schema(names: Sequence[str] | None = None) -> StructType:
-    """The schema of these columns, in their order (None: of all). Raises PipelineError: no such column."""
+    """Return the Spark schema of these columns in this order; None selects all. Raises PipelineError for an
+    unknown one."""
     from pyspark.sql import types as known
 
     header = known.StructType([known.StructField(name, known.StringType()) for name in HEADER_NAMES])
@@ -121,7 +121,7 @@ def spark_schema(names: Sequence[str] | None = None) -> StructType:
 
 
 def arrow_schema(names: Sequence[str] | None = None) -> Arrow:
-    """The Arrow schema that Spark expects for `spark_schema(names)`."""
+    """Return the Arrow schema that Spark expects for `spark_schema(names)`."""
     return pa.schema([(column.name, column.arrow) for column in _chosen(names)])
 
 

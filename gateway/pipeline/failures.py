@@ -1,8 +1,8 @@
-"""What Spark says when a job fails, as one line for a person.
+"""Error messages of failed Spark jobs, shortened to one line.
 
-A failure in a Python worker arrives as the worker's traceback inside Java's, behind a line that says only
-that there was one. What our code raised there is said in its own words, and of anything else the last line
-of the traceback, which has the cause.
+A failure in a Python worker arrives as the worker's traceback inside Java's, below an unspecific line. Errors
+of this package are reported with their own text, all others with the last line of the traceback, which has
+the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.errors import PipelineError
 
 OURS: Final = re.compile(r"^(?:gateway\.[\w.]+Error): (.+)$", re.MULTILINE)
 LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""By which pyspark writes what Spark has refused, with a traceback of some kilobytes."""
+"""Loggers with which pyspark writes refused queries, with tracebacks of some kilobytes."""
 
 TRACEBACK: Final = "Traceback (most recent call last):"
 RAISED: Final = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:: .*)?)$", re.MULTILINE)
@@ -30,8 +30,7 @@ JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:|^=== Streami
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Raises PipelineError for what Spark raises in the block, and keeps pyspark from writing it as JSON
-    besides."""
+    """Raise PipelineError for Spark errors in the block, and keep pyspark from also logging them as JSON."""
     loggers = [PySparkLogger.getLogger(name) for name in LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -48,8 +47,8 @@ def plainly() -> Iterator[None]:
 
 
 def speak_plainly() -> None:
-    """In a notebook, print the line that matters above each traceback of Spark's, which has screens of
-    Java's. Elsewhere do nothing."""
+    """In a notebook, print the decisive line above each Spark traceback, which has pages of Java's. Elsewhere
+    do nothing."""
     notebook: Any = sys.modules.get("IPython")
     shell = None if notebook is None else notebook.get_ipython()
     if shell is not None:
@@ -65,7 +64,7 @@ def _show_plainly(
 
 
 def plain(text: str) -> str:
-    """The line that matters in Spark's `text`."""
+    """Return the decisive line of a Spark error text."""
     ours = OURS.findall(text)
     if ours:
         return str(ours[-1])

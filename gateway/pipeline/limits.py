@@ -1,5 +1,6 @@
-"""What Spark has for the limits of a stream's micro-batches: since 4.2. Batches do without, so this is
-imported where a stream begins, and who only reads batches may have the Spark before, which has Iceberg.
+"""Classes of Spark 4.2 that limit micro-batches of streams.
+
+Only streams import this module, so that batches also work with Spark 4.1, the newest with Iceberg.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A line for whoever waits: how many tasks of Spark's a job took, and how long, once it has ended. While it
-runs Spark's own bar shows more, on a terminal."""
+"""Progress of a Spark job: one line with tasks and duration when it has ended.
+
+While the job runs, Spark's own progress bar shows more on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
-    """Tell in one line what Spark has done in the block, if that took long enough to be seen."""
+    """Report the tasks that Spark ran in the block in one line, if the block took at least INTERVAL_SECS."""
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()
-    tasks: dict[int, int] = {}  # by stage
+    tasks: dict[int, int] = {}  # By stage.
     begun = time.monotonic()
 
     def watch() -> None:

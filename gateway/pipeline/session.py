@@ -1,9 +1,9 @@
-"""Spark sessions, and how the gateway's formats get into one.
+"""Spark sessions with the gateway's data sources.
 
-On a laptop `session` starts Spark itself; under spark-submit it takes what was submitted; and with a master
-of another machine it starts a driver there, and hands the gateway's own code to its executors. A session of
-somebody else's gets the formats by `register`, and stays as it is otherwise. What has to be installed is
-looked at first, for what Spark says of a missing Java or a wrong Python does not tell what to do.
+On a laptop `session` starts Spark itself; under spark-submit it uses the submitted options; with a master on
+another machine it starts a driver here and sends the gateway's code to the executors. `register` adds the
+data sources to an existing session and changes nothing else. Java and Python are checked first, because
+Spark's own errors do not say what to do.
 """
 
 from __future__ import annotations
@@ -43,36 +43,37 @@ FORMATS: Final[tuple[str, ...]] = (
     "gateway.pipeline.live.source:FastSource",
     "gateway.pipeline.live.sink:PublishSource",
 )
-"""The data sources, `module:class`; a class's name() is its format."""
+"""Data sources as `module:class`; the name() of a class is its format."""
 
 JAVA_MIN: Final = 17
 OPTIONS: Final = {
-    # Without it Spark refuses a source that takes filters, rather than not to push them.
+    # Without it Spark refuses a source that supports filters.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
-"""What the formats need of a session; it may be set in a running one."""
+"""Session options that the data sources need; they may be set in a running session."""
 
 OURS: Final = {"spark.sql.session.timeZone": "UTC"}
-"""What a session of ours has besides."""
+"""Further options of sessions that `session` creates."""
 
 STARTING: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    # Spark joins them to what is worth a task, 64 MiB; of fewer each would grow with the rows.
+    # Spark merges them to tasks of 64 MiB; with fewer, each would grow with the rows.
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
 }
-"""What it has when it is started here, and not submitted; the caller's options win."""
+"""Further options of sessions that are started here and not submitted; the caller's options take
+precedence."""
 
 ALONE: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-"""And when nobody on another machine has to reach it."""
+"""Further options if no other machine has to reach the driver."""
 
 PROBE: Final = "import pyspark, gateway.pipeline.journal.source, gateway.pipeline.live.sink"
 PROBE_SECS_MAX: Final = 60.0
 
 
 def submitted() -> bool:
-    """Whether spark-submit started this process; it decides the master and the rest then."""
+    """Return True if spark-submit started this process and thus decides the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -84,12 +85,12 @@ def session(
     formats: Iterable[str] = (),
     archive: str | None = None,
 ) -> SparkSession:
-    """The session of this process with the gateway's formats, started when there is none.
+    """Return the Spark session of this process with the gateway's data sources, started if there is none.
 
-    `name` is shown in Spark's pages; `master`: for instance `local[2]`; None: what was submitted, else all
-    cores of this machine; `formats`: of tables that are wanted, and that of `archive`, if it is one. Their
-    packages are fetched where nothing is submitted and no jars are named. Raises PipelineError: Java is
-    missing, or nobody answers where the archive is.
+    `name` is shown in Spark's pages. `master` is for instance `local[2]`; None: the submitted one, else all
+    cores of this machine. `formats` are table formats to support, with that of `archive` if it is a table.
+    Their packages are fetched unless the job is submitted or jars are named. Raises PipelineError if Java is
+    missing, or the archive's store is unreachable.
     """
     chosen = OPTIONS | OURS
     builder = SparkSession.builder.appName(name)
@@ -130,19 +131,22 @@ def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSess
 
 
 def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of Hadoop among Spark's."""
+    """Return the Hadoop options among Spark's options."""
     prefix = "spark.hadoop."
     return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
 
 
 def is_local(master: str | None) -> bool:
-    """Whether everything of a session with this master runs on this machine, in one process of Java."""
+    """Return True if a session with this master runs entirely on this machine, in one Java process."""
     return master is None or master.partition("[")[0] == "local"
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Give a session the gateway's formats; its time zone and all else stay as they are. Repeating it does no
-    harm. Raises PipelineError: the Python that Spark starts for its workers has no gateway."""
+    """Add the gateway's data sources to a session; its time zone and other options stay. Repetition is
+    harmless.
+
+    Raises PipelineError if the Python of Spark's workers has no gateway.
+    """
     _look_at_workers(spark)
     for key, value in OPTIONS.items():
         spark.conf.set(key, value)
@@ -158,10 +162,12 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make it the active session for the block: Spark asks that one whether a format is there already, and
-    where `spark` is a newSession() of it, it is."""
+    """Make `spark` the active session in the block.
+
+    Spark checks whether a format exists in the active session; in a newSession() the format exists already.
+    """
     jvm = getattr(spark, "_jvm", None)
-    if jvm is None:  # of Spark Connect: each has a session of its own at the server
+    if jvm is None:  # Spark Connect: each client has a session of its own at the server.
         yield
         return
     known = SparkSession._get_j_spark_session_class(jvm)
@@ -177,24 +183,24 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def _hand_over_code(spark: SparkSession) -> None:
-    """Executors elsewhere get this very gateway; what it depends on their Python has."""
+    """Send this gateway's code to remote executors; they need its dependencies in their Python."""
     spark.sparkContext.addPyFile(str(_code()))
 
 
 @cache
 def _code() -> Path:
-    """The code, for as long as this process runs: executors that start later fetch it, too."""
+    """Return the zip with the code, which exists as long as this process, for executors that start later."""
     folder = tempfile.mkdtemp(prefix="gateway-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_code(Path(folder))
 
 
 def _look_at_workers(spark: SparkSession) -> None:
-    """Spark runs what plans a source in a Python that it starts beside the driver; what it says of one
-    without a gateway is a traceback of forty lines."""
+    """Check the Python of Spark's workers, because Spark reports one without a gateway as a traceback of
+    forty lines."""
     context = getattr(spark, "_sc", None)
     if context is None:
-        return  # of Spark Connect: the server has the Python
+        return  # Spark Connect: the server has the Python.
     program = context.pythonExec
     found = shutil.which(program)
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
@@ -210,14 +216,14 @@ def _look_at_workers(spark: SparkSession) -> None:
 
 @cache
 def _why_not(found: str | None, program: str) -> str | None:
-    """Why this Python cannot be a worker of ours; None: it can."""
+    """Return why a Python cannot be a worker; None if it can."""
     if found is None:
         return "there is no such program here"
     spark = find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None
-    shipped = [path for path in sys.path if path.endswith((".zip", ".egg", ".jar"))]  # by --py-files
-    shipped += map(str, Path(spark.origin).parent.glob("python/lib/*.zip"))  # as Spark does
+    shipped = [path for path in sys.path if path.endswith((".zip", ".egg", ".jar"))]  # Added by --py-files.
+    shipped += map(str, Path(spark.origin).parent.glob("python/lib/*.zip"))  # As Spark does.
     paths = os.pathsep.join(filter(None, (*shipped, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(
@@ -237,7 +243,8 @@ def _why_not(found: str | None, program: str) -> str | None:
 
 
 def java() -> str:
-    """The Java program that Spark will start. Raises PipelineError: there is none, or it is too old."""
+    """Return the Java program that Spark will start. Raises PipelineError if there is none, or it is too
+    old."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     wanted = f"Spark needs Java {JAVA_MIN} or newer"
@@ -254,7 +261,7 @@ def java() -> str:
 
 
 def _let_workers_import() -> None:
-    """Spark's Python workers on this machine run this interpreter and find this very gateway."""
+    """Make Spark's Python workers on this machine use this interpreter and this gateway."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spec = find_spec("gateway")
     assert spec is not None

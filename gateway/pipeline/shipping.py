@@ -1,12 +1,11 @@
-"""Segments of the journal that are complete, copied to a store, where jobs read them as they read a folder.
+"""Job `ship`: copies complete segments of the journal to a store, where jobs read them like a folder.
 
-What is complete does not change, but for merging: a file may come again under its name with the rows of those
-that followed it, which are deleted then. So a file goes when the store has none of its name and size; and one
-that the journal has no more is deleted there when another has its rows. A file counts when it is whole: it is
-written under another name and moved. The mapping files beside the journal go along.
-
-What is older than it is to be kept is deleted there by the time of its newest row, oldest first, and is not
-copied again while the journal has it.
+Complete segments do not change, except by merging: a file may appear again under its name with the rows of
+the files behind it, which are then deleted. So a file is copied if the store has none of its name and size,
+and a file that the journal no longer has is deleted in the store when another one has its rows. A file is
+written under a temporary name and moved when it is complete. The mapping files beside the journal are copied
+as well. Files beyond the retention are deleted in the store by the time of their newest row, oldest first,
+and are not copied again.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from gateway.store.journal.segments import NAME, Segment
 from gateway.store.journal.summary import Summary, summary_of
 
 DAY_SECS: Final = 86_400.0
-LISTED_MAX: Final = 10  # times of one shard
+LISTED_MAX: Final = 10  # Attempts for one shard.
 COPY_OCTETS: Final = 8 * 1_048_576
 DRAFT: Final = ".tmp"
-DRAFT_SECS: Final = 3_600.0  # after which nobody is writing it any more
+DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
 
 class Shipped(NamedTuple):
-    """What a run did: files and octets copied, files deleted; and the files that are there now."""
+    """Result of a run: files and bytes copied, files deleted, and files now in the store."""
 
     files: int
     octets: int
@@ -45,9 +44,11 @@ class Shipped(NamedTuple):
 def ship(
     journal: Path, to: Place, *, keep_days: int | None = None, now: Callable[[], float] = time.time
 ) -> Shipped:
-    """Copy what is complete and not there. `keep_days`: files whose newest row is older than that are
-    deleted there; None: none are. Raises PipelineError: nobody answers, or it cannot be written;
-    JournalError: no such folder."""
+    """Copy complete segments that the store does not have. Return what was done.
+
+    `keep_days` deletes files in the store whose newest row is older; None deletes none. Raises PipelineError
+    if the store is unreachable or cannot be written, JournalError if the journal's folder does not exist.
+    """
     system, root = to.reached().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
         raise PipelineError(f"{to.uri} is the journal itself, of which ship would delete what is old")
@@ -76,7 +77,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_
     infos = system.get_file_info(_selector(root))
     for info in infos:
         if info.path.endswith(DRAFT) and info.mtime and info.mtime.timestamp() < time.time() - DRAFT_SECS:
-            system.delete_file(info.path)  # a killed run has left it
+            system.delete_file(info.path)  # Left by an interrupted run.
     found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
     run = _Run(journal, system, root, oldest_us, there)
@@ -89,7 +90,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_
 
 
 class _Run:
-    """What one run has done. `there`: the files of the store and their sizes, as it goes on."""
+    """One run. `there` has the files of the store with their sizes, and is updated."""
 
     def __init__(
         self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
@@ -103,8 +104,10 @@ class _Run:
         self.files = self.octets = self.deleted = 0
 
     def ship(self, shard: str) -> None:
-        """Bring the store up to what is complete of a shard. A gateway that lives may merge or delete what
-        has been listed, before it is read: so it is listed again. Raises OSError."""
+        """Copy the complete segments of a shard. Raises OSError.
+
+        A running gateway may merge or delete segments after they were listed; then they are listed again.
+        """
         for again in range(LISTED_MAX, 0, -1):
             try:
                 self._ship(self._reader.segments(shard), shard)
@@ -129,15 +132,14 @@ class _Run:
                 self.delete(name)
 
     def delete(self, name: str) -> None:
-        """A file of the store."""
+        """Delete a file of the store."""
         self._system.delete_file(f"{self._root}/{name}")
         del self._there[name]
         self.deleted += 1
 
 
 def _over(store: Place, oldest_us: int) -> list[str]:
-    """The files of a store that are too old, by their names; the newest of each shard is looked at last, and
-    stays."""
+    """Return the names of files in a store that are too old, but never the newest of a shard."""
     reader = JournalReader(store.path())
     found = []
     for shard in reader.shards():
@@ -152,29 +154,29 @@ def _over(store: Place, oldest_us: int) -> list[str]:
 
 
 def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
-    """Whether its newest row is older; of a file that does not say, whether it was written before that."""
+    """Return True if the newest row is older than `oldest_us`; for a file without a summary, if it was
+    written before."""
     if summary is None or not summary.rows:
         return segment.path.stat().st_mtime * 1e6 < oldest_us
     return summary.received[1] < oldest_us
 
 
 def _complete(segments: list[Segment]) -> Iterator[tuple[Segment, Summary | None, int]]:
-    """The files that are not written any more, each with what it says of itself, and the number behind its
-    rows."""
+    """Yield the complete segments with their summary, and the number behind their rows."""
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         with segment.path.open("rb", buffering=0) as file:
             summary = summary_of(file, segment)
         if summary is not None:
             yield segment, summary, summary.next
-        elif following is not None:  # its writer was killed
+        elif following is not None:  # Its writer was killed.
             yield segment, None, following.first
 
 
 def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
-    """Returns how much it was: another file may stand there by now than was listed."""
+    """Copy a file. Return the bytes copied, which may differ from the listed size."""
     count = 0
     system.create_dir(path.rpartition("/")[0], recursive=True)
-    draft = f"{path}.{uuid4().hex}{DRAFT}"  # another run may copy it, too
+    draft = f"{path}.{uuid4().hex}{DRAFT}"  # Another run may copy it at the same time.
     with file.open("rb") as source, system.open_output_stream(draft) as sink:
         while octets := source.read(COPY_OCTETS):
             sink.write(octets)
@@ -184,7 +186,7 @@ def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
 
 
 def _shard_of(name: str) -> str:
-    """As the reader names it."""
+    """Return the name of the shard, as the reader has it."""
     folder, _, file = name.rpartition("/")
     number = int(file.partition("-")[0])
     return f"{folder}/{number}" if folder else str(number)

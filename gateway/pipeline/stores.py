@@ -1,12 +1,10 @@
-"""Folders by the names that Spark has for them: paths, `file:`, `s3a:`, `gs:`, `abfs:` and `hdfs:`.
+"""Folders by their Spark names: paths, `file:`, `s3a:`, `gs:`, `abfs:` and `hdfs:`.
 
-Spark's JVM reaches a store with Hadoop's classes; our Python, in planners, tasks and the driver, with
-Arrow's, which need no JVM. Both go by the same options: what a session has under `spark.hadoop.`
-(`hadoop_of`) goes along with a Place, endpoint, region and credentials among it. Arrow's own answer within
-seconds when nobody is there, so what a job will need is asked for by them first.
-
-The journal's reader wants paths; a StoredPath is what it needs of one, with files that are read ahead, for
-each request to a store takes as long as a mebibyte of it.
+Spark's JVM accesses a store with Hadoop's classes; Python, in planners, tasks and the driver, with Arrow's,
+which need no JVM. Both use the same options: a session's `spark.hadoop.` options (`hadoop_of`) are part of a
+Place, with endpoint, region and credentials. Arrow fails within seconds when a store is unreachable, so it is
+used to check stores before a job starts. The journal's reader needs paths; StoredPath is one for a store,
+with files that are read ahead, since a request takes as long as the transfer of a mebibyte.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ if TYPE_CHECKING:
 CONNECT_SECS: Final = 3.0
 REQUEST_SECS: Final = 20.0
 ATTEMPTS: Final = 3
-SAID_MAX: Final = 300  # of a store's own words
-AHEAD_OCTETS: Final = 8 * 1_048_576  # asked for at a time; a task holds one such piece
+SAID_MAX: Final = 300  # Characters of a store's error message.
+AHEAD_OCTETS: Final = 8 * 1_048_576  # Bytes of one request; a task holds one such piece.
 SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
-"""What Hadoop may keep in a credential provider."""
+"""Options that Hadoop may store in a credential provider."""
 
 URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(?=/|$)(.*)")
 OF_A_JOB: Final = re.compile(r"[.]?(?:part-|_SUCCESS|_temporary)")
-"""How the files begin that Spark writes into a folder."""
+"""Beginnings of the names of files that Spark writes into a folder."""
 
 PREFIXES: Final = ("fs.s3a.", "fs.gs.", "fs.azure.")
 JARS: Final = {
@@ -51,13 +49,13 @@ JARS: Final = {
     "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
     "abfss": "org.apache.hadoop:hadoop-azure:{hadoop}",
 }
-"""The package by which Spark itself reads a scheme."""
+"""Package with which Spark itself reads a scheme."""
 
 Hadoop = Mapping[str, str]
 
 
 class ArrowPath(NamedTuple):
-    """A file system of Arrow's, and the path on it."""
+    """File system of Arrow, and a path on it."""
 
     system: Arrow
     path: str
@@ -65,33 +63,34 @@ class ArrowPath(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, by its path or URI, and the options of Hadoop by which its store is reached."""
+    """Folder, by its path or URI, with the Hadoop options for its store."""
 
     uri: str
-    hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # there are secrets among them
+    hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # Contains secrets.
 
     @property
     def scheme(self) -> str:
-        """`file` for a path."""
+        """Scheme of the URI; `file` for a path."""
         return _split(self.uri)[0] if is_uri(self.uri) else "file"
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a path of this machine."""
+        """True if the folder is a path of this machine."""
         return self.scheme == "file"
 
     def arrow(self) -> ArrowPath:
-        """Where it is for Arrow. Raises PipelineError: the scheme is not known, or options are missing."""
+        """Return the folder for Arrow. Raises PipelineError for an unknown scheme, or missing options."""
         return _arrow_path(self)
 
     def path(self) -> Path:
-        """It as a path, or what stands for one where the journal's reader needs one."""
+        """Return the folder as a path, or as a StoredPath in its place."""
         if self.is_local:
             return Path(self.uri)
         return cast("Path", StoredPath(self, self.arrow().path))
 
     def reached(self) -> Place:
-        """Itself, when somebody answers there; such a folder need not be there. Raises PipelineError."""
+        """Return the same place after checking that the store is reachable; the folder need not exist. Raises
+        PipelineError."""
         system, path = self.arrow()
         try:
             system.get_file_info(path)
@@ -101,8 +100,8 @@ class Place:
 
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
-    """A folder by its name; a relative path is one of this process, and absolute from here on. Raises
-    PipelineError: it is called as a store is, and is none."""
+    """Return the folder with this name; relative paths become absolute. Raises PipelineError for an
+    incomplete URI."""
     if not is_uri(uri):
         if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
             raise PipelineError(f"{uri} is no URI: {scheme}://{uri[len(scheme) + 1 :]}? A folder is ./{uri}")
@@ -114,8 +113,11 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
 
 
 def free(place: Place) -> Place:
-    """The folder, when there is nothing in it but what a job of Spark has written, for such a job deletes all
-    that it finds. Raises PipelineError."""
+    """Return the folder if it is empty or has only files of a Spark job, since such a job deletes everything
+    else.
+
+    Raises PipelineError if not.
+    """
     system, path = place.reached().arrow()
     kind = system.get_file_info(path).type
     if kind == fs.FileType.File:
@@ -131,20 +133,23 @@ def free(place: Place) -> Place:
 
 
 def is_uri(text: str) -> bool:
-    """Whether it is no path, but has a scheme; as Hadoop has it, the host may be left out: `hdfs:/data`."""
+    """Return True if `text` has a scheme and is no path. As in Hadoop, the host may be left out:
+    `hdfs:/data`."""
     return URI.match(text) is not None
 
 
 def _split(uri: str) -> tuple[str, str, str]:
-    """Scheme, host and path; to Spark, `?` and `#` are letters as others."""
+    """Return scheme, host and path; for Spark, `?` and `#` are ordinary characters."""
     found = URI.match(uri)
     assert found is not None
     return found[1], found[2] or "", found[3]
 
 
 def hadoop_of(spark: SparkSession) -> Hadoop:
-    """What the session has of options for stores, its cluster's files among them. A session of Spark Connect
-    does not tell; what its workers have of their own is used then."""
+    """Return the session's Hadoop options for stores, with those of the cluster's files.
+
+    A session of Spark Connect does not provide them; its workers' own options then apply.
+    """
     known = _configuration(spark)
     if known is None:
         return {}
@@ -160,21 +165,24 @@ def hadoop_of(spark: SparkSession) -> Hadoop:
 
 
 def _configuration(spark: SparkSession) -> Any:
-    """Hadoop's, with what was set in the session; None: it is one of Spark Connect."""
+    """Return Hadoop's configuration with the session's options; None for Spark Connect."""
     session: Any = getattr(spark, "_jsparkSession", None)
     return None if session is None else session.sessionState().newHadoopConf()
 
 
 def spark_reaches(spark: SparkSession, place: Place) -> str:
-    """The name of a folder for Spark's own readers and writers. Raises PipelineError: nobody answers, or the
-    session has not the classes for it, which Spark says in a traceback, and some of them after minutes."""
+    """Return the name of a folder for Spark's readers and writers.
+
+    Raises PipelineError if the store is unreachable, or the session lacks the classes for it, which Spark
+    itself reports as a traceback, sometimes after minutes.
+    """
     if place.is_local:
         return f"file://{place.uri}"
     place.reached()
     jvm: Any = spark.sparkContext._jvm
     try:
         jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, _configuration(spark))
-    except Exception as error:  # py4j raises what Java did
+    except Exception as error:  # py4j raises Java's exceptions.
         if place.scheme == "s3":
             raise PipelineError(f"Spark's name of it is s3a://: say s3a{place.uri[2:]}") from error
         package = JARS.get(place.scheme, f"the classes of Hadoop for {place.scheme}://")
@@ -187,10 +195,13 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
 
 
 def spark_writes(spark: SparkSession, place: Place) -> str:
-    """The name of a folder for what tasks write. Raises PipelineError: as `spark_reaches`, or the tasks write
-    to their own machines' disks, and the driver, which only notes what there is, would find nothing."""
+    """Return the name of a folder that tasks write to.
+
+    Raises PipelineError as `spark_reaches` does, and if the tasks would write to disks of their own machines,
+    where the driver finds nothing.
+    """
     name = spark_reaches(spark, place)
-    context: Any = getattr(spark, "_sc", None)  # a session of Spark Connect has none, and shares no disk
+    context: Any = getattr(spark, "_sc", None)  # A session of Spark Connect has none, and shares no disk.
     if place.is_local and context is not None and context.master.partition("[")[0] != "local":
         folder = Path(place.uri)
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +211,7 @@ def spark_writes(spark: SparkSession, place: Place) -> str:
             _seen_by_tasks(context, place, str(mark))
         finally:
             mark.unlink()
-            with suppress(OSError):  # something lies in it
+            with suppress(OSError):  # The folder is not empty.
                 folder.rmdir()
     return name
 
@@ -214,12 +225,12 @@ def _seen_by_tasks(context: Any, place: Place, mark: str) -> None:
 
 
 def _blind(mark: str) -> str | None:
-    """The name of this machine, when a file is not there."""
+    """Return the name of this machine if a file does not exist here."""
     return None if Path(mark).exists() else socket.gethostname()
 
 
 def not_there(place: Place, why: str) -> PipelineError:
-    """What is said when the driver does not see what tasks write."""
+    """Return the error for a folder in which the driver does not see files of tasks."""
     return PipelineError(
         f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
         " them have mounted, or one in a store, as s3a://bucket/path"
@@ -289,7 +300,7 @@ def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
 
 
 def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """`container@account.dfs.core.windows.net`."""
+    """Return the file system for `container@account.dfs.core.windows.net`."""
     host = netloc.rpartition("@")[2]
     account = host.partition(".")[0]
 
@@ -300,7 +311,7 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
     tenant = re.search(r"/([^/]+)/oauth2/", endpoint)
     if endpoint:
         os.environ.setdefault("AZURE_AUTHORITY_HOST", "{0}//{2}".format(*endpoint.split("/")))
-    authority = host.removeprefix(account)  # other clouds have others
+    authority = host.removeprefix(account)  # Other clouds have other authorities.
     return fs.AzureFileSystem(
         account_name=account,
         dfs_storage_authority=authority or None,
@@ -314,14 +325,15 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
 
 
 def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """By its own protocol; name services, users and Kerberos as $HADOOP_CONF_DIR has them."""
+    """Return the file system for HDFS by its own protocol; name services, users and Kerberos come from
+    $HADOOP_CONF_DIR."""
     del hadoop
     try:
         from hdfs_native.fsspec import HdfsFileSystem
     except ImportError as error:
         raise PipelineError("hdfs:// needs hdfs-native: pip install 'gateway[hdfs]'") from error
     host, _, port = netloc.partition(":")
-    if port:  # else it is a name service; the library would ask one that is not there for minutes
+    if port:  # Without a port it is a name service. The library would retry an unreachable host for minutes.
         socket.create_connection((host, int(port)), CONNECT_SECS).close()
     found = HdfsFileSystem(host or None, int(port) if port else None)
     return fs.PyFileSystem(fs.FSSpecHandler(found))
@@ -331,14 +343,14 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 
 
 def _short(error: BaseException) -> str:
-    """What the store, or nobody, said, in a line; Google's library says all that it tried."""
+    """Return the store's error message in one line; Google's library lists all its attempts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[0] if lines else type(error).__name__
     return said if len(said) <= SAID_MAX else f"{said[:SAID_MAX]} …"
 
 
 class StoredPath:
-    """What the journal's reader asks of a path, of one in a store."""
+    """Path in a store, with the operations that the journal's reader uses."""
 
     def __init__(self, place: Place, path: str, info: Arrow | None = None) -> None:
         self._place = place
@@ -366,22 +378,24 @@ class StoredPath:
 
     @property
     def name(self) -> str:
-        """Its last part."""
+        """Last part of the path."""
         return self._path.rpartition("/")[2]
 
     def is_dir(self) -> bool:
-        """Whether it is a folder. Raises PipelineError: nobody answers."""
+        """Return True if it is a folder. Raises PipelineError if the store is unreachable."""
         return bool(self._known().type == fs.FileType.Directory)
 
     def iterdir(self) -> Iterator[StoredPath]:
-        """What lies in it."""
+        """Yield the entries of the folder."""
         system = self._place.arrow().system
         for info in system.get_file_info(fs.FileSelector(self._path)):
             yield StoredPath(self._place, info.path, info)
 
     def stat(self) -> os.stat_result:
-        """Its size; and its time, by which it is told from a later one, as its inode. Raises
-        FileNotFoundError."""
+        """Return size and time; the time also serves as inode, to detect a replaced file.
+
+        Raises FileNotFoundError.
+        """
         info = self._known()
         if info.type != fs.FileType.File:
             raise FileNotFoundError(str(self))
@@ -390,8 +404,8 @@ class StoredPath:
         return os.stat_result((0, changed, 0, 1, 0, 0, info.size or 0, *times))
 
     def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
-        """Open it for reading."""
-        del mode, buffering  # as the reader says them of files on disks
+        """Open the file for reading."""
+        del mode, buffering  # The reader passes them for files on disks.
         source = self._place.arrow().system.open_input_file(self._path)
         return StoredFile(source)
 
@@ -405,7 +419,7 @@ class StoredPath:
 
 
 class StoredFile:
-    """A file of a store, read ahead."""
+    """File in a store, read ahead."""
 
     def __init__(self, source: Arrow) -> None:
         self._source = source
@@ -423,12 +437,12 @@ class StoredFile:
         self._source.close()
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Go to an offset, from the beginning or the end."""
+        """Set the position, from the beginning or the end. Return it."""
         self._at = offset + (self._size if whence == SEEK_END else 0)
         return self._at
 
     def read(self, count: int) -> bytes:
-        """So many octets, or what is left."""
+        """Return `count` bytes, or all that are left."""
         count = min(count, self._size - self._at)
         if count <= 0:
             return b""

@@ -1,8 +1,8 @@
-"""What a command did, as a file for whoever started it: a scheduler, or Prometheus' node exporter.
+"""Summary of a command's run as a file, for schedulers or Prometheus' node exporter.
 
 `FILE.prom` is in Prometheus' text format (for the textfile collector), any other name JSON. The file is
-written when the command ends, also when it fails, and while a stream runs after each of its micro-batches;
-it is replaced as a whole, so nobody reads half of one.
+written when the command ends, also when it fails, and for a stream after each micro-batch; it is replaced as
+a whole.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ FIGURES: Final = {
     "waiting": "Messages that still wait.",
     "sent": "Messages that were sent again.",
 }
-"""By their names without the prefix."""
+"""Descriptions by name without the prefix."""
 
 Figures = dict[str, float]
 
 
 class Summary:
-    """A file about one run of a command; None: nobody wants it. `figures` are what is to be told."""
+    """Summary file of one run; with path None nothing is written. `figures` are its values."""
 
     def __init__(self, command: str, path: Path | None) -> None:
         self._command = command
@@ -62,7 +62,7 @@ class Summary:
         self.figures: Figures = {}
 
     def write(self, *, ok: bool, running: bool = False) -> None:
-        """Put the file in its place; `running`: the command goes on. Raises PipelineError."""
+        """Replace the file; `running` is True while the command continues. Raises PipelineError."""
         if self._path is None:
             return
         now = time.time()
@@ -93,21 +93,21 @@ class Summary:
 
 @contextmanager
 def told(command: str, path: Path | None) -> Iterator[Summary]:
-    """Write the file when the block ends, and say whether it did so by itself."""
+    """Write the file when the block ends; its `ok` is False if the block raised."""
     summary = Summary(command, path)
     try:
         yield summary
     except BaseException:
         try:
             summary.write(ok=False)
-        except PipelineError as error:  # beside what the command has failed of, which it says itself
+        except PipelineError as error:  # In addition to the error of the command itself.
             print(error, file=sys.stderr)
         raise
     summary.write(ok=True)
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int:
-    """How many rows the journals had that a stream had not taken, by a StreamingQueryProgress."""
+    """Return how many rows of the journals a stream has not read, by a StreamingQueryProgress."""
     return sum(
         max(0, number - taken.get(shard, 0))
         for source in progress["sources"]
@@ -117,13 +117,15 @@ def rows_behind(progress: Mapping[str, Any]) -> int:
 
 
 def _position(given: str | None) -> dict[str, int]:
-    """Offsets as Spark tells them, which is as JSON."""
+    """Return Spark's offsets, which are JSON."""
     return {} if given is None else dict(json.loads(given))
 
 
 def watch(query: StreamingQuery, summary: Summary, *, follow: bool) -> None:
-    """Wait for a stream to end, and write the file anew each time that it has got further: what follows is as
-    it should be then, and what is to come to an end is not before that."""
+    """Wait for a stream to end, and rewrite the file after each micro-batch.
+
+    While it runs, `ok` is `follow`: a following stream is well, one that is to end is not yet.
+    """
     seen: object = None
     ended = False
     while not ended:

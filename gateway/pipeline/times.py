@@ -8,7 +8,7 @@ from gateway.errors import PipelineError
 
 
 def moment(text: str) -> datetime:
-    """A time that a person wrote. Raises PipelineError."""
+    """Parse a time; without a zone it is UTC. Raises PipelineError."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

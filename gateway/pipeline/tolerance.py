@@ -1,4 +1,4 @@
-"""How much may be wrong: so many, or so many of a hundred."""
+"""Tolerance of faults: a number, or a percentage."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ WORD: Final = re.compile(r"(\d+(?:\.\d+)?)(%?)")
 
 
 class Tolerance(NamedTuple):
-    """A number of messages, or the percent of all."""
+    """Number of messages, or percentage of all."""
 
     number: float
     percent: bool
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """`3` or `0.1%`. Raises PipelineError."""
+        """Parse `3` or `0.1%`. Raises PipelineError."""
         found = WORD.fullmatch(text.strip())
         if found is None or (not found[2] and "." in found[1]):
             raise PipelineError(f"a tolerance is a whole number, or percent as 0.1%, not {text!r}")
         return cls(float(found[1]), bool(found[2]))
 
     def allows(self, wrong: int, of: int) -> bool:
-        """Whether `wrong` of so many are no more than that. Of nothing, nothing may be wrong by percent."""
+        """Return True if `wrong` of `of` messages are tolerated. A percentage of zero messages tolerates
+        none."""
         return wrong <= (self.number * of / 100 if self.percent else self.number)

@@ -1,9 +1,8 @@
-"""What our code does for the Python process that Spark runs it in.
+"""Tuning of the Python processes in which Spark runs this package.
 
-Spark keeps its Python workers, those that plan as well as those that read, and has each collect garbage after
-every piece of work. A collection looks at every object there is, and nearly all of them are what pyspark,
-pandas and pyarrow made when they were imported: 25 ms of processor time after a task that may have had 40 ms
-to do.
+Spark reuses its Python workers, for planning and for reading, and collects garbage in each after every task.
+A collection visits every object, and nearly all of them were created when pyspark, pandas and pyarrow were
+imported: 25 ms of processor time after a task that may have taken 40 ms.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from functools import cache
 
 @cache
 def spare_imports() -> None:
-    """Where a worker begins with our code: leave what the process is made of out of its collections. In any
-    other process it does nothing, for that is its user's."""
+    """Exclude the objects that exist so far from garbage collection in a Spark worker. In other processes do
+    nothing."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):  # python -m pyspark.daemon
         gc.collect()

@@ -1,6 +1,6 @@
-"""The archive: the journal's rows as Parquet by day and route, and a manifest that says which files count.
+"""Archive of the journal: rows as Parquet files by day and route, and a manifest that lists the valid files.
 
-`manifest.py` is the truth about what is there, `writing.py` what a Spark task writes, `compacting.py` makes
-few files of many; `gateway/pipeline/jobs/archive.py` puts them in order. `tables.py` is the same in Delta and
-Iceberg, which keep their own files.
+`manifest.py` decides which files belong to the archive, `writing.py` writes files in Spark tasks, and
+`compacting.py` merges small files; `gateway/pipeline/jobs/archive.py` runs these steps. `tables.py` does the
+same in Delta Lake and Iceberg, which manage their own files.
 """

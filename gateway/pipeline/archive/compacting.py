@@ -1,8 +1,8 @@
-"""Few files of many: what every run adds to a day and a route becomes one file when it is worth it.
+"""Merging of small archive files of one day and route.
 
-It is when there are many small ones; or when the day is over, and they make a file of the useful size, or two
-of them are tiny. For to merge costs as much as to write: the files of today are not written again by every
-run, and not those of a long run at its end.
+Files are merged when there are many small ones; or when the day is over, and together they reach the target
+size, or two of them are tiny. Merging is as expensive as writing, so files of the present day are not
+rewritten by every run, and files of a long run are not rewritten at its end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from gateway.pipeline.archive.writing import FILED, Writer
 from gateway.pipeline.journal.arrow import DICTIONARIES
 
 CODED_NAMES: Final = sorted(DICTIONARIES & set(FILED))
-SMALL_MAX: Final = 8  # small files of a day; while it goes on, of about one size: else each is written often
-TINY_PER_USEFUL: Final = 32  # so many tiny files make one of the useful size
+# Small files of one day that are merged. While the day lasts they are of similar size, so that no row is
+# rewritten often.
+SMALL_MAX: Final = 8
+TINY_PER_USEFUL: Final = 32  # A file is tiny if this many of them make one of the target size.
 
 
 class Merge(NamedTuple):
-    """Files of one day and route that become files named `name`."""
+    """Files of one day and route that are merged into files named `name`."""
 
     name: str
     files: tuple[Filed, ...]
 
 
 def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
-    """What there is to do; a file of half the useful size is good enough."""
+    """Return the merges that are due. Files of at least half of `file_octets` bytes are not merged."""
     newest = max((file.date for file in manifest.files), default="")
 
     def alike(file: Filed) -> tuple[str, str, int]:
@@ -48,12 +50,13 @@ def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """The same for files of about one size: eight of them make one of the next."""
+    """Return a number that is equal for files of similar size: eight files of one class make one of the
+    next."""
     return file.octets.bit_length() // 3
 
 
 def _filled(files: Iterable[Filed], file_octets: int) -> Iterator[list[Filed]]:
-    """Runs of files that make about one of the useful size."""
+    """Yield groups of files that together have about `file_octets` bytes; the last group may have less."""
     run: list[Filed] = []
     for file in files:
         run.append(file)
@@ -64,7 +67,7 @@ def _filled(files: Iterable[Filed], file_octets: int) -> Iterator[list[Filed]]:
 
 
 def merge(archive: Archive, wanted: Merge, file_octets: int) -> list[Filed]:
-    """Write the files as one, or as few; the old ones stay."""
+    """Write the files of one merge as one file, or as few as possible. The old files stay."""
     first = wanted.files[0]
     writer = Writer(archive, wanted.name, first.date, first.route, 2 * file_octets)
     for file in wanted.files:

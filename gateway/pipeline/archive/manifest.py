@@ -1,16 +1,16 @@
-"""What the archive holds, and how far the journal is in it: one JSON file, replaced as a whole.
+"""Manifest of an archive: its files, and the position in the journal, in one JSON file that is replaced
+whole.
 
-`_archive/<number>.json` lists every file and the next row of each shard; the newest number is the truth. A
-file counts from the moment a manifest names it until one no longer does. So a run that is killed has either
-happened or not: what it left without a name is swept away by the next one, which starts where the manifest
-says. A file that counts no longer stays where it is until its grace is over, for a reader that has planned
-before will still open it.
+`_archive/<number>.json` lists every file and the next row of each shard; the highest number is valid. A file
+belongs to the archive while a manifest names it. An interrupted run therefore has either happened or not:
+files without a name are deleted by a later run, which starts at the manifest's position. A removed file stays
+on disk for a grace period, for readers that planned with an earlier manifest.
 
-Any number read an archive, and one run at a time writes it. Of two that overlap the first to save its
-manifest wins: a number is created once, and the other run is told so and has changed nothing. No file of one
-has the name of a file of another, for each name has the run's id; and a run sweeps away only what has been
-left for longer than the grace. A disk creates a file exclusively; a store that cannot (S3) has a claim for
-the number first, and of two runs that find each other's claim none goes on.
+Any number of processes may read an archive, and one run at a time may write it. If two runs overlap, the
+first to save its manifest wins: each number is created once, and the other run fails without an effect. File
+names contain the id of the run, so files of two runs never collide; and a run deletes only leftovers older
+than the grace period. A disk creates a file exclusively; for a store that cannot (S3), a run writes a claim
+for the number first, and two runs that see each other's claims both fail.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from gateway.pipeline.stores import Place, not_there
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/staging"
 CLAIMS: Final = f"{FOLDER}/claims"
-CLAIM_SECS: Final = 600.0  # that a claim holds, whose run may have been killed
+CLAIM_SECS: Final = 600.0  # Seconds that a claim is valid; its run may have been killed.
 OURS: Final = re.compile(r"date=[0-9-]{10}/route=[^/]+/[^/]+\.parquet")
 HALF: Final = re.compile(rf"({STAGING}|{CLAIMS})/[^/]+")
-NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's word for a directory of nothing
-KEPT: Final = 3  # manifests; a reader may still be at the one before
+NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's name for the folder of a null partition value.
+KEPT: Final = 3  # Manifests that are preserved; a reader may still use the previous one.
 
 
 @dataclass(frozen=True)
 class Filed:
-    """A file of the archive: its path below the root; rows and octets; `date` and `route` of all its rows."""
+    """File of the archive: path below the root, number of rows and bytes, and `date` and `route` of all its
+    rows."""
 
     path: str
     date: str
@@ -56,7 +57,7 @@ class Filed:
 
 @dataclass(frozen=True)
 class Left:
-    """A file that counts no longer, since the time `since` (seconds UTC)."""
+    """File that was removed from the archive at the time `since` (seconds UTC)."""
 
     path: str
     since: float
@@ -64,8 +65,11 @@ class Left:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the archive holds. `offsets`: the next row of each shard that is not in it; `left`: files that
-    readers may still be at."""
+    """Content of an archive.
+
+    `offsets` is the next row of each shard that is not archived; `left` are removed files that readers may
+    still use.
+    """
 
     number: int = 0
     offsets: Offsets = field(default_factory=dict)
@@ -80,7 +84,8 @@ class Manifest:
         lost: Collection[Filed] = (),
         now: float = 0.0,
     ) -> Manifest:
-        """The manifest after this one. `now`: seconds UTC, at which files are `lost`."""
+        """Return the next manifest, with files added (`gained`) and removed (`lost`) at time `now` in seconds
+        UTC."""
         gone = set(lost)
         return replace(
             self,
@@ -91,17 +96,17 @@ class Manifest:
         )
 
     def without(self, left: Collection[Left]) -> Manifest:
-        """The manifest after this one, when these are deleted."""
+        """Return the next manifest after the removed files `left` were deleted."""
         kept = tuple(one for one in self.left if one not in left)
         return replace(self, number=self.number + 1, left=kept)
 
 
 class OvertakenError(PipelineError):
-    """Another run has saved the next manifest, or is about to."""
+    """Error of a run that was overtaken: another run has saved the next manifest, or is about to."""
 
 
 class Archive:
-    """A folder, of this machine or in a store, as one run sees it: `run` is the run's id."""
+    """Archive folder on this machine or in a store, as one run uses it; `run` is the id of the run."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -110,20 +115,20 @@ class Archive:
 
     @property
     def system(self) -> Arrow:
-        """Arrow's file system."""
+        """Arrow's file system of the archive."""
         return self.place.arrow().system
 
     @property
     def root(self) -> str:
-        """The folder on it."""
+        """Path of the archive folder on that file system."""
         return self.place.arrow().path
 
     def path(self, below: str) -> str:
-        """The whole path of a file of the archive."""
+        """Return the whole path of a file of the archive."""
         return f"{self.root}/{below}"
 
     def manifest(self) -> Manifest:
-        """The newest one; of an archive that is not there yet, the empty one."""
+        """Return the newest manifest; an empty one if the archive does not exist."""
         names = self._manifests()
         if not names:
             return Manifest()
@@ -134,8 +139,10 @@ class Archive:
         return Manifest(given["number"], given["offsets"], files, left)
 
     def found(self, files: Sequence[Filed]) -> Sequence[Filed]:
-        """The same files, when they are there, as large as those who wrote them say. Raises PipelineError:
-        those have another folder."""
+        """Return `files` after checking that all exist with the reported size.
+
+        Raises PipelineError if not: the tasks then use another folder than the driver.
+        """
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
             if info.size != file.octets:
@@ -143,13 +150,13 @@ class Archive:
         return files
 
     def save(self, manifest: Manifest) -> Manifest:
-        """Make `manifest` the newest. Raises OvertakenError when another run has made one meanwhile."""
+        """Save `manifest` as the newest. Raises OvertakenError if another run has saved one meanwhile."""
         names = self._manifests()
         name = f"{manifest.number:020}.json"
         if names and names[-1] >= name:
             raise self._overtaken()
         self._create(name, json.dumps(asdict(manifest)).encode())
-        if self._manifests()[-1] != name:  # the one of this number was there, and is forgotten
+        if self._manifests()[-1] != name:  # A manifest of this number existed and was already deleted.
             self._delete(f"{FOLDER}/{name}")
             raise self._overtaken()
         for old in names[: -KEPT + 1]:
@@ -157,7 +164,7 @@ class Archive:
         return manifest
 
     def _create(self, name: str, octets: bytes) -> None:
-        """Write a manifest that is not there. Raises OvertakenError: it is."""
+        """Create a manifest file. Raises OvertakenError if it exists."""
         self.system.create_dir(self.path(STAGING), recursive=True)
         below = f"{STAGING}/{self.run}.json"
         staged, whole = self.path(below), self.path(f"{FOLDER}/{name}")
@@ -172,7 +179,8 @@ class Archive:
             self._delete(below)
 
     def _move_claimed(self, name: str, staged: str, whole: str) -> None:
-        """Move a manifest into its place, where no other run claims that. Raises FileExistsError."""
+        """Move a manifest into its place unless another run claims that place. Raises FileExistsError if one
+        does."""
         self.system.create_dir(self.path(CLAIMS), recursive=True)
         claim = f"{name}.{self.run}"
         with self.system.open_output_stream(self.path(f"{CLAIMS}/{claim}")) as stream:
@@ -184,7 +192,7 @@ class Archive:
                 for info in self.system.get_file_info(fs.FileSelector(self.path(CLAIMS)))
                 if info.base_name.startswith(f"{name}.") and info.base_name != claim and _since(info) > oldest
             ]
-            # In this order: a claim goes when its manifest is there.
+            # In this order: a claim is deleted once its manifest exists.
             if others or name in self._manifests():
                 raise FileExistsError(whole)
             self.system.move(staged, whole)
@@ -197,10 +205,10 @@ class Archive:
         )
 
     def sweep(self, manifest: Manifest, grace_secs: float) -> int:
-        """Delete files that no manifest names and that are older than `grace_secs`: a killed run has left
-        them. Return how many.
+        """Delete files that no manifest names and that are older than `grace_secs`. Return their number.
 
-        Raises PipelineError when the folder is somebody else's.
+        Interrupted runs leave such files. Raises PipelineError when the folder contains something else than
+        an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
@@ -221,14 +229,14 @@ class Archive:
         return len(left)
 
     def delete(self, files: Iterable[Left | Filed]) -> None:
-        """Delete files that nobody is at any more; a run that was killed may have deleted some of them."""
+        """Delete files. Files that an interrupted run has already deleted are ignored."""
         for file in files:
             self._delete(file.path)
 
     def _delete(self, below: str) -> None:
         path = self.path(below)
         if self.system.get_file_info(path).type != fs.FileType.NotFound:
-            with suppress(FileNotFoundError):  # another run has deleted it in between
+            with suppress(FileNotFoundError):  # Another run has deleted it in between.
                 self.system.delete_file(path)
 
     def _manifests(self) -> list[str]:
@@ -241,7 +249,7 @@ class Archive:
 
 
 def _linked(staged: str, whole: str) -> bool:
-    """Give a file of this machine its name. Return False if its disk has no links. Raises FileExistsError."""
+    """Create a local file by a hard link. Return False if the disk has no links. Raises FileExistsError."""
     try:
         os.link(staged, whole)
     except FileExistsError:
@@ -252,10 +260,10 @@ def _linked(staged: str, whole: str) -> bool:
 
 
 def _since(info: Arrow) -> float:
-    """When a file was written, in seconds UTC. A store that does not say has it from now."""
+    """Return when a file was written, in seconds UTC. A store without times counts as now."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def folder_of(date: str, route: str) -> str:
-    """Where the rows of a day and a route lie, as Spark names partitions."""
+    """Return the folder of the rows of a day and a route, with Spark's names for partitions."""
     return f"date={date}/route={quote(route, safe=' ') if route else NO_ROUTE}"

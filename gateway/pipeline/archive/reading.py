@@ -1,7 +1,7 @@
-"""The files of an archive for what Python computes: straight from Parquet to Arrow, in the tasks.
+"""Reader of archive files for Python code: Parquet to Arrow inside the tasks.
 
-Spark's own reader makes rows of them, and Arrow of those for a Python worker, which costs as much as a
-backtest itself.
+Spark's own reader would convert to rows, and from rows to Arrow for a Python worker, which is as expensive as
+a whole backtest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gateway.pipeline.journal.arrow import DICTIONARIES, coded_schema
 
 BATCH_ROWS: Final = 32_768
 TIME: Final = "received"
-PIECES_PER_TASK: Final = 2  # so that a core that is done early has something left
+PIECES_PER_TASK: Final = 2  # Pieces per core, so that a core that finishes early gets another one.
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task reads: of a file the row groups `first`, `first + step` and so on."""
+    """Part of a file that one task reads: the row groups `first`, `first + step` and so on."""
 
     file: Filed
     first: int
@@ -35,8 +35,10 @@ class Piece:
 
 
 class FiledRows:
-    """These columns of the rows in files of an archive that were received from `begin_us` to before
-    `until_us` (microseconds UTC; None: no bound)."""
+    """Selected columns of archived rows that were received from `begin_us` to before `until_us`.
+
+    Times are microseconds UTC; None is no bound.
+    """
 
     def __init__(
         self,
@@ -54,13 +56,13 @@ class FiledRows:
         self._until_us = until_us
 
     def pieces(self, tasks: int) -> list[Piece]:
-        """All there is to read, in at least so many pieces, if there are rows for them."""
+        """Return the pieces to read, at least `tasks` of them if there are enough row groups."""
         files = [file for file in self._files if self._may_have(file)]
         step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
         return [Piece(file, first, step) for file in files for first in range(step)]
 
     def read(self, piece: Piece) -> Iterator[Arrow]:
-        """The rows of a piece, with texts as places in dictionaries."""
+        """Yield the rows of a piece as Arrow batches with dictionary-encoded texts."""
         wanted = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
         with self._archive.system.open_input_file(self._archive.path(piece.file.path)) as source:
             file = pq.ParquetFile(source, read_dictionary=self._texts)
@@ -72,7 +74,7 @@ class FiledRows:
                     yield self._whole(self._within(batch), piece.file.route)
 
     def _may_have(self, file: Filed) -> bool:
-        """By its day."""
+        """Return True if the file's day may have rows of the wanted times."""
         if self._begin_us is not None and file.date < _day(self._begin_us):
             return False
         return self._until_us is None or file.date <= _day(self._until_us)
@@ -86,7 +88,8 @@ class FiledRows:
         return batch
 
     def _whole(self, batch: Arrow, route: str) -> Arrow:
-        """With the route, which the folder says, and nulls for columns that an older archive lacks."""
+        """Return the batch with the route, which the folder names, and nulls for columns that an older
+        archive lacks."""
         schema = coded_schema(self._names)
         there = set(batch.schema.names)
         columns = []

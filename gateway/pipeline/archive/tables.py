@@ -1,11 +1,11 @@
-"""Archives in tables: Delta Lake and Iceberg, which have snapshots, so that no reader loses a file, and their
-own merging, retention and evolution.
+"""Archives in tables of Delta Lake and Iceberg, which have snapshots, merging, retention and schema
+evolution.
 
-A run appends what has come since the last one in a single commit, and the position in the journal stands in
-that commit: both are there, or neither is. Of two runs at once one fails: appends do not exclude each other,
-so each has a number that only one commit may have, which follows from the position that it began with. So
-nothing else is kept, and a run that is killed has happened or not. Should the commit have been forgotten by
-its table (Delta keeps its log for a month), the rows themselves say where the archive ends.
+A run appends the rows since the last run in a single commit, which also contains the position in the journal.
+Both are stored, or neither is. Of two concurrent runs one fails: each appends with a number that only one
+commit may have, and that follows from the starting position. No other state exists, so an interrupted run has
+happened or not. If the table has dropped the commit (Delta keeps its log for a month), the position is
+computed from the rows themselves.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, s
 
 POSITION: Final = "gateway.offsets"
 RUN: Final = "gateway.run"
-"""The names, in a commit, of the position and of the run that has made it."""
+"""Keys, in a commit, of the position and of the run that made it."""
 
-LOOKED_AT: Final = 20  # commits, before all are
+LOOKED_AT: Final = 20  # Recent commits that are searched before all are.
 CATALOG: Final = "gateway_tables"
 FRESH: Final = "gateway_fresh_rows"
 OF_SPARK: Final = (
     *("org.apache.hadoop", "org.apache.parquet", "org.slf4j", "org.apache.logging.log4j", "org.scala-lang"),
     *("com.fasterxml.jackson.core", "com.fasterxml.jackson.datatype", "org.roaringbitmap", "io.airlift"),
 )
-"""Groups of packages that Spark has itself, in its own versions, and tables ask for in others."""
+"""Packages that Spark has in its own versions, and that are excluded from the dependencies of table
+formats."""
 
 DAY_US: Final = 86_400_000_000
 PARTS: Final = ("date", "route")
 
 
 class Appended(NamedTuple):
-    """What a run did: rows, those that are missing in the journal, and what the table has now."""
+    """Result of a run: appended rows, rows missing in the journal, and rows of the table."""
 
     rows: int
     missing: int
@@ -57,8 +58,11 @@ class Appended(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The next row of each shard that is not in the table; `at_us`: when that was committed (microseconds
-    UTC), by which version of the table."""
+    """Position of a table in the journal.
+
+    `offsets` is the next row of each shard that is not in the table; `at_us` is when that was committed
+    (microseconds UTC), and `version` the version of the table that contains it.
+    """
 
     offsets: Offsets
     at_us: int
@@ -66,44 +70,47 @@ class Position(NamedTuple):
 
 
 def another_run(table: str) -> PipelineError:
-    """What is said when the position is not what it was."""
+    """Return the error for a position that has changed meanwhile."""
     return PipelineError(f"another run has appended to {table} meanwhile; run one at a time, and this again")
 
 
 class TableFormat(Protocol):
-    """What is to be said otherwise to each."""
+    """Operations that differ between table formats."""
 
     name: str
     mark: str
-    """A file or folder that a table has."""
+    """File or folder by which a table of the format is recognised."""
 
     options: Mapping[str, str]
-    """Of a session that has it."""
+    """Options of a Spark session that uses the format."""
 
     properties: Mapping[str, str]
-    """Of a table that is made."""
+    """Properties of a new table."""
 
     def packages(self, spark: str) -> str:
-        """Maven's name of it for a release of Spark. Raises PipelineError: there is none."""
+        """Return the Maven package for a release of Spark. Raises PipelineError if there is none."""
 
     def table(self, spark: SparkSession, place: Place) -> str:
-        """What SQL calls the table in a folder."""
+        """Return the SQL name of the table in a folder."""
 
     def kept(self, kind: str) -> str:
-        """The type that a column of this type of Spark's has in a table."""
+        """Return the table's type for a column of this Spark type."""
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
-        """Append in one commit that has the position; returns the rows. `begun`: the version with the
-        position by which these rows were chosen. Raises PipelineError: another run has appended since."""
+        """Append rows in one commit with the position `offsets`. Return the number of rows.
+
+        `begun` is the version with the position from which these rows were selected. Raises PipelineError if
+        another run has appended since.
+        """
 
     def newest(self, spark: SparkSession, table: str) -> int:
-        """Its newest version."""
+        """Return the newest version of the table."""
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
-        """The newest position in the table's commits; None: there is none."""
+        """Return the newest position in the table's commits, or None."""
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
-        """Merge small files, and forget old versions, as long as the table's own properties say."""
+        """Merge small files and expire old versions, by the table's own properties."""
 
 
 class Delta:
@@ -114,7 +121,7 @@ class Delta:
     options: Mapping[str, str] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # VACUUM lists folders in so many tasks, however few they are; Spark's own number is 10 000.
+        # VACUUM lists folders in this many tasks, however few folders there are; Spark's default is 10 000.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
     }
     properties: Mapping[str, str] = {}
@@ -134,8 +141,8 @@ class Delta:
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         name = uuid4().hex
         text = json.dumps({POSITION: offsets, RUN: name})
-        # Delta takes a version of an application once: a later commit with it is passed over, one that is
-        # made at the same time fails.
+        # Delta applies a version of an application once: it skips a later commit with the same version, and a
+        # concurrent one fails.
         given = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
         try:
             rows.writeTo(table).options(**given).append()
@@ -161,7 +168,8 @@ class Delta:
 
     @staticmethod
     def _found(spark: SparkSession, table: str, word: str) -> Row | None:
-        """The newest commit whose text has a word. It mostly is among the last ones, and each is a file."""
+        """Return the newest commit whose metadata contains `word`, or None. Recent commits are searched
+        first, since each is a file."""
         for most in (LOOKED_AT, None):
             limit = "" if most is None else f" LIMIT {most}"
             history = spark.sql(f"DESCRIBE HISTORY {table}{limit}").withColumn(
@@ -179,10 +187,10 @@ class Delta:
 
 
 class Iceberg:
-    """Apache Iceberg. A folder is a table of a catalog of its own, of Hadoop's kind: its parent.
+    """Apache Iceberg. Each folder is a table in a Hadoop catalog whose warehouse is the parent folder.
 
-    Iceberg's appends exclude nothing. So rows are appended to a branch, and the table is brought forward to
-    it, which Iceberg does only if nothing has been committed since the branch began.
+    Concurrent appends do not conflict in Iceberg. Rows are therefore appended to a branch, and the table is
+    fast-forwarded to it, which Iceberg permits only if nothing was committed since the branch began.
     """
 
     name = "iceberg"
@@ -191,7 +199,7 @@ class Iceberg:
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
     }
     properties: Mapping[str, str] = {
-        # Each commit writes all snapshots down anew, and keeps what it wrote before.
+        # Each commit rewrites the list of all snapshots and would keep the previous list.
         "write.metadata.delete-after-commit.enabled": "true",
         "history.expire.max-snapshot-age-ms": str(DAY_US // 1_000),
     }
@@ -217,7 +225,7 @@ class Iceberg:
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
         branch = f"gateway_{uuid4().hex}"
-        # What a killed run leaves goes with the snapshots that are forgotten.
+        # A branch of an interrupted run expires with its snapshots.
         spark.sql(f"ALTER TABLE {table} CREATE BRANCH {branch} RETAIN 1 DAYS")
         try:
             now = self.position(spark, table)
@@ -258,8 +266,8 @@ class Iceberg:
 
     @staticmethod
     def _history(spark: SparkSession, table: str) -> Iterator[Row]:
-        """The snapshots that led to what the table is, newest first. Those of branches are not among them."""
-        spark.sql(f"REFRESH TABLE {table}")  # a catalog remembers it for half a minute
+        """Yield the snapshots that led to the present table, newest first, without those of branches."""
+        spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")
         known = spark.table(f"{table}.snapshots").select(
@@ -278,7 +286,7 @@ class Iceberg:
 
     @staticmethod
     def _named(spark: SparkSession, table: str) -> tuple[str, str]:
-        """The table's catalog, and what it is called there."""
+        """Return the table's catalog, and its name there."""
         catalog, _, name = table.partition(".")
         if spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
             return spark.catalog.currentCatalog(), table
@@ -289,12 +297,13 @@ FORMATS: Final[Mapping[str, TableFormat]] = {one.name: one for one in (Delta(), 
 
 
 def is_table_name(text: str) -> bool:
-    """Whether it is the name of a table of a catalog, and no folder."""
+    """Return True if `text` is the name of a table of a catalog and not a folder."""
     return "/" not in text and "." in text.strip(".")
 
 
 def format_at(place: Place) -> TableFormat | None:
-    """The format of the table in a folder; None: there is none. Raises PipelineError: nobody answers."""
+    """Return the format of the table in a folder, or None. Raises PipelineError if the store is
+    unreachable."""
     system, path = place.reached().arrow()
     for found in FORMATS.values():
         if system.get_file_info(f"{path}/{found.mark}").type == fs.FileType.Directory:
@@ -305,8 +314,11 @@ def format_at(place: Place) -> TableFormat | None:
 def session_options(
     formats: set[str], spark: str, given: Mapping[str, str], *, fetch: bool
 ) -> dict[str, str]:
-    """What a session needs of options for these formats, beside those that are `given`; `fetch`: their
-    packages, too, unless jars are named. Raises PipelineError."""
+    """Return the session options that these formats need, without those that are `given`.
+
+    With `fetch`, their packages are included unless jars are named. Raises PipelineError for an unsupported
+    Spark.
+    """
     found: dict[str, str] = {}
     packages = []
     for one in (FORMATS[name] for name in sorted(formats)):
@@ -334,8 +346,11 @@ def run(
     today: date | None = None,
     tell: Tell = lambda _: None,
 ) -> Appended:
-    """Bring the table `to` (folder, URI or name) up to the end of the journal; as `jobs/archive.py`'s. Raises
-    PipelineError, and what the journal's reader raises."""
+    """Append the journal's new rows to the table `to` (folder, URI or name); parameters as in
+    `jobs/archive.py`.
+
+    Raises PipelineError, and errors of the journal's reader.
+    """
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
         table = _made(spark, form, to)
@@ -354,12 +369,12 @@ def run(
             oldest = (today or datetime.now(UTC).date()) - timedelta(days=keep_days)
             spark.sql(f"DELETE FROM {table} WHERE date < DATE'{oldest.isoformat()}'").collect()
         if rows and position is not None and position.at_us // DAY_US < time.time() * 1e6 // DAY_US:
-            form.keep_house(spark, table)  # what the days before have left; it costs more than a run
+            form.keep_house(spark, table)  # Once a day, since it takes longer than a run.
         return Appended(rows, missing, spark.table(table).count())
 
 
 def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
-    """Put rows into the table `to`, in the place of those with the same keys. Raises PipelineError."""
+    """Write rows into the table `to`, replacing rows with the same keys. Raises PipelineError."""
     table = made_for(spark, to, format_, rows)
     rows.createOrReplaceTempView(FRESH)
     alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in keys)
@@ -370,9 +385,9 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
 
 
 def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
-    """Put those rows into the table `to`, which is there, that it has not: none of their `date` has the same
+    """Insert the rows that the existing table `to` does not have: no row of the same `date` has the same
     keys."""
-    session = rows.sparkSession  # that of a stream is another, and knows its own views
+    session = rows.sparkSession  # The session of a stream is another one, with its own views.
     rows.createOrReplaceTempView(FRESH)
     dates = ", ".join(f"DATE'{row[0]}'" for row in rows.select("date").distinct().collect())
     alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in ("date", *keys))
@@ -383,36 +398,38 @@ def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys
 
 
 def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str, str]) -> None:
-    """Give the table `to` these columns, by SQL's names and types; `body.unit` is one inside of another."""
+    """Add columns to the table `to`, by SQL names and types; `body.unit` is a field inside the column
+    `body`."""
     if columns:
         added = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         spark.sql(f"ALTER TABLE {_name_of(spark, to, format_)} ADD COLUMNS ({added})")
 
 
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
-    """The name of the table `to`, which is there then, with the columns of `rows`. Raises PipelineError."""
+    """Return the SQL name of the table `to`, created if necessary with the columns of `rows`. Raises
+    PipelineError."""
     return made(
         spark, FORMATS[format_], to, {one.name: one.dataType.simpleString() for one in rows.schema.fields}
     )
 
 
 def read_table(spark: SparkSession, to: str, format_: str) -> DataFrame:
-    """The table that is written as `to`."""
+    """Return the table that is written as `to`."""
     return spark.table(_name_of(spark, to, format_))
 
 
 def _name_of(spark: SparkSession, to: str, format_: str) -> str:
-    """What SQL calls it."""
+    """Return the SQL name of the table `to`."""
     return to if is_table_name(to) else FORMATS[format_].table(spark, place_of(to, hadoop_of(spark)))
 
 
 def utc_date() -> Column:
-    """The day of `received`, whatever the session's time zone."""
+    """Return the UTC day of `received` as a column, whatever the session's time zone."""
     return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
 
 
 def _made(spark: SparkSession, form: TableFormat, to: str) -> str:
-    """The name of the table, which is there then, with all columns of the journal."""
+    """Return the SQL name of an archive table, created if necessary with all columns of the journal."""
     schema = spark_schema().add("date", "date")
     return made(spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS)
 
@@ -420,8 +437,10 @@ def _made(spark: SparkSession, form: TableFormat, to: str) -> str:
 def made(
     spark: SparkSession, form: TableFormat, to: str, columns: Mapping[str, str], parts: tuple[str, ...] = ()
 ) -> str:
-    """The name of the table `to`, which is there then, with these columns. Raises PipelineError: it has one
-    of another type, or the session has not this format."""
+    """Return the SQL name of the table `to`, created or extended if necessary to have these columns.
+
+    Raises PipelineError if a column has another type, or if the session does not have the format.
+    """
     if not is_table_name(to):
         spark_writes(spark, place_of(to, hadoop_of(spark)))
     table = _name_of(spark, to, form.name)
@@ -455,15 +474,17 @@ def _offsets(given: Any) -> Offsets:
 
 
 class Named(NamedTuple):
-    """What SQL calls a table, and its format; None: another than ours."""
+    """SQL name of a table, and its format; None for a format that the pipeline does not know."""
 
     name: str
     form: TableFormat | None
 
 
 def table_at(spark: SparkSession, path: str) -> Named | None:
-    """The table of this name, or in this folder; None: the folder is none. Raises PipelineError: nobody
-    answers there."""
+    """Return the table with this name or in this folder, or None if the folder has none.
+
+    Raises PipelineError if the store is unreachable.
+    """
     if is_table_name(path):
         told = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
         return Named(path, None if told is None else FORMATS.get(told["data_type"].lower()))
@@ -473,8 +494,10 @@ def table_at(spark: SparkSession, path: str) -> Named | None:
 
 
 def snapshot(spark: SparkSession, table: Named) -> tuple[DataFrame, Offsets]:
-    """A table as it is now, and the next row of each shard that is not in it. Raises PipelineError: it does
-    not say."""
+    """Return the rows of a table, and the next row of each shard that is not in it.
+
+    Raises PipelineError for a table without a position.
+    """
     name, form = table
     if form is None:
         raise PipelineError(
@@ -483,18 +506,19 @@ def snapshot(spark: SparkSession, table: Named) -> tuple[DataFrame, Offsets]:
     while True:
         before = form.position(spark, name)
         rows = spark.table(name)
-        if form.position(spark, name) == before:  # else a run has appended in between
+        if form.position(spark, name) == before:  # Otherwise a run has appended in between.
             return rows, _ends(spark, name) if before is None else before.offsets
 
 
 def _ends(spark: SparkSession, table: str) -> Offsets:
-    """Where the rows of a table end that does not know any more."""
+    """Return the position of a table from its rows, for a table whose commits have none."""
     rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
     return {row[0]: row[1] for row in rows}
 
 
 def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """The options of a journal for what is between; a shard that appears only now is not."""
+    """Return the journal options for the rows between two positions. Shards that appear later are
+    excluded."""
     return {
         "startingOffsets": json.dumps(starts),
         "endingOffsets": json.dumps(ends),
@@ -505,8 +529,10 @@ def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
 def since(
     spark: SparkSession, journal: str, before: Offsets, *, fail: bool = True
 ) -> tuple[Offsets, Offsets]:
-    """What a journal has behind the rows `before`, which an archive has: from which row of each shard, to
-    before which. Raises PipelineError: the journal has lost its end."""
+    """Return the range of journal rows behind the position `before`: first row, and end, by shard.
+
+    Raises PipelineError if the journal ends before that position, unless `fail` is False.
+    """
     given = {"path": journal, "failOnDataLoss": str(fail).lower()}
     options = options_of(given, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)

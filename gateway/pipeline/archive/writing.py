@@ -1,9 +1,9 @@
-"""What a task of Spark writes: Arrow batches into Parquet files, some for each day and route.
+"""Writer of archive files in Spark tasks: Arrow batches into Parquet files by day and route.
 
-The rows come from the journal as Arrow and go to Parquet as Arrow; Spark hands out the work and its rows
-never leave Python (as a DataFrame of 35 columns they would cost about four times as much). Texts go as places
-in dictionaries all the way, for that is what they are in the journal, and in Parquet.
-A file is written under another name and moved into its place when it is whole.
+Rows go from the journal to Parquet as Arrow. Spark distributes the work, but rows never leave Python; as a
+DataFrame of 35 columns they would take about four times as long. Texts stay dictionary-encoded, as they are
+in the journal and in Parquet. A file is written under a temporary name and moved into its place when it is
+complete.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from gateway.pipeline.columns import COLUMNS, Arrow
 from gateway.pipeline.journal.arrow import coded_schema
 
 NAMES: Final = tuple(column.name for column in COLUMNS)
-FILED: Final = tuple(name for name in NAMES if name != "route")  # which the folder's name says
+FILED: Final = tuple(name for name in NAMES if name != "route")  # The route is in the name of the folder.
 DICTIONARIES: Final = [
     *(column.name for column in COLUMNS if column.arrow == pa.string()),
     *(f"headers.list.element.{name}" for name in ("name", "type", "value")),
 ]
-"""Columns of which Parquet makes dictionaries: texts repeat. For bodies and numbers it would try in vain, for
-a tenth more time, and files twice as large (measured with JSON of 90 octets)."""
+"""Columns for which Parquet builds dictionaries, because their texts repeat. For bodies and numbers this
+takes 10 % more time, and makes files twice as large (measured with JSON of 90 bytes)."""
 ORDERED: Final = ["shard", "sequence", "received", "settled"]
-"""Columns of which readers are told the least and the greatest value: those by which a row group can be
-passed over. Of the others they would cost a fifth of the writing, and every group has all values."""
+"""Columns with minimum and maximum statistics, by which readers skip row groups. Statistics of all columns
+would take 20 % of the writing time, and every group has all values of the others."""
 
 GROUP_ROWS: Final = 131_072
 GROUP_OCTETS: Final = 32 * 1_048_576
-BUFFERED_OCTETS: Final = 128 * 1_048_576  # of all files of a task; with many routes each has its own buffer
+# Buffer of all files of a task; with many routes each file has its own buffer.
+BUFFERED_OCTETS: Final = 128 * 1_048_576
 DAY_US: Final = 86_400_000_000
 
 
 class Writer:
-    """Writes the files of one day and route: `name`-RUN-0.parquet and so on, each of about `file_octets`."""
+    """Writer of the files of one day and route, named `name`-RUN-0.parquet and so on, of about `file_octets`
+    bytes each."""
 
     def __init__(self, archive: Archive, name: str, date: str, route: str, file_octets: int) -> None:
         self._archive = archive
@@ -55,7 +57,7 @@ class Writer:
         self.files: list[Filed] = []
 
     def write(self, batch: Arrow) -> None:
-        """Take rows of all columns but the route, as `coded_schema` has them."""
+        """Buffer rows with all columns but the route, in the schema `coded_schema`."""
         self._batches.append(batch)
         self._buffered_rows += batch.num_rows
         self.buffered += batch.nbytes
@@ -63,7 +65,7 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write a row group of what is buffered."""
+        """Write the buffered rows as a row group."""
         if not self._batches:
             return
         if self._open is None:
@@ -76,7 +78,7 @@ class Writer:
             self._finish(self._open)
 
     def close(self) -> list[Filed]:
-        """Finish; returns the files."""
+        """Finish the last file. Return all files."""
         self.flush()
         if self._open is not None:
             self._finish(self._open)
@@ -96,7 +98,7 @@ class Writer:
 
 @dataclass
 class _Open:
-    """A file that is being written, under a name of its own: a task may run twice at a time."""
+    """File that is being written under a unique name, since Spark may run a task twice at the same time."""
 
     path: str
     sink: Any
@@ -114,13 +116,13 @@ class _Open:
             compression="zstd",
             use_dictionary=DICTIONARIES,
             write_statistics=ORDERED,
-            store_schema=False,  # which would say that texts are dictionaries, to those that read
+            store_schema=False,  # The stored schema would make readers decode texts as dictionaries.
         )
         return cls(path, sink, writer)
 
 
 def write(archive: Archive, name: str, batches: Iterable[Arrow], file_octets: int) -> list[Filed]:
-    """Write batches of all columns into files whose names begin with `name`."""
+    """Write batches of all columns into files whose names begin with `name`. Return the files."""
     writers: dict[tuple[str, str], Writer] = {}
     for batch in batches:
         for date, route, rows in _parted(batch):
@@ -135,7 +137,7 @@ def write(archive: Archive, name: str, batches: Iterable[Arrow], file_octets: in
 
 
 def _parted(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
-    """The rows of each day and route. Mostly there is one day; there are few routes."""
+    """Yield the rows of each day and route. Most batches have one day and few routes."""
     days = pc.divide(batch["received"].cast(pa.int64()), DAY_US)
     for day in pc.unique(days).to_pylist():
         of_day = batch if pc.all(pc.equal(days, day)).as_py() else batch.filter(pc.equal(days, day))
@@ -149,7 +151,7 @@ def _parted(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
 
 
 def _fitting(rows: Arrow) -> Arrow:
-    """With dictionaries that have little more than these rows use: they are of a whole block."""
+    """Return the rows with smaller dictionaries, which come from a whole block."""
     return pa.RecordBatch.from_arrays(
         [
             column.dictionary_decode().dictionary_encode()

@@ -1,4 +1,4 @@
-"""What is done with the journal, a module for each job: `run` takes a session and the job's options.
+"""Jobs over the journal, one module each; `run` has a Spark session and the job's options as parameters.
 
-The commands in gateway/cli/pipeline only read their arguments and print what `run` returns.
+The commands in `gateway/cli/pipeline` only parse arguments and print the result of `run`.
 """

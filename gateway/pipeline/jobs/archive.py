@@ -1,8 +1,8 @@
-"""`archive`: the journal into Parquet by day and route, once each row, in files of a useful size.
+"""Job `archive`: the journal as Parquet files by day and route, each row once, in files of a target size.
 
-A run takes what has come since the last one, merges small files, and drops days beyond the retention; a run
-with nothing to do changes nothing. Tables (Delta, Iceberg) are `gateway/pipeline/archive/tables.py`; other
-formats (ORC) are written by their own sinks, as a stream that ends.
+A run appends the rows since the last run, merges small files, and removes days beyond the retention; a run
+without new rows changes nothing. Tables (Delta Lake, Iceberg) are written by
+`gateway/pipeline/archive/tables.py`; other formats (ORC) by their own sinks, as a stream that ends.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches, spark_writes
 
 FILE_OCTETS: Final = 128 * 1_048_576
-PART_OCTETS: Final = 64 * 1_048_576  # of journal
+PART_OCTETS: Final = 64 * 1_048_576  # Bytes of the journal in one part.
 PARTS_MAX: Final = (
-    8  # that a task takes, one behind the other: it writes files of its own, and few are wanted
+    # Parts that one task processes in sequence; each task writes files of its own, and few files are wanted.
+    8
 )
-TASKS_PER_CORE: Final = 2  # at least, where there are parts for them
+TASKS_PER_CORE: Final = 2  # Minimum, if there are enough parts.
 PARQUET: Final = "parquet"
 GRACE_SECS: Final = 3_600.0
-"""That a file which counts no longer stays: longer than a reader takes that has planned with it."""
+"""Seconds that a removed file stays on disk, longer than a reader needs that has planned with it."""
 
 Done = TypeVar("Done")
 
 
 class Archived(NamedTuple):
-    """What a run did: rows and files written; rows that the gateway could not write down, or that are gone;
-    files merged into fewer; files dropped by retention; and what the archive holds now."""
+    """Result of a run: rows and files written; rows missing in the journal; files merged; files removed by
+    retention; and the totals of the archive."""
 
     rows: int
     files: int
@@ -72,13 +73,14 @@ def run(
     sweep: bool = True,
     tell: Tell = lambda _: None,
 ) -> Archived:
-    """Bring the archive `to` (folder or URI) up to the end of the journal.
+    """Append the new rows of the journal to the archive `to` (folder or URI), then apply retention and merge
+    files.
 
-    `keep_days`: days before `today` (None: now, UTC) that are kept; `file_octets`: a useful size of a file;
-    `fail`: False goes on where journal rows were deleted or damaged before they were archived; `grace_secs`:
-    that files stay which were merged or dropped, or which a run has left that was killed; `sweep`: False does
-    not look for those. Raises OvertakenError: another run was faster; PipelineError, and what the journal's
-    reader raises.
+    `keep_days` is the number of days before `today` (None: now, UTC) that are retained; `file_octets` the
+    target size of a file in bytes. `fail` False skips rows that were deleted or damaged before they were
+    archived. `grace_secs` is the time that removed files, and leftovers of interrupted runs, stay on disk;
+    `sweep` False does not search for leftovers. Raises OvertakenError if another run was faster,
+    PipelineError, and errors of the journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
@@ -104,8 +106,8 @@ def run(
 
 
 def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
-    """What run 0, 1 and so on have done, for ever: each begins `every_secs` after the one before, or at its
-    end."""
+    """Yield the results of run 0, 1 and so on, without end. Each run begins `every_secs` after the previous
+    one began, or when that has ended."""
     for number in count():
         begun = time.monotonic()
         yield run(number)
@@ -113,13 +115,14 @@ def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
 
 
 def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
-    """How many rows the journal has that are not in the archive. Raises PipelineError."""
+    """Return how many rows of the journal are not in the archive. Raises PipelineError."""
     starts, ends = since(spark, journal, offsets_of(spark, path), fail=False)
     return sum(ends.values()) - sum(starts.values())
 
 
 def offsets_of(spark: SparkSession, path: str) -> Offsets:
-    """The next row of each shard that is not in the archive. Raises PipelineError: it does not say."""
+    """Return the next row of each shard that is not in the archive. Raises PipelineError if the archive has
+    no position."""
     table = table_at(spark, path)
     if table is None:
         return found_in(Archive(place_of(path, hadoop_of(spark)))).offsets
@@ -129,7 +132,7 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
 def _appended(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_octets: int, *, fail: bool
 ) -> tuple[Manifest, int]:
-    """What has come since; and how many rows are missing in it."""
+    """Append the new rows. Return the manifest, and the number of rows missing in the journal."""
     options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
     parts = [part for part in table.partitions() if isinstance(part, JournalPartition)]
@@ -153,7 +156,7 @@ def _appended(
 
 
 def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Manifest:
-    """Save a manifest that names new files. Raises OvertakenError, when these files are deleted."""
+    """Save a manifest that names new files. If it raises OvertakenError, these files are deleted."""
     try:
         return archive.save(manifest)
     except OvertakenError:
@@ -162,7 +165,7 @@ def _saved(archive: Archive, manifest: Manifest, gained: Sequence[Filed]) -> Man
 
 
 def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Sequence[JournalPartition]]:
-    """What each task takes: `tasks` of them, or more where those would take more than PARTS_MAX."""
+    """Yield the parts of each task: `tasks` groups, or more, so that no group exceeds PARTS_MAX."""
     each = min(PARTS_MAX, -(-len(parts) // tasks))
     for first in range(0, len(parts), each):
         yield parts[first : first + each]
@@ -193,7 +196,7 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
 def _retained(
     archive: Archive, manifest: Manifest, keep_days: int | None, today: date
 ) -> tuple[Manifest, int]:
-    """The archive without the days that are too old; and how many files went."""
+    """Remove days that are too old. Return the manifest, and the number of files removed."""
     if keep_days is None:
         return manifest, 0
     oldest = (today - timedelta(days=keep_days)).isoformat()
@@ -206,7 +209,7 @@ def _retained(
 def _compacted(
     spark: SparkSession, archive: Archive, manifest: Manifest, file_octets: int
 ) -> tuple[Manifest, int]:
-    """The archive with small files merged; and how many they were."""
+    """Merge small files. Return the manifest, and the number of files merged."""
     wanted = merges_of(manifest, file_octets)
     if not wanted:
         return manifest, 0
@@ -221,7 +224,7 @@ def _compacted(
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
-    """Delete what counts no longer, and has not for so long."""
+    """Delete files that were removed at least `grace_secs` ago."""
     over = [one for one in manifest.left if one.since <= time.time() - grace_secs]
     if over:
         archive.delete(over)
@@ -231,12 +234,13 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
 def read_archive(
     spark: SparkSession, path: str, journal: str | None = None, *, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files. `path`: a
-    folder, a URI, or the name of a table. `journal`: of which there are, besides, the rows that the archive
-    has not yet; then name the `columns` that are needed (None: all), for a journal has to be told.
+    """Return the archive as a DataFrame with the journal's columns and `date`; conditions on `date` and
+    `route` skip files.
 
-    Of Parquet reads what the newest manifest names. Raises PipelineError: there is no archive, or there are
-    rows in neither.
+    `path` is a folder, a URI, or the name of a table. With `journal`, the journal's rows that are not
+    archived are included; then name the `columns` that are needed (None: all), because the source cannot see
+    which ones a query uses. Of Parquet only the files of the newest manifest are read. Raises PipelineError
+    if there is no archive, or if rows are in neither.
     """
     chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
     table = table_at(spark, path)
@@ -259,7 +263,7 @@ def read_archive(
 
 
 def found_in(archive: Archive) -> Manifest:
-    """What an archive has. Raises PipelineError: there is none."""
+    """Return the manifest of an archive. Raises PipelineError if there is no archive."""
     manifest = archive.manifest()
     if not manifest.number:
         where = archive.uri
@@ -281,17 +285,19 @@ def _filed(spark: SparkSession, archive: Archive, manifest: Manifest) -> DataFra
 
 
 def _of_table(table: DataFrame, name: str) -> DataFrame:
-    """The journal's columns of it, in their order; what an older table lacks is null. Raises PipelineError:
-    it is another table."""
+    """Return the journal's columns of a table in their order, with null for missing ones.
+
+    Raises PipelineError if the table is no archive.
+    """
     if not {"shard", "sequence", "date"} <= set(table.columns):
         raise PipelineError(f"{name} is no archive: it has the columns {', '.join(table.columns)}")
     kept = {one.name: one.dataType.simpleString() for one in table.schema.fields}
 
     def column(field: StructField) -> Column:
-        if field.name == "route":  # a part of nothing is null
+        if field.name == "route":  # The partition of an empty route is null.
             return F.coalesce(F.col("route"), F.lit("")).alias("route")
         found = F.col(field.name) if field.name in kept else F.lit(None)
-        # A table may keep numbers in a wider type.
+        # A table may store numbers in a wider type.
         as_is = kept.get(field.name) == field.dataType.simpleString()
         return found if as_is else found.cast(field.dataType).alias(field.name)
 
@@ -307,10 +313,10 @@ def run_stream(
     checkpoint: str | None = None,
     fail: bool = True,
 ) -> int:
-    """The same through the sink of another format of the session; returns the rows. `to`: a folder, a URI, or
-    the name of a table, which needs a `checkpoint` (default: below the folder).
+    """Archive the journal through the sink of another format of the session. Return the number of rows.
 
-    Raises PipelineError: the session has no such format, or could not write.
+    `to` is a folder, a URI, or the name of a table, which needs a `checkpoint` (default: below the folder).
+    Raises PipelineError if the session does not have the format, or writing fails.
     """
     is_table = is_table_name(to)
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))

@@ -1,7 +1,9 @@
-"""`backtest`: a candidate mapping on recorded traffic, against what happened or against another mapping.
+"""Job `backtest`: a candidate mapping applied to recorded traffic, compared with the record or with another
+mapping.
 
-The gateway's own mapping code decides (`gateway.mapping`), in Python workers; see traffic/counting.py for how
-it keeps up. Compared are places and guarantees, not headers: a journal has them as they came in.
+The gateway's own mapping code (`gateway.mapping`) routes the messages in Python workers;
+`gateway/pipeline/traffic/counting.py` explains how this is fast. Targets and guarantees are compared, headers
+are not: a journal has headers only as they were received.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Place = tuple[str, int]
 
 
 class Example(NamedTuple):
-    """A row of the journal, and what changes for its message."""
+    """Row of the journal, with the present and the new fate of its message."""
 
     shard: str
     sequence: int
@@ -39,7 +41,7 @@ class Example(NamedTuple):
 
 @dataclass
 class Finding:
-    """All deliveries between two routes that fare alike."""
+    """Deliveries between the same two routes with the same verdict."""
 
     verdict: Verdict
     route_before: str
@@ -50,7 +52,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a candidate would change. `samples`: for each set of routes, rows of messages that take them."""
+    """Result of a backtest. `samples` has, for each set of routes, rows of messages that take them."""
 
     messages: int = 0
     changed: int = 0
@@ -58,19 +60,19 @@ class Report:
     samples: dict[tuple[str, ...], list[Place]] = field(default_factory=dict)
 
     def counts(self) -> Counter[Verdict]:
-        """Deliveries by verdict."""
+        """Return the number of deliveries by verdict."""
         found: Counter[Verdict] = Counter()
         for finding in self.findings.values():
             found[finding.verdict] += finding.deliveries
         return found
 
     def unexpected(self, allowed: Sequence[Verdict] = ()) -> list[Finding]:
-        """The findings that are neither the same as before nor allowed."""
+        """Return the findings that are neither unchanged nor allowed."""
         fine = FINE | set(allowed)
         return [finding for finding in self.sorted() if finding.verdict not in fine]
 
     def sorted(self) -> list[Finding]:
-        """The findings, the worst first."""
+        """Return the findings, the most serious first."""
         order = list(Verdict)
         return sorted(
             self.findings.values(),
@@ -78,7 +80,7 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report as JSON values."""
         return {
             "messages": self.messages,
             "changed": self.changed,
@@ -110,9 +112,9 @@ def backtest(
     *,
     samples: int = 0,
 ) -> Report:
-    """Route what was recorded by `candidate`, and compare with what happened, or with `against`.
+    """Route recorded messages by `candidate`, and compare the result with the record, or with `against`.
 
-    `samples`: how many messages of each set of routes to name, for mapping tests.
+    `samples` is the number of messages to name for each set of routes, for mapping tests.
     """
     candidates = [candidate] if against is None else [candidate, against]
     first = recording.through(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)
@@ -156,7 +158,7 @@ def _note(report: Report, change: Change, messages: int, place: Place) -> None:
 
 
 def show(finding: Finding) -> list[str]:
-    """A finding and its examples, for people."""
+    """Return a finding with its examples as lines of text."""
     way = f"{finding.route_before or '-'} -> {finding.route_after or '-'}"
     lines = [f"{finding.verdict.value:<10} {finding.deliveries:>10}  {way}"]
     if finding.verdict is not Verdict.SAME:

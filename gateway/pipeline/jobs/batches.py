@@ -1,6 +1,7 @@
-"""Folders of Parquet with a folder for each micro-batch, `batch=N`, which is written over when Spark repeats
-one: so they belong to one position, which counts the micro-batches. With another, as with a new checkpoint,
-the first ones would be written over.
+"""Check for Parquet folders with one subfolder `batch=N` per micro-batch.
+
+Spark repeats a micro-batch by overwriting its folder. Such a folder therefore belongs to one checkpoint,
+which numbers the micro-batches: with a new checkpoint the first ones would be overwritten.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from gateway.pipeline.stores import Place
 
 
 def belong(to: Place, kept: Place) -> None:
-    """Raises PipelineError: the folder `to` has micro-batches, and `kept`, the folder with the position, has
+    """Raise PipelineError if the folder `to` has micro-batches but `kept`, the folder of the checkpoint, has
     none."""
     if _has(to, "batch=") and not _has(Place(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
         raise PipelineError(

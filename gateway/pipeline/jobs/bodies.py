@@ -1,17 +1,18 @@
-"""Bodies that fit a JSON Schema, and those that do not: each has a reason then, and its place in the body.
+"""Validation of message bodies against a JSON Schema, with a reason and a place for each body that does not
+fit.
 
-What does not fit is told apart in a Python worker: first by the schema itself, keyword by keyword, then by
-the types of the table's columns (a whole number of 20 digits has no place in one). Values that a schema takes
-and Spark's parser does not (1e3 for a whole number, small letters in a time) are written as Spark reads them.
-What Spark still cannot read is told by it, without a place. So no value becomes null on its way.
+A Python worker checks a body first by the schema, then by the types of the table's columns (an integer of 20
+digits fits no column). Values that a schema permits and Spark's parser does not (1e3 as an integer,
+lower-case letters in a time) are rewritten in Spark's notation. Spark reports what it still cannot read,
+without a place. So no value becomes null silently.
 
-What fits but would not be the same in its column is rescued, by its place in the body: fields that the table
-has no column for, numbers of more digits than a double has, fractions of a microsecond, leap seconds. The
-column has what comes nearest. A column of decimals, or of text, has every digit.
+A value that fits but would change in its column is rescued, by its place in the body: fields without a
+column, numbers with more digits than a double has, fractions of a microsecond, leap seconds. The column has
+the nearest value. Columns of decimals or text store every digit.
 
-A body in the wire format of Confluent's serializers (a zero octet, the number of its schema in a registry,
-then JSON) loses those five octets, and its row has the number. Their registry is not asked, for the route's
-own schema is what the table's columns come from; Avro and Protobuf are no JSON, and are told so.
+A body in the wire format of Confluent's serializers (a zero byte, the schema's number in a registry, then
+JSON) loses those five bytes, and its row has the number. The registry is not queried, because the table's
+columns come from the route's own schema; Avro and Protobuf are reported as no JSON.
 """
 
 from __future__ import annotations
@@ -50,28 +51,28 @@ from gateway.pipeline.jobs.schema import from_json_schema, route_of
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import address_of
 
-VERSION_DIGITS: Final = 12  # of the digest of a schema that has no $id
+VERSION_DIGITS: Final = 12  # Digits of the digest of a schema without `$id`.
 FAULT_CHARACTERS_MAX: Final = 300
 CORRUPT: Final = "_corrupt_record"
-INTEGER_MAX: Final = (1 << 63) - 1  # of a column of whole numbers
-EXACT_MAX: Final = 1 << 53  # beyond it a number with a fraction or exponent is not told exactly
-DIGITS_MAX: Final = 18  # of a whole number that surely has 64 bits
+INTEGER_MAX: Final = (1 << 63) - 1  # Largest value of an integer column.
+EXACT_MAX: Final = 1 << 53  # Beyond it a double does not represent every integer.
+DIGITS_MAX: Final = 18  # Digits of an integer that certainly fits 64 bits.
 LONG: Final = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE][+-]?[0-9]")
-"""What a body has whose numbers a double may not tell exactly; or what is in a text and only looks so."""
+"""Pattern of numbers that a double may not represent exactly; it may also match inside a text."""
 FINE: Final = re.compile(r"([.,][0-9]{6})([0-9]+)")
-"""A fraction of a second, and the digits below a microsecond."""
+"""Fraction of a second, and the digits below a microsecond."""
 LEAP: Final = re.compile(r"(T[0-9]{2}:[0-9]{2}:)60")
-ENVELOPE: Final = struct.Struct(">BI")  # of Confluent's wire format: zero, and the schema's number
+ENVELOPE: Final = struct.Struct(">BI")  # Confluent's wire format: zero, and the schema's number.
 UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds in what a number of an event time may count."""
+"""Microseconds in each unit of an event time."""
 
-KNOWN_MAX: Final = 200_000  # addresses whose captures a task remembers
+KNOWN_MAX: Final = 200_000  # Addresses whose captures a task caches.
 ADDED: Final = ("registry_id", "fault", "place", "rescued")
 
 
 class BodySchema(NamedTuple):
-    """A JSON Schema: its text, Spark's type of what it describes, and by what rows know it: its `$id`, else
-    the beginning of its digest."""
+    """JSON Schema of bodies: its text, the Spark type of such bodies, and its version in rows, which is its
+    `$id` or else the beginning of its digest."""
 
     text: str
     kind: StructType
@@ -79,7 +80,8 @@ class BodySchema(NamedTuple):
 
 
 def schema_of(file: Path) -> BodySchema:
-    """The schema in a file. Raises PipelineError: it cannot be read, or is none, or of no object."""
+    """Return the schema in a file. Raises PipelineError if it is unreadable, invalid, or does not describe an
+    object."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,7 +95,7 @@ def schema_of(file: Path) -> BodySchema:
 
 
 def validator(text: str) -> Any:
-    """What asks the schema. Raises PipelineError: it is none."""
+    """Return a validator for a schema. Raises PipelineError if the schema is invalid."""
     try:
         return jsonschema_rs.validator_for(json.loads(text), validate_formats=True, retriever=_nowhere)
     except jsonschema_rs.ValidationError as error:
@@ -101,7 +103,7 @@ def validator(text: str) -> Any:
 
 
 def _nowhere(address: str) -> Any:
-    """A schema is one file: what a worker would fetch could change between two tasks."""
+    """Refuse references to other files, which could change between two tasks."""
     raise ValueError(f"{address} is another file")
 
 
@@ -110,11 +112,11 @@ def _first_line(text: str) -> str:
 
 
 BodyPath = tuple[str, ...]
-"""The fields and places in lists that lead to a value of a body."""
+"""Field names and list positions that lead to a value of a body."""
 
 
 class NoPlaceError(Exception):
-    """A value that the schema takes and its column cannot. `path` is where it stands in the body."""
+    """Value that the schema permits and its column cannot store. `path` is its place in the body."""
 
     def __init__(self, why: str, path: BodyPath) -> None:
         super().__init__(why)
@@ -122,17 +124,21 @@ class NoPlaceError(Exception):
 
 
 class Placing:
-    """The values of one body on their way into columns. `rescued` gets those that would not be the same
-    there, by their place. `exact`: numbers are as they were written, whole ones and decimals."""
+    """Conversion of the values of one body for its columns.
+
+    `rescued` collects values that would change, by their place. `exact` is True if numbers were parsed with
+    all digits, as integers and decimals.
+    """
 
     def __init__(self, *, exact: bool = False) -> None:
         self.rescued: dict[str, Any] = {}
         self._exact = exact
 
     def placed(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
-        """Return a value as Spark's parser takes it for a column of this type; itself, if it does already.
+        """Return the value in a form that Spark's parser accepts for this type; the same object if it already
+        is.
 
-        Raises NoPlaceError: no such column has a place for it.
+        Raises NoPlaceError if no such column can store it.
         """
         if value is None or isinstance(value, bool):
             return value
@@ -187,7 +193,7 @@ class Placing:
         leaps = LEAP.search(text) is not None
         try:
             moment = datetime.fromisoformat(LEAP.sub(r"\g<1>59", text) if leaps else text)
-            if leaps:  # as the clocks of computers count, which have none
+            if leaps:  # The next second, since clocks of computers have no leap seconds.
                 text = (moment + timedelta(seconds=1)).isoformat()
         except (ValueError, OverflowError):
             raise NoPlaceError(f"{value!r} has no place in its column of times", path) from None
@@ -197,7 +203,7 @@ class Placing:
 
 
 def _text(value: Any) -> Any:
-    """What is no text, as it was written: Spark's parser would make a double of a number."""
+    """Return a value that is not a text as it was written; Spark's parser would make a double of a number."""
     return str(value) if isinstance(value, int | Decimal) else _dumped(value).decode()
 
 
@@ -215,7 +221,7 @@ def _whole(value: int | float | Decimal, path: BodyPath) -> int:
 def _decimal(value: int | float | Decimal, kind: DecimalType, path: BodyPath) -> int | float | Decimal:
     found = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
     _, digits, exponent = found.as_tuple()
-    assert isinstance(exponent, int)  # JSON has no infinity
+    assert isinstance(exponent, int)  # JSON has no infinity.
     zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
     if -exponent - zeros > kind.scale or len(digits) + exponent > kind.precision - kind.scale:
         raise NoPlaceError(f"{value} has no place in its column of {kind.simpleString()}", path)
@@ -233,7 +239,8 @@ def _written(value: Any) -> Any:
 
 
 def exactly(body: bytes) -> Any:
-    """JSON whose numbers have all their digits. Raises NoPlaceError: one has an exponent beyond them all."""
+    """Parse JSON with all digits of its numbers. Raises NoPlaceError for an exponent beyond Python's
+    decimals."""
     return json.loads(body, parse_float=_fraction, parse_int=_integer)
 
 
@@ -245,13 +252,13 @@ def _fraction(text: str) -> Decimal:
 
 
 def _integer(text: str) -> int | Decimal:
-    """What has more than 64 bits is written by nobody but as a decimal."""
+    """Return an integer; a Decimal for more than 64 bits."""
     found = Decimal(text)
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
 
 class Fitted:
-    """`mapInArrow` of a route's rows: puts what it captures behind them, and of each body whether it fits."""
+    """Function for `mapInArrow` that appends captures and the result of validation to the rows of a route."""
 
     def __init__(
         self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str, kind: StructType
@@ -279,7 +286,7 @@ class Fitted:
                         known.clear()
                     found = route.pattern.match(address_of(*address), queue)
                     known[address] = (
-                        nothing  # of a mapping before, which had another pattern
+                        nothing  # Routed by an earlier mapping with another pattern.
                         if found is None
                         else tuple(separator.join(found.get(name, ())) for name in self._captures)
                     )
@@ -297,13 +304,16 @@ class Fitted:
 
 
 def captured_as(capture: str) -> str:
-    """The name of a capture's column on the way, so that it is no other's."""
+    """Return a temporary column name for a capture, which collides with no other."""
     return f"capture {capture}"
 
 
 class Told(NamedTuple):
-    """A body without its envelope, the number that this had, and what is wrong with it; None: nothing.
-    `rescued`: JSON of the values that are not the same in their column, or have none, by their place."""
+    """Result of validation: the body without its envelope, the envelope's schema number, and the fault with
+    its place (None: no fault).
+
+    `rescued` is JSON of the values that change in their column, or have none, by their place.
+    """
 
     body: bytes | None
     registry_id: int | None = None
@@ -313,7 +323,7 @@ class Told(NamedTuple):
 
 
 def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
-    """Return what is to be said of a body. `asked` validates it, `kind` is Spark's type of it."""
+    """Validate a body. `asked` is the validator of its schema, `kind` its Spark type."""
     if body is None:
         return Told(None, fault="the journal has no body")
     number = None
@@ -339,15 +349,17 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
 
 
 def parsed(kind: StructType) -> Column:
-    """The body as columns, and what had no place in them under CORRUPT."""
+    """Return a column of parsed bodies, with unreadable ones in the field CORRUPT."""
     whole = StructType([*kind.fields, StructField(CORRUPT, StringType())])
     options = {"columnNameOfCorruptRecord": CORRUPT}
     return F.from_json(F.col("body").cast("string"), whole.json(), options)
 
 
 def merged(old: DataType, new: DataType, place: str) -> DataType:
-    """A type in which there is a place for values of both: the fields of both, in the order of the old one.
-    Raises PipelineError: the new one has another type for a field than a table has already."""
+    """Return a type that can store values of both types: the fields of both, in the order of the old one.
+
+    Raises PipelineError if a field has another type than in the existing table.
+    """
     if isinstance(old, StructType) and isinstance(new, StructType):
         return _merged_fields(old, new, place)
     if isinstance(old, ArrayType) and isinstance(new, ArrayType):
@@ -374,7 +386,7 @@ def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
-    """The fields that `new`, a merged type, has besides: what SQL calls them, and their types."""
+    """Yield SQL name and type of each field that `new`, a merged type, has in addition to `old`."""
     there = {one.name: one.dataType for one in old.fields}
     for one in new.fields:
         name = f"{place}.`{one.name}`"
@@ -394,22 +406,22 @@ def _inside(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, str]
 
 
 class EventTime(NamedTuple):
-    """Where in a body its time stands: the fields that lead there, and what a number counts."""
+    """Location of the event time in a body: the field names that lead to it, and the unit of a number."""
 
     path: tuple[str, ...]
     unit: str = "ms"
 
     @classmethod
     def read(cls, text: str) -> EventTime:
-        """`field.field` or `field.field:unit`. Raises PipelineError."""
+        """Parse `field.field` or `field.field:unit`. Raises PipelineError."""
         path, _, unit = text.partition(":")
         if unit and unit not in UNITS:
             raise PipelineError(f"an event time counts {', '.join(UNITS)}, not {unit!r}")
         return cls(tuple(path.split(".")), unit or "ms")
 
     def column(self, body: Column, kind: StructType) -> tuple[Column, Column]:
-        """The value in a body, and its time. Raises PipelineError: there is no such field, or it cannot be a
-        time."""
+        """Return the value in a body and its time, as columns. Raises PipelineError if the field does not
+        exist or is no time."""
         found: DataType = kind
         for name in self.path:
             fields = {one.name: one.dataType for one in found.fields} if isinstance(found, StructType) else {}

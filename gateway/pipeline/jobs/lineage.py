@@ -1,7 +1,7 @@
-"""`lineage`: by which mapping files the rows of a journal were made, and what these said.
+"""Job `lineage`: mapping files by which the rows of a journal were routed, with their texts.
 
-A row has the version of its mapping file, which is the beginning of the digest of its text; the gateway keeps
-each such text beside the journal, and `ship` takes them along.
+A row has the version of its mapping file, which is the beginning of the digest of its text. The gateway
+stores each such text beside the journal, and `ship` copies them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSIONS = "version string, file string, text string"
 
 
 def mappings(spark: SparkSession, journal: Place) -> DataFrame:
-    """The mapping files that are kept: version, file (its name) and text; a row's `mapping_version` joins
+    """Return the stored mapping files with version, file name and text; a row's `mapping_version` joins
     `version`."""
     found = {}
     root = journal.path()
@@ -30,8 +30,8 @@ def mappings(spark: SparkSession, journal: Place) -> DataFrame:
 
 
 def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
-    """For each route and version of a mapping file: the file and its text, if they are known, its rows, and
-    the first and last time that one was received."""
+    """Return, for each route and mapping version: file and text if known, number of rows, first and last time
+    of receipt."""
     used = rows.where("route <> ''").groupBy("route", F.col("mapping_version").alias("version"))
     counted = used.agg(
         F.count("*").alias("rows"), F.min("received").alias("first"), F.max("received").alias("last")

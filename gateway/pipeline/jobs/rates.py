@@ -1,10 +1,9 @@
-"""`rates`: how much crossed, how fast, how often it failed and how long it took, per window and way.
+"""Job `rates`: messages, bytes, frames, failures and latencies per time window, route and pair of protocols.
 
-As a batch over the journal, or over an archive; as a stream that follows the gateway, where a window is told
-when the journal says that it is complete up to its end, from the journal itself: Spark keeps no state, and
-drops no row. A row of the journal is a message
-on one way: one that takes two routes counts in both. What an outbox writes when a message *leaves* it is no
-second message and is left out.
+It runs as a batch over the journal or an archive, or as a stream that follows the gateway. The stream reports
+a window when the journal is complete up to the window's end, and computes it from the journal itself: Spark
+has no state and drops no row. A message that takes two routes has two rows and counts for both. Rows that an
+outbox writes when a message *leaves* it are left out, because they are no second message.
 """
 
 from __future__ import annotations
@@ -57,21 +56,21 @@ NEEDED: Final = (
 )
 KEYS: Final = ("begin", "end", "route", "source_protocol", "target_protocol", "client")
 LATE: Final = "10 minutes"
-RANGES_MAX: Final = 20  # of times, in one condition; more are read as one
+RANGES_MAX: Final = 20  # Time ranges in one read; with more, their whole span is read.
 REPORT_ROWS_MAX: Final = 200_000
-SILENT_SECS: Final = 180.0  # three marks of a gateway that lives
-FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
+SILENT_SECS: Final = 180.0  # Three heartbeats of a running gateway.
+FRAME_OCTETS: Final = 131_072  # Default of limits.frame_bytes_max.
 
 
 class Rates(NamedTuple):
-    """What `run` found: rows of the table, messages in them."""
+    """Result of `run`: rows of the table, and messages in them."""
 
     rows: int
     messages: int
 
 
 def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
-    """Rates of the journal's rows per `window` ("1 minute"), route and protocols, and client if wanted.
+    """Return rates per `window` ("1 minute"), route and protocols, and client if `clients` is true.
 
     Latency is from receipt to settlement, in milliseconds.
     """
@@ -120,8 +119,11 @@ def _count(outcome: str) -> Column:
 
 
 def _frames() -> Column:
-    """Frames, packets and commands that the message took to come in, and to go out on a route: the fewest, as
-    its dialect counts them, for the journal does not know in how many pieces a peer sent."""
+    """Return the number of frames, packets and commands for receipt, and for delivery by a route, as a
+    column.
+
+    It is the minimum for the protocol, because the journal does not record how clients split messages.
+    """
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
     crossed = (F.col("route") != "") & F.col("target_address").isNotNull() & (F.col("outcome") == "accepted")
@@ -154,10 +156,13 @@ def run(
     report: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Rates:
-    """Rates of a journal, of an archive, or of both (of the journal what the archive has not), from `since`
-    to before `until` (ISO 8601), as Parquet in `to`, which must be new, or in a table of this format or a
-    database, in the place of older ones; and as a page in `report`. Raises PipelineError."""
-    new = None  # looked at before there is anything to be thrown away
+    """Compute rates of a journal, of an archive, or of both (then archived rows are read from the archive).
+
+    Rows from `since` to before `until` (ISO 8601) count. The result is written as Parquet to the new folder
+    `to`, or into a table of this format or a database, replacing older rates; and as a page to `report`.
+    Raises PipelineError.
+    """
+    new = None  # Checked before anything could be overwritten.
     if to is not None and not is_database(to) and format_ not in FORMATS:
         new = _fresh(spark, to)
     source = " and ".join(filter(None, (archive, journal)))
@@ -207,11 +212,14 @@ def follow(
     every: str = "10 seconds",
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
-    """The same as a stream: each window when the journal is complete up to its end, or rows that came `late`
-    after it have been read; as `to`/batch=N/*.parquet, and the page anew each time. A window that has rows
-    later still is told again, in a higher batch: `told` has the newest. `available_now`: end when the journal
-    does. The position is kept in `to`/_checkpoint, the windows that wait in `to`/_windows. A table of another
-    format has each window once, the newest; its name needs a `checkpoint`, where those are kept.
+    """Compute rates as a stream, and return the running query.
+
+    A window is written when the journal is complete up to its end, or when rows received `late` after its end
+    have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows is
+    written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at the
+    present end of the journal. The position is stored in `to`/_checkpoint, pending windows in `to`/_windows.
+    A table of another format has each window once, the newest; a named table needs a `checkpoint` for the
+    position.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
@@ -221,9 +229,9 @@ def follow(
     kept = _written(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
         to = _written(spark, to, None if format_ in FORMATS else kept)
-    wanted = rates(_journal(spark, journal), window, clients=clients)  # Spark says now what it has against it
+    wanted = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
     if format_ in FORMATS and not database:
-        # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
+        # Before the checkpoint folder exists: Delta refuses a folder that is not empty.
         made_for(spark, to, format_, wanted)
     late_us = duration_us(late)
     reader = reader_of(
@@ -250,7 +258,7 @@ def follow(
             ranges = runs_of(chosen)
             if len(ranges) > RANGES_MAX:
                 ranges = [(ranges[0][0], ranges[-1][1])]
-            # The source passes over files by a range, not by one or another: each has a read of its own.
+            # The source skips files by one range only, so each range is read separately.
             options = {"endingOffsets": json.dumps(windows.ends), "failOnDataLoss": "false"}
             parts = [_journal(spark, journal, **options, **_between(*times)) for times in ranges]
             rows = reduce(DataFrame.unionAll, parts)
@@ -259,7 +267,7 @@ def follow(
                 F.broadcast(begins), _micros("begin") == F.col("begin_us")
             )
             found = found.drop("begin_us")
-            # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
+            # A batch that Spark repeats, for instance after a kill, overwrites the first attempt.
             if database:
                 put(to, found.toLocalIterator())
             elif format_ in FORMATS:
@@ -282,13 +290,16 @@ def follow(
 
 
 def _keys(found: DataFrame) -> list[str]:
-    """The columns that tell rates apart."""
+    """Return the columns that identify a rate."""
     return [one for one in KEYS if one in found.columns]
 
 
 def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
-    """A folder, as Spark's own writers want it. `kept`: the folder with the position by which it is written.
-    Raises PipelineError: nobody answers there, or it is written by another position."""
+    """Return the name of a folder for Spark's writers. `kept` is the folder of the checkpoint that it belongs
+    to.
+
+    Raises PipelineError if the store is unreachable, or the folder belongs to another checkpoint.
+    """
     hadoop = hadoop_of(spark)
     if kept is not None:
         belong(place_of(to, hadoop), place_of(kept, hadoop))
@@ -296,7 +307,7 @@ def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
 
 
 def _fresh(spark: SparkSession, to: str) -> str:
-    """The same of one that is not there yet. Raises PipelineError: it is."""
+    """Return the name of a new folder for Spark's writers. Raises PipelineError if it exists."""
     place = place_of(to, hadoop_of(spark))
     system, path = place.reached().arrow()
     if system.get_file_info(path).type != fs.FileType.NotFound:
@@ -305,14 +316,14 @@ def _fresh(spark: SparkSession, to: str) -> str:
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:
-    """What `follow` has written in `to`: of each window the newest."""
+    """Return the newest rates of each window that `follow` has written to `to`."""
     rows = spark.read.parquet(to)
     newest = rows.groupBy("begin").agg(F.max("batch").alias("batch"))
     return rows.join(F.broadcast(newest), ["begin", "batch"]).select(*rows.columns)
 
 
 def _touched(batch: DataFrame, window: str) -> list[Touched]:
-    """The rows of a micro-batch by shard and window."""
+    """Return the number of rows of a micro-batch by shard and window."""
     times = F.window("received", window)
     found = batch.groupBy("shard", times.alias("window")).agg(
         F.count("*").alias("rows"),
@@ -324,7 +335,7 @@ def _touched(batch: DataFrame, window: str) -> list[Touched]:
 
 
 def _windows(spark: SparkSession, to: str, number: int) -> Windows:
-    """What was known after micro-batch `number`."""
+    """Return the state after micro-batch `number`."""
     if number < 0:
         return Windows()
     try:
@@ -339,8 +350,10 @@ def _windows(spark: SparkSession, to: str, number: int) -> Windows:
 
 
 def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -> dict[str, int | None]:
-    """Up to when the rows before `ends` are complete, by shard. `silent`: those that nobody waits for any
-    more, as it was the last time; it is brought up to now."""
+    """Return the time up to which the rows before `ends` are complete, by shard.
+
+    `silent` are the shards that no window waits for, as of the last call; it is updated.
+    """
     shards = reader.shards()
     now = silent_of(reader, shards)
     if now - silent:
@@ -351,8 +364,8 @@ def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -
 
 
 def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
-    """Shards whose gateways are gone while others live: one that lives writes at least a mark each minute. In
-    a store all files are old."""
+    """Return the shards whose gateways have stopped while others run: a running gateway writes at least one
+    mark per minute. In a store all files are old, so none is returned."""
     folder: object = reader.folder
     if not isinstance(folder, Path):
         return set()
@@ -368,7 +381,7 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
 
 
 def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of which the journal does not have all rows any more."""
+    """Return the windows of which retention has deleted rows."""
     oldest = 0
     for shard in reader.shards():
         first = next((item for item in reader.index(shard) if isinstance(item, At)), None)
@@ -378,7 +391,7 @@ def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tupl
 
 
 def _between(begin: int, end: int) -> dict[str, str]:
-    """The options of a load that has the rows received from `begin` to before `end`, in microseconds UTC."""
+    """Return the load options for rows received from `begin` to before `end`, in microseconds UTC."""
     return options_for(Wanted(Range(begin, end)))
 
 
@@ -388,7 +401,7 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Write the page; of very many rows only the newest."""
+    """Write the page, with the newest rows only if there are very many."""
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
     path.write_text(page(_rates(newest), source), encoding="utf-8")
 

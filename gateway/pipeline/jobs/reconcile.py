@@ -1,13 +1,11 @@
-"""`reconcile`: what was accepted against what was delivered, is dead, or still waits; every message that is
-missing or there twice is named.
+"""Job `reconcile`: compares accepted messages with delivered, dead-lettered and waiting ones, and names each
+one that is missing or duplicated.
 
-Of a span of time only messages that were accepted in it are judged; what became of them is looked for up to
-the end of the rows, for a message may leave an outbox long after it was stored.
-
-Two questions, either or both. What became of what an *outbox* accepted: each message has a row when it was
-stored and another when it left, and what has only the first one waits, or is lost. And whether a *consumer*
-got what was accepted: its own record is compared, message by message. A message is known by its id, else by
-its body; so many alike are counted.
+Only messages accepted in a period are judged, but their outcome is searched up to the end of the rows, since
+a message may leave an outbox long after it was stored. There are two checks. For an *outbox*, each message
+has a row when it was stored and another when it left; one with only the first row waits, or is lost. For a
+*consumer*, its own record is compared message by message. A message is identified by its id, else by its
+body; messages with the same body are counted.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ UNKNOWN: Final = "unknown"
 DOUBLE: Final = "double"
 NO_TAKER: Final = Reason.NO_TAKER.value
 FAULTS: Final = (LOST, REPEATED, UNKNOWN, DOUBLE)
-BY_ID: Final = "id "  # begins what a message is known by that has an id
-NAMED_MAX: Final = 100_000  # names that a report holds; more are counted
+BY_ID: Final = "id "  # Prefix of the key of a message with an id.
+NAMED_MAX: Final = 100_000  # Messages that a report names; further ones are counted.
 
 ROW: Final = ("shard", "sequence")
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
@@ -49,7 +47,7 @@ COLUMNS: Final = (
 
 
 class Named(NamedTuple):
-    """A message that is not as it should be. `times`: how often it is there beside what is expected."""
+    """Message with a fault. `times` is the number of missing or extra copies."""
 
     what: str
     route: str
@@ -62,7 +60,7 @@ class Named(NamedTuple):
 
 @dataclass
 class Account:
-    """The result. `phases`: rows by route and phase."""
+    """Result of a reconciliation. `phases` has the number of rows by route and phase."""
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
     named: list[Named] = field(default_factory=list)
@@ -70,25 +68,25 @@ class Account:
 
     @property
     def balanced(self) -> bool:
-        """Nothing is lost, repeated or unknown, and no row is there twice; what waits may."""
+        """True if no message is lost, repeated or unknown, and no row is duplicated; messages may wait."""
         return not self.faults
 
     @property
     def faults(self) -> int:
-        """Messages that are lost, repeated or unknown, and rows that are there twice."""
+        """Number of lost, repeated and unknown messages, and of duplicated rows."""
         return sum(self.totals.get(what, 0) for what in FAULTS)
 
     @property
     def accepted(self) -> int:
-        """Messages that were."""
+        """Number of accepted messages."""
         return sum(rows for (_, phase), rows in self.phases.items() if phase in (CONFIRMED, WAS_STORED))
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Whether no more is wrong than that, of what was accepted."""
+        """Return True if the faults are within a tolerance, relative to the accepted messages."""
         return tolerance.allows(self.faults, self.accepted)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result as JSON values."""
         return {
             "balanced": self.balanced,
             "phases": [
@@ -110,11 +108,14 @@ def reconcile(
     asked: datetime | None = None,
     earlier: Callable[[], DataFrame] | None = None,
 ) -> Account:
-    """Of `rows` (the journal's columns). `received`: a consumer's record of what these rows accepted, with
-    `message_id` or `body`; `still`: messages that wait for that consumer. `waiting`: messages that each
-    route's outbox held when it was `asked` (None: now); what is missing beyond them is lost; None: it only
-    waits. `until`: what was accepted then or later is not judged. `earlier`: the rows before these, which are
-    looked at only where messages have left that are like others, and may have been among those."""
+    """Reconcile `rows`, which have the journal's columns.
+
+    `received` is a consumer's record of the accepted messages, with `message_id` or `body`; `still` is the
+    number of messages that wait for that consumer. `waiting` has the messages that each route's outbox held
+    at the time `asked` (None: now): missing messages beyond them are lost; without `waiting` they count as
+    waiting. Messages accepted at `until` or later are not judged. `earlier` returns the rows before these; it
+    is called only for delivered messages that could be copies of earlier ones with the same body.
+    """
     known = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
         account = Account()
@@ -147,7 +148,7 @@ def _phase() -> Column:
 
 
 def _key() -> Column:
-    """By what a message is known again."""
+    """Return the key by which a message is identified."""
     return F.coalesce(
         F.concat(F.lit(BY_ID), F.col("message_id")),
         F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
@@ -156,8 +157,8 @@ def _key() -> Column:
 
 
 def _double(known: DataFrame, account: Account) -> None:
-    """Rows that are there more than once: a journal gives each number to one row of a shard, so whoever has
-    copied it has done so twice."""
+    """Name rows that occur more than once. A shard gives each number to one row, so the journal was copied
+    twice."""
     again = known.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
     try:
         if not again.isEmpty():
@@ -193,7 +194,7 @@ def _outboxes(
 ) -> None:
     boxes = _boxes(known)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
-    # Of messages alike the newest are still there: an outbox delivers in order.
+    # Of equal messages the newest still wait, because an outbox delivers in order.
     order = Window.partitionBy(*WAY).orderBy(F.desc("received"), F.desc("sequence"))
     open_ = (
         known.where(F.col("phase") == WAS_STORED)
@@ -204,7 +205,7 @@ def _outboxes(
         .select("received", "route", "target_address", "shard", "sequence", "message_id")
     )
     if asked is not None:
-        open_ = open_.where(F.col("received") < F.lit(asked))  # what came since was not counted
+        open_ = open_.where(F.col("received") < F.lit(asked))  # Later messages were not counted.
     judged = F.lit(True) if until is None else F.col("received") < F.lit(until)
     may_wait = None if waiting is None else dict(waiting)
     for row in open_.withColumn("judged", judged).toLocalIterator():
@@ -234,7 +235,7 @@ def _repeated(
     )
     alike = again.where(~F.col("key").startswith(BY_ID))
     if earlier is not None and not alike.isEmpty():
-        # They may have been stored before, together with others of the same body.
+        # They may have been stored earlier, with others of the same body.
         rows = earlier().select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()})
         waited = F.greatest(F.col("stored") - F.col("left"), F.lit(0)).alias("waited")
         before = _boxes(rows.join(F.broadcast(alike.select(*WAY)), [*WAY], "left_semi")).select(*WAY, waited)
@@ -287,7 +288,7 @@ def _consumer(
             if len(account.named) < NAMED_MAX:
                 account.named.append(Named(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
         elif missing > 0:
-            missing = max(0, missing - row["later"])  # the newest, which are not judged
+            missing = max(0, missing - row["later"])  # The newest ones, which are not judged.
             waits = min(left, missing)
             left -= waits
             if waits:

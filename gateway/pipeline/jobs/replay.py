@@ -1,9 +1,9 @@
-"""`replay`: recorded messages sent again, in their order, at the speed at which they came or another one.
+"""Job `replay`: publishes recorded messages again in their order, at the recorded or another speed.
 
-Spark finds and sorts the rows; the driver publishes them on one connection, for order and speed are of the
-whole. After each confirmed run the position is written to a file, and a replay that is started again with
-that file goes on behind it. What was sent and not noted is sent again, with the same id: the message's own,
-else its place in the journal.
+Spark selects and sorts the rows; the driver publishes them on one connection, since order and speed concern
+all of them. After each confirmed run of messages the position is written to a file, and a replay that is
+started with that file continues behind it. Messages that were published but not recorded as such are
+published again with the same id: the message's own, else its place in the journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.pipeline.traffic.rows import ASIDE, address_of, message_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-RUN_MAX: Final = 1_000  # messages between two notes of the position
+RUN_MAX: Final = 1_000  # Messages between two writes of the position.
 PROGRESS_SECS: Final = 2.0
 SECOND: Final = 1_000_000
 ORDER: Final = ("received", "shard", "source_endpoint", "slot")
@@ -41,14 +41,15 @@ COLUMNS: Final = (
 
 
 class Pace(NamedTuple):
-    """How fast. `speed`: times the recorded one; `rate`: messages a second; neither: as fast as it goes."""
+    """Speed of a replay. `speed` is a factor of the recorded speed, `rate` messages per second; without
+    either it is unlimited."""
 
     speed: float | None = None
     rate: float | None = None
 
     def due(self, number: int, since_first: float) -> float:
-        """Seconds after the beginning when message `number` is due, which came `since_first` seconds after
-        the first."""
+        """Return when message `number` is due, in seconds after the start. It was recorded `since_first`
+        seconds after the first."""
         if self.rate is not None:
             return number / self.rate
         return since_first / self.speed if self.speed is not None else 0.0
@@ -56,31 +57,32 @@ class Pace(NamedTuple):
 
 @dataclass
 class Replayed:
-    """What was done."""
+    """Result of a replay: messages sent, refused, and skipped as incomplete."""
 
     sent: int = 0
     refused: int = 0
     incomplete: int = 0
-    """Rows whose body or properties the journal has left out: not sent."""
+    """Rows whose body or properties are not in the journal; they are not sent."""
 
 
 def selected(traffic: DataFrame, *, where: str | None = None, after: Position | None = None) -> DataFrame:
-    """The rows to send, sorted: one for each target of a message. `where` is SQL over the columns."""
+    """Return the rows to send, sorted, one for each target of a message. `where` is an SQL condition on the
+    columns."""
     rows = traffic.where(~F.coalesce(F.expr(ASIDE), F.lit(False)))
     if where is not None:
         rows = rows.where(where)
     if after is not None:
-        # As SQL compares structs: by their fields, one after the other.
+        # SQL compares structs field by field.
         here = F.struct(F.unix_micros("received").alias("us"), "shard", "source_endpoint", "slot")
         there = F.struct(*(F.lit(value).alias(name) for name, value in after._asdict().items()))
         rows = rows.where(here > there)
-    # As numbers: in Python a time of Spark's has lost its zone.
+    # As numbers, because a Spark time loses its zone in Python.
     micros = [F.unix_micros(name).alias(f"{name}_us") for name in ("received", "expires")]
     return rows.select(*COLUMNS, *micros).drop("expires").orderBy(*ORDER, "sequence")
 
 
 class Position(NamedTuple):
-    """A message's place in the order: microseconds UTC, shard, endpoint and slot."""
+    """Place of a message in the order: receipt in microseconds UTC, shard, endpoint and slot."""
 
     us: int
     shard: str
@@ -89,13 +91,14 @@ class Position(NamedTuple):
 
 
 class Progress:
-    """The file that remembers the position; None: nothing does."""
+    """File that stores the position; with None nothing is stored."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
     def read(self) -> Position | None:
-        """Where to go on; None: at the beginning. Raises PipelineError for a file of something else."""
+        """Return the position after which to continue, or None to start at the beginning. Raises
+        PipelineError for an invalid file."""
         if self._file is None or not self._file.exists():
             return None
         try:
@@ -105,7 +108,7 @@ class Progress:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
     def write(self, position: Position) -> None:
-        """Everything up to here has been confirmed."""
+        """Store the position up to which all messages are confirmed."""
         if self._file is None:
             return
         fresh = self._file.with_name(self._file.name + ".new")
@@ -118,8 +121,11 @@ class Progress:
 
 
 class Replay:
-    """Sends rows on one connection. `to`: the address of all; None: each one's own, where it was published,
-    or with `at_target` where it went."""
+    """Publisher of rows on one connection.
+
+    All messages go to the address `to`; with None each goes to its own address, where it was published, or
+    with `at_target` to the target to which it was routed.
+    """
 
     def __init__(
         self,
@@ -147,12 +153,12 @@ class Replay:
         self.done = Replayed()
 
     def send(self, rows: Iterable[Any]) -> Replayed:
-        """All rows, in the order of `selected`. Raises LinkError; what was confirmed is remembered."""
+        """Publish all rows in their order. Raises LinkError; the position of confirmed messages is stored."""
         begun = self._clock()
         first: int | None = None
         run: list[Message] = []
         last: Position | None = None
-        whole: Position | None = None  # of which all targets are in the run, or were before
+        whole: Position | None = None  # Last message of which all targets are in this run or earlier ones.
         for number, row in enumerate(self._messages(rows)):
             first = row["received_us"] if first is None else first
             whole = whole if _position(row) == last else last
@@ -171,13 +177,13 @@ class Replay:
         return self.done
 
     def _idle(self, due: float) -> None:
-        """Wait until a message is due, and stay connected."""
+        """Wait until a message is due, and keep the connection alive."""
         while (left := due - self._clock()) > 0:
             self._client.rest(0.0)
             self._sleep(min(left, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """One row of each message, or of each of its targets."""
+        """Yield one row for each message, or for each of its targets."""
         before = None
         for row in rows:
             here = (_position(row), row["target_address"] if self._at_target else None)
@@ -197,7 +203,7 @@ class Replay:
             properties = replace(properties, message_id=f"{row['shard']}:{row['sequence']}")
         expires = NEVER
         if row["expires_us"] is not None:
-            # What is left of its life is what it had when it came.
+            # The remaining lifetime is that at the time of receipt.
             expires = time.time() + max((row["expires_us"] - row["received_us"]) / SECOND, 1.0)
         address = self._to
         if address is None and self._at_target:

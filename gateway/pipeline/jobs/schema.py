@@ -1,8 +1,8 @@
-"""`schema`: a route as a table. Its captures are columns, a JSON body is a struct, and there is a view of the
-last value of each address.
+"""Job `schema`: the messages of a route as a table, with captures as columns and a JSON body as a struct.
 
-Captures are found by the gateway's own patterns, once for each address that a task sees. The type of a body
-is inferred from what was recorded, or taken from a JSON Schema.
+It also creates a view of the last value of each address. Captures are computed by the gateway's own patterns,
+once for each address that a task sees. The type of a body is inferred from recorded bodies, or derived from a
+JSON Schema.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ COLUMNS: Final = (
 )
 OWN: Final = ("received", "address", "client", "message_id")
 BODY: Final = "body"
-DECIMAL_DIGITS: Final = 38  # that a column of decimals has at most
-DEPTH_MAX: Final = 32  # of a JSON Schema; deeper ones go round in circles
+DECIMAL_DIGITS: Final = 38  # Maximum of a decimal column.
+DEPTH_MAX: Final = 32  # Nesting of a JSON Schema; deeper schemas are recursive.
 NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Captures:
-    """`mapInArrow`: puts what a route captures behind the columns of its rows."""
+    """Function for `mapInArrow` that appends a route's captures to its rows."""
 
     def __init__(self, candidate: Candidate, route: str, names: tuple[str, ...]) -> None:
         self._candidate = candidate
@@ -86,7 +86,7 @@ class Captures:
 
 
 def route_of(candidate: Candidate, name: str) -> Route:
-    """A route by its name. Raises PipelineError."""
+    """Return a route by its name. Raises PipelineError if there is none."""
     for route in candidate.router.routes:
         if route.name == name:
             return route
@@ -95,16 +95,16 @@ def route_of(candidate: Candidate, name: str) -> Route:
 
 
 def column_of(capture: str) -> str:
-    """The column of a capture; the names that a row has anyway stay what they are."""
+    """Return the column name of a capture. Names of other columns get a suffix."""
     found = NAME.sub("_", capture)
     return f"{found}_" if found in (*OWN, BODY) else found
 
 
 def table(traffic: DataFrame, candidate: Candidate, name: str, body: DataType | None) -> DataFrame:
-    """The messages that route `name` takes by their address, one row each: received, address, client,
-    message_id, its captures, and the body of type `body` (None: as octets).
+    """Return the messages whose address matches route `name`, one row each.
 
-    A body that does not parse is null. Raises PipelineError: no such route.
+    Columns: received, address, client, message_id, the captures, and the body as type `body` (None: as
+    bytes). A body that cannot be parsed is null. Raises PipelineError if there is no such route.
     """
     route = route_of(candidate, name)
     captures = tuple(route.pattern.names)
@@ -139,7 +139,8 @@ def _parsed(body: DataType) -> Column:
 
 
 def inferred(octets: DataFrame) -> DataType | None:
-    """The type of JSON bodies, by some of them (column `body`); None: they are no JSON objects."""
+    """Return the type of JSON bodies, inferred from a sample (column `body`); None if they are no JSON
+    objects."""
     texts = octets.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
     lines = [row[0] for row in texts.collect()]
     if not lines:
@@ -153,14 +154,14 @@ def inferred(octets: DataFrame) -> DataType | None:
 
 
 def last_values(rows: DataFrame) -> DataFrame:
-    """The newest row of each address."""
+    """Return the newest row of each address."""
     names = [name for name in rows.columns if name != "address"]
     newest = F.max_by(F.struct(*names), F.col("received")).alias("newest")
     return rows.groupBy("address").agg(newest).select("address", "newest.*")
 
 
 def create_views(rows: DataFrame, route: str) -> tuple[str, str]:
-    """Views of this session: the route's rows, and the last value of each address; returns their names."""
+    """Create session views of the route's rows and of the last value of each address. Return their names."""
     name = NAME.sub("_", route)
     rows.createOrReplaceTempView(name)
     last_values(rows).createOrReplaceTempView(f"{name}_last")
@@ -168,7 +169,7 @@ def create_views(rows: DataFrame, route: str) -> tuple[str, str]:
 
 
 def from_json_schema(text: str) -> DataType:
-    """Spark's type of what a JSON Schema describes. Raises PipelineError."""
+    """Return the Spark type that a JSON Schema describes. Raises PipelineError."""
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -189,7 +190,7 @@ _FORMATS: Final[Mapping[str, DataType]] = {"date-time": TimestampType(), "date":
 
 
 def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
-    """What a schema that Spark has no type for describes stays text."""
+    """Return the Spark type of a schema; text if Spark has no type for it."""
     if not isinstance(schema, dict):
         return StringType()
     if depth > DEPTH_MAX:
@@ -220,7 +221,7 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
 
 
 def _scale(step: Any) -> int | None:
-    """How many digits behind the point multiples of a power of ten have at most; None: it is none."""
+    """Return the decimal places of multiples of a power of ten; None if `step` is no such power."""
     if not isinstance(step, int | float) or isinstance(step, bool):
         return None
     sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
@@ -238,7 +239,8 @@ def _object(schema: dict[str, Any], document: dict[str, Any], depth: int) -> Dat
 
 
 def _referred(reference: Any, document: dict[str, Any]) -> Any:
-    """What `#/...` points to. Raises PipelineError for another document, or for nothing."""
+    """Return the part that `#/...` refers to. Raises PipelineError for another document, or a missing
+    part."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise PipelineError(
             f"the JSON Schema refers to {reference!r}; only its own parts (#/...) are followed"

@@ -1,11 +1,11 @@
-"""`table`: the messages of a route as a table with the columns of their JSON Schema, and beside it a table of
-those that do not fit.
+"""Job `table`: the messages of a route as a table with the columns of their JSON Schema, and a second table
+of those that do not fit.
 
-A stream over the journal, which ends where the journal does or goes on. A message has a row for each of its
-targets, and is put in once: a table of Delta Lake takes it when it has not got it, so that a micro-batch that
-Spark repeats after a kill changes nothing. Parquet has a folder for each micro-batch, which is written over.
-A schema that has more fields than before adds columns, also inside of others; one that has fewer leaves them
-null.
+A stream over the journal, which ends at the journal's end or continues. A message has a row for each of its
+targets, and is inserted once: a Delta Lake table accepts it only if it does not have it, so a micro-batch
+that Spark repeats after a kill changes nothing. Parquet has a folder for each micro-batch, which is
+overwritten. A schema with more fields than before adds columns, also inside others; one with fewer leaves
+them null.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import ASIDE
 
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
-"""What the rows of one message have in common."""
+"""Columns that identify a message; all its rows have the same values."""
 
 NEEDED: Final = (
     *(*MESSAGE, "sequence", "source_protocol", "source_address", "source_scope", "source_name"),
@@ -57,7 +57,7 @@ NEEDED: Final = (
 )
 FEEDS: Final = ("source_protocol", "source_scope", "source_name")
 KEPT: Final = (*MESSAGE, "sequence", "address", "client", "message_id", "mapping_version")
-BATCH_ROWS: Final = 500_000  # of a micro-batch, which is held: about 200 MiB of memory and disk
+BATCH_ROWS: Final = 500_000  # Rows of a micro-batch, which is cached: about 200 MiB of memory and disk.
 BODY: Final = "body"
 FAULTS: Final = ("registry_id", "fault", "place")
 NO_TIME: Final = "no time stands there"
@@ -65,8 +65,8 @@ NO_PLACE: Final = "a value has no place in its column"
 
 
 class Counted(NamedTuple):
-    """Messages of a micro-batch: in the table, in that of what does not fit, and of those in the table, with
-    values that were rescued."""
+    """Messages of a micro-batch: in the table, in the table of misfits, and those in the table with rescued
+    values."""
 
     fitting: int
     rejected: int
@@ -90,9 +90,12 @@ def follow(
     count: Callable[[Counted], None] = lambda _: None,
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
-    """The messages that route `name` has taken since the last time, into the tables `to` and `rejected`
-    (folders, URIs or names). `checkpoint`: where the position is kept; default: in the folder. Raises
-    PipelineError: no such route, or the table's columns are others."""
+    """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`, from the
+    last position on.
+
+    Tables are folders, URIs or names. `checkpoint` is the folder of the position (default: below `to`).
+    Raises PipelineError if there is no such route, or if the table has other columns.
+    """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
     if format_ not in (PARQUET, *FORMATS):
@@ -146,7 +149,7 @@ def follow(
 
 
 def _reached(spark: SparkSession, to: str) -> str:
-    """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
+    """Return the name of a folder for Spark's writers. Raises PipelineError if the store is unreachable."""
     return spark_writes(spark, place_of(to, hadoop_of(spark)))
 
 
@@ -160,7 +163,7 @@ def _struct(found: object) -> StructType:
 
 
 class _Shaped:
-    """From rows of the journal to those of the tables; `kind` is the type of a body in them."""
+    """Conversion from rows of the journal to rows of the tables; `kind` is the type of a body in them."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class _Shaped:
         self.kind = kind
 
     def __call__(self, batch: DataFrame) -> DataFrame:
-        """Each message once, with `fault` and `place` if it does not fit, and its body in `parsed`."""
+        """Return each message once, with `fault` and `place` if it does not fit, and its body in `parsed`."""
         once = batch.where(~F.coalesce(F.expr(ASIDE), F.lit(False))).dropDuplicates(list(MESSAGE))
         rows = once.select(
             *(*MESSAGE, "sequence", F.col("source_address").alias("address")),
@@ -214,7 +217,7 @@ class _Shaped:
         )
 
     def fitting(self, found: DataFrame) -> DataFrame:
-        """The rows of the table."""
+        """Return the rows of the table."""
         times = [] if self._event_time is None else ["event_time"]
         body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
         captures = [F.col(captured_as(one)).alias(_column_of(one)) for one in self._captures]
@@ -222,7 +225,7 @@ class _Shaped:
         return rows.select("date", *KEPT, *times, "schema_version", "registry_id", "rescued", *captures, body)
 
     def faulty(self, found: DataFrame) -> DataFrame:
-        """The rows of what does not fit."""
+        """Return the rows of the table of misfits."""
         rows = found.where(F.col("fault").isNotNull()).withColumn("route", F.lit(self._route))
         return rows.select("date", "route", *KEPT, "schema_version", *FAULTS, BODY)
 
@@ -237,13 +240,13 @@ def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
 
 
 def _column_of(capture: str) -> str:
-    """The names that a row has anyway stay what they are."""
+    """Return the column name of a capture. Names of other columns get a suffix."""
     found = NAME.sub("_", capture)
     return f"{found}_" if found in ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED) else found
 
 
 class _Target:
-    """A table that is written to."""
+    """Table that the job writes to."""
 
     def __init__(self, spark: SparkSession, to: str, format_: str) -> None:
         self._spark = spark
@@ -251,7 +254,7 @@ class _Target:
         self._format = format_
 
     def there(self) -> StructType | None:
-        """Its columns; None: there is none yet."""
+        """Return the columns of the table, or None if it does not exist."""
         try:
             if self._format in FORMATS:
                 return read_table(self._spark, self._to, self._format).schema
@@ -260,8 +263,10 @@ class _Target:
             return None
 
     def ready(self, rows: DataFrame, kind: StructType) -> StructType:
-        """Make it, or give it the columns that it lacks; returns the type of bodies that rows are to have
-        (`kind` has a place for those that are there). Raises PipelineError: a column has another type."""
+        """Create the table, or add missing columns. Return the type of bodies for its rows.
+
+        `kind` has a field for each existing one. Raises PipelineError if a column has another type.
+        """
         there = self.there()
         fields = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
         if self._format not in FORMATS:
@@ -277,7 +282,7 @@ class _Target:
         return found if isinstance(found, StructType) else kind
 
     def write(self, rows: DataFrame, number: int) -> None:
-        """Put rows of a micro-batch in, once however often it is repeated."""
+        """Write the rows of micro-batch `number`; a repetition has no further effect."""
         if self._format in FORMATS:
             insert_new(self._spark, self._to, self._format, rows, MESSAGE)
         else:

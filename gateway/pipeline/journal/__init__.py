@@ -1,5 +1,5 @@
-"""`format("gateway_journal")`: the journal as a table and as a stream.
+"""Data source `gateway_journal`: the journal as a Spark table and as a stream.
 
-`options.py` says what may be asked, `planning.py` which blocks answer, `arrow.py` maps a block's buffers to
-Arrow, and `source.py` is what Spark calls.
+`options.py` parses options, `planning.py` selects the blocks to read, `arrow.py` maps the buffers of a block
+to Arrow, and `source.py` implements Spark's interface.
 """

@@ -1,8 +1,8 @@
-"""The buffers of a block -> an Arrow batch; no row is looked at in Python.
+"""Conversion of journal blocks to Arrow batches without a Python loop over rows.
 
-Numbers, texts and bodies are Arrow's own layouts already and are taken as they lie. A coded column is its
-dictionary taken by its places: columns that share both, as an MQTT topic's address and name do, are made
-once. The headers are read from JSON for each *property set*, and device traffic has few.
+Numbers, texts and bodies have Arrow's layout already and are used in place. A coded column is its dictionary
+taken by its indices; columns that share both, as address and name of an MQTT topic do, are built once.
+Headers are parsed from JSON once for each *property set*, of which device traffic has few.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FIXED: Final = {
 }
 CODED: Final = pa.dictionary(pa.int32(), pa.string())
 DICTIONARIES: Final = frozenset(("shard", *(one.name for one in COLUMNS if one.kind is Kind.CODED)))
-"""The columns that may be places in a dictionary."""
+"""Columns that may be dictionary-encoded."""
 
 HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 
 
 def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
-    """As `decode_runs`, in a tenth of the time."""
+    """Return the same as `decode_runs`, in 10 % of the time."""
     if len(stored) >= 8:
         count, width = np.frombuffer(stored, "<u4", 2)
         head = 4 * int(count) + 8
@@ -51,7 +51,8 @@ def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
 
 
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """The rows of a block as a RecordBatch of these columns, in this order; what it lacks is null."""
+    """Return the rows of a block as a RecordBatch with these columns in this order; missing columns are
+    null."""
     made: dict[tuple[object, ...], Arrow] = {}
     return pa.RecordBatch.from_arrays(
         [_array(block, name, made) for name in names], schema=arrow_schema(names)
@@ -59,8 +60,8 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """The same, with texts as places in a dictionary where the block has them so: whoever writes Parquet need
-    not look at each again."""
+    """Return the rows of a block with dictionary-encoded texts where the block has them so, for writers of
+    Parquet."""
     made: dict[tuple[object, ...], Arrow] = {}
     return pa.RecordBatch.from_arrays(
         [_coded(block, name, made) for name in names], schema=coded_schema(names)
@@ -68,7 +69,7 @@ def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_schema(names: Sequence[str]) -> Arrow:
-    """The schema of `coded_batch_of`."""
+    """Return the schema of `coded_batch_of`."""
     return pa.schema(
         [(one.name, CODED if one.name in DICTIONARIES else one.type) for one in arrow_schema(names)]
     )
@@ -95,7 +96,7 @@ def _coded(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
 
 
 def _dictionary(places: Arrow, texts: Arrow) -> Arrow:
-    """A dictionary whose texts are there once, and none is null: as Parquet has them."""
+    """Return a dictionary array whose texts are unique and not null, as Parquet requires."""
     found = texts.dictionary_encode()
     if len(found.dictionary) != len(texts):
         places, texts = found.indices.take(places), found.dictionary
@@ -121,8 +122,11 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
 
 
 def _low_water(block: Block, wanted: Arrow) -> Arrow:
-    """The block's mark is of what comes behind it, so it is that of its last row. Behind another row are
-    those of the block, too, some of which may have been received long before."""
+    """Return the low-water mark of each row.
+
+    The block's mark holds behind the block, so it is the value of its last row. For another row it is at most
+    the earliest receipt of the rows behind it in the block.
+    """
     header = block.header
     if not header.low_us:
         return pa.nulls(header.rows, wanted)
@@ -156,14 +160,14 @@ def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:
 
 
 def _taken(texts: Arrow, indices: Arrow) -> Arrow:
-    """Often one text is that of all rows."""
+    """Take texts by index; a constant column is built faster."""
     if len(texts) == 1:
         return pa.repeat(texts[0], len(indices)) if texts.type == pa.string() else texts.take(indices)
     return texts.take(indices)
 
 
 def _texts(valid: memoryview, offsets: memoryview, octets: memoryview) -> Arrow:
-    """The dictionary of a coded column."""
+    """Return the dictionary of a coded column."""
     return pa.Array.from_buffers(pa.string(), len(offsets) // 4 - 1, _arrow_buffers(valid, offsets, octets))
 
 
@@ -173,7 +177,8 @@ def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
 
 @lru_cache(maxsize=16)
 def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
-    """The headers of each property set of a dictionary, which mostly is the block's before."""
+    """Return the headers of each property set of a dictionary; most blocks have the dictionary of the
+    previous block."""
     texts = _texts(memoryview(valid), memoryview(offsets), memoryview(octets))
     return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
 
@@ -184,7 +189,7 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
         return None
     try:
         given = orjson.loads(properties).get("headers", ())
-    except orjson.JSONDecodeError:  # half a character
+    except orjson.JSONDecodeError:  # The text contains an unpaired surrogate.
         given = json.loads(properties).get("headers", ())
     return [
         (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in given
@@ -192,7 +197,7 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 
 
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
-    """Which rows have one of `texts` in a coded column: a boolean array; None: all of them."""
+    """Return a boolean array of rows with one of `texts` in a coded column; None if all rows have."""
     column = block.columns.get(name)
     if column is None or column.kind is not Kind.CODED:
         return None
@@ -206,7 +211,7 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
 
 
 def joined(batches: Sequence[Arrow]) -> Arrow:
-    """Batches of one schema as one; so are their dictionaries."""
+    """Return batches of one schema as one batch, with unified dictionaries."""
     if len(batches) == 1:
         return batches[0]
     (one,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()

@@ -1,4 +1,5 @@
-"""The journal as one file of Arrow or Parquet, without Spark: for DuckDB, Polars, pandas, or a notebook."""
+"""Export of the journal to one Arrow or Parquet file, without Spark: for DuckDB, Polars, pandas, or a
+notebook."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from gateway.pipeline.columns import COLUMNS, Arrow, arrow_schema
 from gateway.pipeline.journal.arrow import batch_of, expand_runs, joined, matching
 from gateway.store.journal.reader import Block, Gap, JournalReader
 
-GROUP_ROWS: Final = 131_072  # written at a time, as a row group or record batch
+GROUP_ROWS: Final = 131_072  # Rows in each row group or record batch.
 Form = Literal["parquet", "arrow"]
 ROUTE: Final = "route"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which rows: of these shards and routes (None: all), received from `from_us` to before `to_us`."""
+    """Selection of rows: shards and routes (None: all), received from `from_us` to before `to_us`
+    (microseconds UTC)."""
 
     shards: Sequence[str] | None = None
     routes: frozenset[str] | None = None
@@ -33,8 +35,11 @@ class Chosen:
 def export(
     reader: JournalReader, to: Path, form: Form, *, columns: Sequence[str] | None = None, chosen: Chosen
 ) -> tuple[int, int]:
-    """Write rows in the journal's order; the file is there when it is whole. Returns the rows written, and
-    those that are missing in the journal. Raises OSError, JournalError, and PipelineError: no such column."""
+    """Write the selected rows in the journal's order. The file appears when it is complete.
+
+    Return the number of rows written, and of rows missing in the journal. Raises OSError, JournalError, and
+    PipelineError for an unknown column.
+    """
     names = tuple(column.name for column in COLUMNS) if columns is None else tuple(columns)
     schema = arrow_schema(names)
     draft = to.with_name(f"{to.name}.tmp")
@@ -89,7 +94,7 @@ def _batches(
 
 
 def _wanted(block: Block, chosen: Chosen) -> Arrow | None:
-    """Which rows, as booleans; None: all."""
+    """Return the selected rows of a block as booleans; None if all are selected."""
     found = None if chosen.routes is None else matching(block, ROUTE, chosen.routes)
     if chosen.from_us is None and chosen.to_us is None:
         return found

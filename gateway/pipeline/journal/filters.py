@@ -1,9 +1,10 @@
-"""Which rows of a journal are wanted: whole blocks are passed over by it, then rows, before they leave.
+"""Selection of journal rows: blocks without selected rows are skipped, other rows are dropped before they
+leave the task.
 
-The options of a load say so, and for jobs that read the journal themselves the leaves of a condition of SQL:
-those on the time of receipt, on shard and sequence, and on any coded column are understood, when they compare
-with a value. Spark's own way to hand conditions to a source (`pushFilters`) is not used: Spark keeps one
-reader for a table, so that all uses of it in a query get the conditions of the last, and miss rows.
+The selection comes from load options, or for jobs that read the journal themselves from the conjuncts of an
+SQL condition. Comparisons with a value are understood for the time of receipt, shard, sequence, and any coded
+column. Spark's own mechanism (`pushFilters`) is not used: Spark has one reader per table, so all uses of the
+table in a query get the filters of the last one, and rows are lost.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to before `until`; None: no bound."""
+    """Numbers from `first` to before `until`; None is no bound."""
 
     first: int | None = None
     until: int | None = None
 
     def misses(self, least: int, most: int) -> bool:
-        """Whether numbers from `least` to `most` are all outside."""
+        """Return True if the range contains no number from `least` to `most`."""
         return (self.first is not None and most < self.first) or (
             self.until is not None and least >= self.until
         )
 
     def within(self, filter_: Filter, value: int) -> Range:
-        """This range, with a comparison besides."""
+        """Return this range narrowed by a comparison with `value`."""
         first, until = self.first, self.until
         if isinstance(filter_, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
             least = value + isinstance(filter_, GreaterThan)
@@ -72,8 +73,8 @@ ANY: Final = Range()
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows are wanted: times of receipt in microseconds UTC, sequence numbers, shards (None: all), and
-    texts that a row must have one of, by coded column."""
+    """Selected rows: times of receipt in microseconds UTC, sequence numbers, shards (None: all), and for
+    coded columns the texts of which a row must have one."""
 
     received: Range = ANY
     sequence: Range = ANY
@@ -81,7 +82,7 @@ class Wanted:
     only: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, block: Block) -> Arrow | None:
-        """Which rows of a block are wanted, as a boolean array; None: all."""
+        """Return the selected rows of a block as a boolean array; None if all are selected."""
         tests = [matching(block, name, texts) for name, texts in self.only.items()]
         low, high = self.received.first, self.received.until
         if low is not None or high is not None:
@@ -98,7 +99,7 @@ class Wanted:
 
 
 def wanted_of(options: Options) -> Wanted:
-    """What the source's own options ask for."""
+    """Return the selection that the options of the source describe."""
     only = dict(options.only)
     for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
         if texts is not None:
@@ -107,7 +108,7 @@ def wanted_of(options: Options) -> Wanted:
 
 
 def options_for(wanted: Wanted) -> dict[str, str]:
-    """The options of a load that has these rows, and perhaps others: numbers have none."""
+    """Return load options that select at least these rows; sequence numbers have no option."""
     found = {}
     for name, at_us in (("receivedFrom", wanted.received.first), ("receivedBefore", wanted.received.until)):
         if at_us is not None:
@@ -120,7 +121,7 @@ def options_for(wanted: Wanted) -> dict[str, str]:
 
 
 def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
-    """`wanted`, and all that is understood of the filters."""
+    """Return `wanted` narrowed by the filters that are understood."""
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))
         value = getattr(one, "value", None)
@@ -138,7 +139,7 @@ def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
-    """The texts that a filter lets pass; None when it is of another kind."""
+    """Return the texts that a filter permits; None for another kind of filter."""
     if isinstance(filter_, EqualTo | EqualNullSafe) and isinstance(value, str):
         return frozenset({value})
     if isinstance(filter_, In) and all(isinstance(text, str) for text in value):

@@ -1,20 +1,20 @@
-"""What may be asked of the source, in the words of Spark's Kafka source where that has them.
+"""Options of the journal source, named as in Spark's Kafka source where that has them.
 
 | option | default | |
 |---|---|---|
 | `path` | | the journal's folder, as every worker sees it, or a URI |
-| `columns` | all | names with commas between them; Spark does not tell a source which columns it needs |
+| `columns` | all | column names separated by commas; Spark does not tell a source which ones it needs |
 | `routes`, `protocols` | all | only rows of these routes ("": none) and source protocols |
-| `shards` | all | only these, and none that appears later; names with commas, or JSON |
+| `shards` | all | only these shards, and none that appears later; names separated by commas, or JSON |
 | `startingOffsets` | `earliest`; of a stream `latest` | or JSON: `{"0": 123}`; -2: earliest, -1: latest |
 | `startingTimestamp` | | milliseconds since 1970 or ISO 8601: from the first row received then or later |
 | `endingOffsets`, `endingTimestamp` | `latest` | the row before which a batch ends |
-| `maxOffsetsPerTrigger` | all | rows in a micro-batch, shared out by what waits in each shard |
-| `minPartitions` | 1 | tasks, at least |
-| `partitionBytes` | 64 MiB | of blocks in a task |
+| `maxOffsetsPerTrigger` | all | rows in a micro-batch, divided by the rows that wait in each shard |
+| `minPartitions` | 1 | minimum number of tasks |
+| `partitionBytes` | 64 MiB | bytes of blocks in a task |
 | `receivedFrom`, `receivedBefore` | all | rows received then or later, or before: ISO 8601 or milliseconds |
 | `only` | all | JSON: `{"client": ["a", "b"]}`: only rows with one of these texts in a coded column |
-| `failOnDataLoss` | `true` | `false`: go on where retention deleted or damage took rows |
+| `failOnDataLoss` | `true` | `false`: continue where rows were deleted by retention or are damaged |
 
 Offsets are sequence numbers by shard, those of the next row. Unknown options are refused.
 """
@@ -34,7 +34,7 @@ from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import Kind
 
 CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
-"""Columns whose texts repeat, so that a block is passed over by them."""
+"""Columns whose texts repeat, so that whole blocks can be skipped by them."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -56,15 +56,16 @@ NAMES: Final = (
     "receivedBefore",
     "only",
 )
-PARTITION_OCTETS: Final = 64 * 1_048_576  # a task has a cost of its own, of some 20 MiB
+PARTITION_OCTETS: Final = 64 * 1_048_576  # Each task costs as much as reading some 20 MiB.
 
 Offsets = dict[str, int]
-"""The number of the next row, by shard."""
+"""Number of the next row, by shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin or end: at a time (microseconds UTC), else by shard, else `otherwise` for all shards."""
+    """Start or end of a read: a time (microseconds UTC), else offsets by shard, else `otherwise` for all
+    shards."""
 
     otherwise: int
     offsets: Mapping[str, int]
@@ -73,7 +74,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one load."""
+    """Options of one load."""
 
     folder: Place
     routes: frozenset[str] | None
@@ -86,14 +87,16 @@ class Options:
     partition_octets: int
     fail: bool
     received: tuple[int | None, int | None]
-    """From which microsecond UTC to before which."""
+    """First microsecond UTC, and the one before which rows must have been received."""
     only: Mapping[str, frozenset[str]]
-    """Texts by column."""
+    """Permitted texts by column."""
 
 
 def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> Options:
-    """Read Spark's options, whose names may be of any case; `hadoop`: by which stores are reached. Raises
-    PipelineError: which is wrong, and why."""
+    """Parse Spark's options, whose names are case-insensitive; `hadoop` has the options for stores.
+
+    Raises PipelineError with the faulty option and the reason.
+    """
     known = {name.lower(): name for name in NAMES}
     stated = {key.lower(): value for key, value in given.items()}
     for key in stated:
@@ -123,7 +126,7 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The columns that are asked for; None: all."""
+    """Return the requested columns; None selects all."""
     return _names({key.lower(): value for key, value in given.items()}.get("columns"))
 
 
@@ -183,7 +186,7 @@ def _truth(stated: Mapping[str, str], name: str, otherwise: str) -> bool:
 
 
 def _bound(stated: Mapping[str, str], which: str, otherwise: int) -> Bound:
-    """`startingOffsets` or `endingOffsets`, or the timestamp, which comes first."""
+    """Return the bound of `startingOffsets` or `endingOffsets`, or of the timestamp option."""
     time = stated.get(f"{which}timestamp")
     text = stated.get(f"{which}offsets")
     if time is not None and text is not None:
@@ -223,6 +226,6 @@ def _microseconds(text: str, name: str) -> int:
 
 
 def microseconds_of(time: datetime) -> int:
-    """Microseconds since 1970 UTC, exactly."""
+    """Return microseconds since 1970 UTC, exactly."""
     since = time - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,10 +1,9 @@
-"""Which rows a read covers, and how they are shared out to tasks. Reads what files say of themselves, and
-headers of blocks in the file that is in use, never contents.
+"""Planning of reads: selects ranges of rows and divides them into tasks.
 
-A `Span` is a run of blocks in one file, about a mebibyte of them: what the planner of a stream keeps of rows
-that wait to be read, for it would be much to keep every block of a slow device's week. A task gets a
-`JournalPartition`: a range of rows of a shard, with the place of its first block; should the writer have put
-another file there meanwhile, the rows are found by their numbers.
+It reads the summaries of files, and block headers of the file in use, never contents. A `Span` is a run of
+blocks in one file, about one mebibyte; a stream's planner stores spans of unread rows, since every block of a
+week would be too much. A task gets a `JournalPartition`: a range of rows of a shard, with the place of its
+first block. If the writer has replaced that file meanwhile, the rows are found by their numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, O
 from gateway.store.journal.reader import Block, Gap, JournalReader, Place
 from gateway.store.journal.segments import Segment
 
-KNOWN_AT_A_TIME: Final = 16  # files of a store whose ends are read
+KNOWN_AT_A_TIME: Final = 16  # Concurrent reads of file summaries in a store.
 SPAN_OCTETS: Final = 1_048_576
 TIME: Final = "received"
 
 
 class Span(NamedTuple):
-    """Blocks that follow each other: rows `first` to before `next`, from `place` on."""
+    """Consecutive blocks with rows `first` to before `next`, starting at `place`."""
 
     first: int
     next: int
@@ -42,7 +41,7 @@ class Span(NamedTuple):
 
 @dataclass
 class JournalPartition(InputPartition):
-    """What one task reads: rows `first` to before `next` of a shard; the blocks begin at `place`."""
+    """Rows of a shard that one task reads: `first` to before `next`; the blocks begin at `place`."""
 
     shard: str
     first: int
@@ -50,15 +49,16 @@ class JournalPartition(InputPartition):
     place: Place | None
 
     def split(self, count: int) -> Iterator[JournalPartition]:
-        """The same rows in `count` parts, fewer when there are not so many; neighbours read a block twice."""
+        """Yield the same rows in `count` parts, or fewer if there are not enough; neighbours read one block
+        twice."""
         step = -(-(self.next - self.first) // count)
         for first in range(self.first, self.next, step):
             yield JournalPartition(self.shard, first, min(first + step, self.next), self.place)
 
 
 class Shard:
-    """What waits to be read of one shard, as far as it has been looked at: blocks that may have rows of the
-    times in `received` (microseconds UTC) and the `routes` (None: all)."""
+    """Unread blocks of one shard that may have rows received in `received` (microseconds UTC) and of `routes`
+    (None: all)."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Shard:
         self._spans: list[Span] = []
 
     def look(self) -> int:
-        """Find what was written since; returns the number behind the newest row."""
+        """Add the blocks written since the last call. Return the number behind the newest row."""
         for item in self._reader.stretches(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
                 self.next = item.first + item.rows
@@ -96,12 +96,12 @@ class Shard:
         return self._routes is not None and routes is not None and not routes & self._routes
 
     def forget(self, until: int) -> None:
-        """Rows before number `until` will not be asked for again."""
+        """Drop spans whose rows are all before number `until`."""
         left = next((place for place, span in enumerate(self._spans) if span.next > until), None)
         del self._spans[: len(self._spans) if left is None else left]
 
     def parts(self, first: int, until: int, octets: int) -> Iterator[JournalPartition]:
-        """Rows `first` to before `until`, in parts of about `octets`."""
+        """Yield the rows `first` to before `until` in parts of about `octets` bytes."""
         begin, place, size = first, None, 0
         for span in self._spans:
             if span.next <= first or span.first >= until:
@@ -109,25 +109,27 @@ class Shard:
             if place is not None and size + span.octets > octets:
                 yield JournalPartition(self.name, begin, span.first, place)
                 place, size = None, 0
-            if place is None:  # blocks of other times may lie before it, and are not walked over
+            if place is None:  # Blocks of other times may precede it and are skipped.
                 begin, place = max(first, span.first), span.place
             size += span.octets
         if place is not None:
             yield JournalPartition(self.name, begin, until, place)
 
     def octets(self, first: int, until: int) -> int:
-        """Of the blocks with these rows, about."""
+        """Return the approximate bytes of the blocks with these rows."""
         return sum(span.octets for span in self._spans if span.next > first and span.first < until)
 
 
 def reader_of(options: Options) -> JournalReader:
-    """The journal that the options name."""
+    """Return a reader of the journal that the options name."""
     return JournalReader(options.folder.path(), skip=not options.fail, expand=expand_runs)
 
 
 def know(reader: JournalReader, begins: Mapping[str, int]) -> None:
-    """Read what files say of themselves that have rows of these shards from these numbers on; of a store many
-    at a time, for each takes longer than it is long."""
+    """Load the summaries of files with rows of these shards from these numbers on.
+
+    For a store they are loaded concurrently, since a request takes longer than the transfer.
+    """
     folder: object = reader.folder
     if isinstance(folder, Path):
         return
@@ -142,18 +144,18 @@ def know(reader: JournalReader, begins: Mapping[str, int]) -> None:
 
 
 def first_of(reader: JournalReader, shard: str) -> int:
-    """The number of the oldest row."""
+    """Return the number of the oldest row."""
     segments = reader.segments(shard)
     return segments[0].first if segments else 0
 
 
 def next_of(reader: JournalReader, shard: str) -> int:
-    """The number behind the newest row."""
+    """Return the number behind the newest row."""
     return reader.end(shard)
 
 
 def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
-    """A bound as offsets. Raises PipelineError: it names a shard that is not there."""
+    """Return a bound as offsets by shard. Raises PipelineError for an unknown shard."""
     names = list(shards)
     unknown = sorted(set(bound.offsets) - set(names))
     if unknown:
@@ -174,7 +176,7 @@ def _number(reader: JournalReader, bound: Bound, shard: str) -> int:
 
 
 def _at(reader: JournalReader, shard: str, at_us: int) -> int:
-    """The number of the first row that was received at a time or later."""
+    """Return the number of the first row received at a time or later."""
     for block in reader.blocks(shard, from_us=at_us):
         if isinstance(block, Block):
             times = batch_of(block, (TIME,))[TIME].cast("int64")
@@ -187,9 +189,12 @@ def _at(reader: JournalReader, shard: str, at_us: int) -> int:
 def settled_later(
     reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
 ) -> int:
-    """How many of the `chosen` rows (a boolean array; None: all) from number `place` on were received before
-    a time: their messages were open for longer than others that came then. Reads no further than the journal
-    says that there may be some."""
+    """Return how many of the `chosen` rows (a boolean array; None: all) from number `place` on were received
+    before `at_us`.
+
+    Their messages were settled later than others of the same time. Reading stops where the journal is
+    complete up to `at_us`.
+    """
     end = None
     for segment in reader.segments(shard):
         summary = reader.summary(segment)
@@ -207,8 +212,8 @@ def settled_later(
 
 
 def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
-    """How many of `most` rows each shard may take, in proportion to the rows that wait there; together at
-    least one, if any wait."""
+    """Divide `most` rows among the shards in proportion to their unread rows; at least one row in all, if any
+    wait."""
     total = sum(waiting.values())
     if total <= most:
         return waiting
@@ -222,8 +227,11 @@ def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: Options
 ) -> list[JournalPartition]:
-    """Tasks for these rows of each shard: at least `minPartitions`, of `partitionBytes` at most, about; those
-    of a shard are alike, so that none is waited for."""
+    """Return the tasks for these rows of each shard.
+
+    There are at least `minPartitions` tasks of about `partitionBytes` at most; those of a shard have similar
+    sizes.
+    """
     octets = {name: shards[name].octets(*range_) for name, range_ in ranges.items()}
     size = max(1, min(options.partition_octets, sum(octets.values()) // options.partitions_min))
     parts: list[JournalPartition] = []

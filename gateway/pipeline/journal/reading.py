@@ -1,6 +1,4 @@
-"""A part of the journal -> Arrow batches, in a task: about as many rows in each as Spark is best handed, or
-as our own code is.
-"""
+"""Reading of a journal partition in a task, as Arrow batches of a suitable number of rows."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from gateway.pipeline.journal.planning import JournalPartition, reader_of
 from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import Block, Gap, NoFolderError
 
-BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
+BATCH_ROWS: Final = 10_000  # Rows in a batch for Spark; one flush of the gateway may have few rows.
 CODED_ROWS: Final = (
-    65_536  # that our own code in a task takes at a time: each column of each batch costs 5 us
+    65_536  # Rows in a batch for this package's own code: each column of each batch costs 5 µs.
 )
-BATCH_OCTETS: Final = 16 * 1_048_576  # from which on no more are joined, for bodies may be large
+BATCH_OCTETS: Final = 16 * 1_048_576  # Bytes at which a batch is complete, since bodies may be large.
 
 
 def read_part(
@@ -33,9 +31,13 @@ def read_part(
     part: InputPartition,
     batches: Callable[[Options, Wanted, tuple[str, ...], JournalPartition], Iterator[Arrow]] | None = None,
 ) -> Iterator[Arrow]:
-    """The rows of a part, as `batches` makes them (None: about BATCH_ROWS in a batch). Raises JournalError;
-    PipelineError for what only this machine has against it."""
-    if not isinstance(part, JournalPartition):  # Spark's own, when there is nothing to read
+    """Yield the rows of a partition. `batches` builds the batches; None builds batches of about BATCH_ROWS
+    rows.
+
+    Raises JournalError, and PipelineError for faults of this machine.
+    """
+    # Spark passes its own partition when there is nothing to read.
+    if not isinstance(part, JournalPartition):
         return
     spare_imports()
     try:
@@ -84,7 +86,7 @@ def _mapped(
     part: JournalPartition,
     made: Callable[[Block, Sequence[str]], Arrow],
 ) -> Iterator[Arrow]:
-    """A batch for each block."""
+    """Yield one batch for each block."""
     received = wanted.received
     for block in reader_of(options).blocks(
         part.shard,

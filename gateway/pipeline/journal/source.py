@@ -1,9 +1,9 @@
-"""What Spark calls: the journal as a table, and as a stream.
+"""Interface to Spark: the journal as a table and as a stream.
 
-Spark runs the planning in a Python process of its own beside the driver, and `read` in as many as there are
-tasks; what the planner remembers lives in `self`, `read` depends on its partition alone. Offsets are the
-journal's sequence numbers by shard, and Spark's checkpoint is the only place where a position is kept: so a
-batch that is read again has exactly the same rows, whatever was killed in between.
+Spark runs the planning in a Python process beside the driver, and `read` in one process per task. The
+planner's state is in `self`; `read` depends on its partition alone. Offsets are the journal's sequence
+numbers by shard, and the position is only in Spark's checkpoint: a batch that is read again has exactly the
+same rows, whatever was killed in between.
 """
 
 from __future__ import annotations
@@ -33,40 +33,41 @@ from gateway.store.journal.reader import JournalReader
 
 
 class JournalSource(DataSource):
-    """`format("gateway_journal")`; options.py has its options, and a given schema chooses columns, too."""
+    """Data source `gateway_journal`; `options.py` describes its options. A given schema also selects
+    columns."""
 
     hadoop: ClassVar[Hadoop] = {}
-    """By which stores are reached; a session gets a class of its own with its options (`of`)."""
+    """Hadoop options for stores. `of` makes a class with those of a session."""
 
     @classmethod
     def of(cls, hadoop: Hadoop) -> type[JournalSource]:
-        """The source for a session with these options; where it is planned there is no session to ask."""
+        """Return a source class with these Hadoop options, since planning runs without a session."""
         return type(cls.__name__, (cls,), {"hadoop": hadoop, "__doc__": cls.__doc__})
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "gateway_journal"
 
     def schema(self) -> StructType:
-        """The columns that the options name."""
+        """Return the schema of the columns that the options name."""
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A table."""
+        """Return a reader for batches."""
         spare_imports()
         options = options_of(self.options, stream=False, hadoop=self.hadoop)
         return JournalTable(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A stream. Raises PipelineError: this Spark has no limits for one."""
+        """Return a reader for streams. Raises PipelineError if this Spark has no limits for streams."""
         from gateway.pipeline.journal.stream import JournalStream
 
         return JournalStream(options_of(self.options, stream=True, hadoop=self.hadoop), _names(schema))
 
 
 def _names(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema. Raises PipelineError: the journal has them otherwise."""
+    """Return the column names of a schema. Raises PipelineError if the journal has another type for one."""
     for field in schema.fields:
         if spark_schema((field.name,))[0].dataType != field.dataType:
             raise PipelineError(
@@ -77,7 +78,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
 
 
 class JournalTable(DataSourceReader):
-    """Rows from one bound to another, as they were when the query was planned."""
+    """Rows between two bounds, as of the planning of the query."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
         self._options = options
@@ -85,7 +86,7 @@ class JournalTable(DataSourceReader):
         self._wanted = wanted_of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Parts of all shards. Raises GoneError, DamageError, PipelineError."""
+        """Return the partitions of all shards. Raises GoneError, DamageError, PipelineError."""
         reader = reader_of(self._options)
         with reader.at_a_glance():
             return self._planned(reader)
@@ -110,7 +111,8 @@ class JournalTable(DataSourceReader):
         return [*parts_of(found, ranges, options)]
 
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
-        """An end by time is a place, and what was settled behind it is nowhere else missed by anybody."""
+        """Print a warning for rows received before `endingTimestamp` that were settled behind it, since the
+        read misses them."""
         at_us, asked = self._options.end.at_us, wanted_of(self._options)
         if at_us is None:
             return
@@ -130,14 +132,14 @@ class JournalTable(DataSourceReader):
             )
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
-        """The rows of a part."""
+        """Yield the rows of a partition."""
         return read_part(self._options, self._wanted, self._names, partition)
 
     def read_coded(self, partition: InputPartition) -> Iterator[Arrow]:
-        """The same, with texts as places in dictionaries, which Spark does not take."""
+        """Yield the rows of a partition with dictionary-encoded texts, which Spark does not accept."""
         return read_part(self._options, self._wanted, self._names, partition, coded)
 
     def narrow(self, filters: Iterable[Filter]) -> None:
-        """Pass over blocks and rows by these conditions, all of which hold for each row that is wanted. Not
-        for Spark, which has one reader for all uses of a table."""
+        """Skip blocks and rows by conditions that hold for each wanted row. Not for Spark, which has one
+        reader for all uses of a table."""
         self._wanted = narrowed(self._wanted, filters)

@@ -1,4 +1,4 @@
-"""The journal as a stream: what the planner of a query remembers between micro-batches."""
+"""Stream reader of the journal, with the planner's state between micro-batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, Su
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Rows as they are written. A shard that appears later is read from its first row."""
+    """Stream of rows in the order in which they are written. A shard that appears later is read from its
+    first row."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
         self._options = options
@@ -36,27 +37,27 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
-        """Where a new query begins."""
+        """Return the offsets at which a new query begins."""
         with self._reader.at_a_glance():
             return bounded(self._reader, self._options.start, self._there())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxOffsetsPerTrigger`."""
+        """Return the limit of a micro-batch by `maxOffsetsPerTrigger`."""
         most = self._options.rows_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The end of the query is the end of the journal now."""
+        """Make the query end at the present end of the journal."""
         with self._reader.at_a_glance():
             self._target = {name: next_of(self._reader, name) for name in self._there()}
 
     def _there(self) -> list[str]:
-        """The shards that there are, and are wanted."""
+        """Return the selected shards that exist."""
         only = self._wanted.shards
         return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """The end of the next micro-batch. A shard whose files have all gone ends where it was read to."""
+        """Return the end of the next micro-batch. A shard without files ends where it was read to."""
         with self._reader.at_a_glance():
             return self._ends(start, limit)
 
@@ -85,16 +86,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def reportLatestOffset(self) -> Offsets:
-        """The newest rows that the planner has seen, for the query's progress."""
+        """Return the newest offsets that the planner has seen, for the query's progress."""
         return {name: shard.next for name, shard in self._shards.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """Parts of a micro-batch; the first of a query may be one that a killed query had planned."""
+        """Return the partitions of a micro-batch; the first one may have been planned by a killed query."""
         ranges: dict[str, tuple[int, int]] = {}
         with self._reader.at_a_glance():
             for name, until in end.items():
                 first = self._begin(start, name)
-                if first >= until:  # nothing is asked of it; it may be gone
+                if first >= until:  # Nothing to read; the shard may be deleted.
                     continue
                 shard = self._shard(name, first)
                 if shard.next < until and shard.look() < until and self._options.fail:
@@ -103,7 +104,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*parts_of(self._shards, ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
-        """The rows of a part."""
+        """Yield the rows of a partition."""
         return read_part(self._options, self._wanted, self._names, partition)
 
     def _begin(self, start: Offsets, name: str) -> int:
@@ -121,9 +122,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _shard(self, name: str, first: int) -> Shard:
-        """What is known of a shard; looked at from row `first` on when it is new.
+        """Return the planner's state of a shard, created from row `first` on if it is new.
 
-        Raises PipelineError when the journal ends before that row: it is another one, or has lost its end.
+        Raises PipelineError when the journal ends before that row: it is another journal, or has lost its
+        end.
         """
         shard = self._shards.get(name)
         if shard is None:

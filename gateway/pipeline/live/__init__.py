@@ -1,3 +1,4 @@
-"""Brokers and gateways as they are, without a journal: sources that acknowledge when Spark has committed, and
-a sink that waits for confirms.
+"""Live sources and a sink for Spark, for brokers and gateways without a journal.
+
+A source acknowledges messages when Spark has committed them; the sink waits for confirms.
 """

@@ -1,4 +1,4 @@
-"""The columns of the live sources: those of the journal that a broker can say, and `redelivered`."""
+"""Columns of the live sources: those of the journal that a broker provides, and `redelivered`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMES: Final = (
     *("assurance", "durable", "retain", "hops", "expires", "body_size", "properties", "message_id", "body"),
 )
 REDELIVERED: Final = "redelivered"
-HOPS_MAX: Final = 255  # as the journal has them
+HOPS_MAX: Final = 255  # Maximum of the journal.
 
 
 class Received(NamedTuple):
-    """A message that came, when (UTC, microseconds), and whether the broker says that it came before."""
+    """Received message, with its time (UTC, microseconds) and the broker's redelivered flag."""
 
     message: Message
     utc_us: int
@@ -31,17 +31,17 @@ class Received(NamedTuple):
 
 
 def live_schema() -> StructType:
-    """Spark's schema."""
+    """Return Spark's schema of the live sources."""
     return StructType([*spark_schema(NAMES).fields, StructField(REDELIVERED, BooleanType())])
 
 
 def live_arrow() -> Any:
-    """Arrow's schema for the same."""
+    """Return Arrow's schema of the live sources."""
     return arrow_schema(NAMES).append(pa.field(REDELIVERED, pa.bool_()))
 
 
 def batch_of(rows: Sequence[Received]) -> Any:
-    """The rows as an Arrow record batch."""
+    """Return the rows as an Arrow record batch."""
     messages = [row.message for row in rows]
     addresses = [words_of(message.address) for message in messages]
     sets = [recorded(message.property_set) for message in messages]

@@ -1,12 +1,10 @@
-"""Rows to messages: which columns the sink understands, and what each row's address, properties and id are.
+"""Conversion of rows to messages for the sink: address, properties and message id.
 
-An address is said in the protocol's own words (`topic`; `queue`, or `exchange` and `routing_key`; `service`
-and `destination`), each as a column or, for all rows alike, as an option; or as one column `address` in the
-journal's form. Properties start from the column `properties`, in the journal's JSON, and every column of a
-property replaces what that says.
-
-A message without an id is given one that is the same whenever the same row is written again: the journal's
-shard and sequence when the row has these, else the query, batch, partition and place.
+The address is given in the words of the protocol (`topic`; `queue`, or `exchange` and `routing_key`;
+`service` and `destination`), each as a column, or as an option for all rows; or as one column `address` in
+the journal's form. Properties start from the column `properties`, in the journal's JSON, and every column of
+a single property overrides it. A message without an id gets one that is the same whenever the row is written
+again: the journal's shard and sequence if the row has them, else query, batch, partition and position.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     dialect.name: tuple(name for name, word in dialect.words.items() if word.target is not None)
     for dialect in DIALECTS.values()
 }
-"""The words of an address by protocol, columns or options."""
+"""Words of an address by protocol, for columns or options."""
 
 TEXTS: Final = (
     *("content_type", "content_encoding", "reply_to", "message_id", "type", "app_id", "user_id"),
@@ -47,17 +45,18 @@ COLUMNS: Final = frozenset(
         *GUARANTEES,
     )
 )
-ADDRESSES_MAX: Final = 65_536  # remembered by one task
+ADDRESSES_MAX: Final = 65_536  # Maximum number that one task caches.
 
 
 class Shape:
-    """How rows of a schema become messages of a protocol. Made in the driver, used in the tasks.
+    """Conversion from rows of a schema to messages of a protocol; created in the driver, used in the tasks.
 
-    `fixed`: words of the address, and `assurance`, that are the same in all rows. `prefix` stands before ids.
+    `fixed` has words of the address, and `assurance`, that are the same for all rows. `prefix` is prepended
+    to ids.
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
-        """Raises PipelineError: columns that nobody understands, or rows without address or body."""
+        """Raises PipelineError for unknown columns, and for rows without address or body."""
         self.protocol = protocol
         self.fixed = dict(fixed)
         self.prefix = prefix
@@ -80,8 +79,10 @@ class Shape:
             raise PipelineError(f"the column body is binary or string, not {kind.simpleString()}")
 
     def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
-        """The messages of an Arrow record batch, in their order. `run` and `first`, the place of its first
-        row, make the ids of rows that have none. Raises PipelineError."""
+        """Yield the messages of an Arrow record batch in order. Raises PipelineError.
+
+        `run` and `first`, the position of its first row, form the ids of rows without one.
+        """
         columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
         for place in range(batch.num_rows):
             row = {name: values[place] for name, values in columns.items()}
@@ -148,7 +149,7 @@ class Shape:
 
 
 def _headers(stated: Sequence[Any]) -> Headers:
-    """A map of texts, or the journal's list of name, type and value."""
+    """Return headers from a map of texts, or from the journal's list of name, type and value."""
     found = []
     for one in stated:
         if isinstance(one, dict):

@@ -1,8 +1,8 @@
-"""What the options of a format say, checked: a misspelt one is refused with a suggestion.
+"""Options of the live formats, with checks; a misspelt name is refused with a suggestion.
 
-Spark shows options in places that nobody thinks of: plans, the event log, error texts. So a URL may not hold
-a password; it is read from a file where the connection is made, or given as option `password`, which
-`spark.redaction.regex` covers, and nothing here has a repr that shows it.
+Spark shows options in plans, event logs and error messages. So a URL must not contain a password: it is read
+from a file where the connection is opened, or given as option `password`, which `spark.redaction.regex`
+covers. No class here shows it in its repr.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gateway.settings import parse_url
 CONNECTION: Final = (
     *("url", "user", "password", "passwordFile", "caFile", "certFile", "keyFile", "timeoutSecs"),
 )
-"""Options that every format of a broker has."""
+"""Options of every format that connects to a broker."""
 
 SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
-"""Options that Spark itself puts among ours."""
+"""Options that Spark itself adds."""
 
 
 class Options:
-    """The options of one query. Names are told apart without regard to case, as Spark's are."""
+    """Options of one query. Names are case-insensitive, as Spark's are."""
 
     def __init__(self, format_: str, given: Mapping[str, str], known: Iterable[str]) -> None:
-        """Raises PipelineError: an option that is none of `known`."""
+        """Raises PipelineError for an option that is not in `known`."""
         self.format = format_
         self._given = {name.lower(): value for name, value in given.items()}
         names = {name.lower(): name for name in known}
@@ -47,18 +47,18 @@ class Options:
         return f"Options({self.format})"
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A text, or the default."""
+        """Return a text, or the default."""
         return self._given.get(name.lower(), default)
 
     def needed(self, name: str, example: str) -> str:
-        """A text that has to be given. Raises PipelineError."""
+        """Return a required text. Raises PipelineError if it is missing."""
         found = self.text(name)
         if not found:
             raise PipelineError(f"{self.format} needs option {name}, for example {example}")
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Texts between commas, or a JSON list of texts, for those that have commas in them."""
+        """Return texts separated by commas, or of a JSON list, for texts with commas in them."""
         stated = (self.text(name) or "").strip()
         if not stated.startswith("["):
             return [one.strip() for one in stated.split(",") if one.strip()]
@@ -71,7 +71,7 @@ class Options:
         return list(found)
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
-        """A whole number between `least` and `most`. Raises PipelineError."""
+        """Return an integer from `least` to `most`. Raises PipelineError."""
         return int(self.number(name, default, least=least, most=most, wanted="a whole number", kind=int))
 
     def number(
@@ -84,7 +84,7 @@ class Options:
         wanted: str = "a number",
         kind: type[float] | type[int] = float,
     ) -> float:
-        """A number between `least` and `most`. Raises PipelineError."""
+        """Return a number from `least` to `most`. Raises PipelineError."""
         stated = self.text(name)
         if stated is None:
             return default
@@ -97,16 +97,16 @@ class Options:
         return found
 
     def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        """One of a few words. Raises PipelineError."""
+        """Return one of the words in `choices`. Raises PipelineError."""
         found = self.text(name, default) or default
         if found not in choices:
             raise PipelineError(f"option {name} is one of {', '.join(choices)}, not {found!r}")
         return found
 
     def access(self, protocol: str | None = None) -> Access:
-        """The broker of option `url`, of this protocol if one is named; reads the password's file.
+        """Return address and credentials of the broker in option `url`; reads the password file.
 
-        Raises PipelineError.
+        Raises PipelineError, also if the URL is not of `protocol`.
         """
         url = self.needed("url", f"{_scheme(protocol)}://broker.internal")
         try:
@@ -137,6 +137,6 @@ class Options:
 
 
 def _scheme(protocol: str | None) -> str:
-    """The one with TLS, for an example."""
+    """Return the URL scheme with TLS, for an example."""
     dialect = OWN[0] if protocol is None else DIALECTS[protocol]
     return next(one.name for one in dialect.schemes if one.transport == "tls")

@@ -1,10 +1,10 @@
-"""A stream of what a broker sends.
+"""Stream reader of the messages that a broker sends.
 
-The connection lives in the process that plans the query, for an acknowledgement has to be said where the
-message came from; a partition carries its messages with it. An offset is the number of a message in a *run*
-(one life of that process). A batch that was planned and not finished when the process died is planned again
-by Spark, with an offset of another run: it is empty then, and the broker sends its messages once more, into
-a later batch. So a message is read at least once, and `redelivered` says what the broker knows of it.
+The connection belongs to the process that plans the query, because a message must be acknowledged where it
+was received; a partition contains its messages. An offset is the number of a message in a *run* (one lifetime
+of that process). A batch that was planned but not finished when the process died is planned again by Spark,
+with an offset of another run: it is then empty, and the broker redelivers its messages into a later batch. So
+a message is read at least once, and `redelivered` is the broker's flag.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Offset = dict[str, Any]
 
 
 class Carried(InputPartition):
-    """A partition with its messages, as Arrow writes them."""
+    """Partition with its messages, in Arrow's stream format."""
 
     def __init__(self, octets: bytes) -> None:
         super().__init__(None)
@@ -39,10 +39,11 @@ class Carried(InputPartition):
 
 
 class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's reader. What is sent to the workers is without the connection."""
+    """Stream reader of one query. The connection is not pickled for the workers."""
 
     def __init__(self, chosen: Options, window: int, connect: Callable[[], Client]) -> None:
-        """`window`: how many messages may be unacknowledged; `connect`: makes a connection that consumes."""
+        """`window` is the maximum of unacknowledged messages; `connect` returns a connection that
+        consumes."""
         self._chosen = chosen
         self._window = window
         self._connect = connect
@@ -55,7 +56,8 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def receiver(self) -> Receiver:
-        """Connected when it is first wanted: readers are also made to be looked at."""
+        """Receiver of messages, connected on first use, since Spark also creates readers only to inspect
+        them."""
         if self._receiver is None:
             given = self._chosen
             limits = Limits(
@@ -67,23 +69,25 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._receiver
 
     def initialOffset(self) -> Offset:
-        """Before everything."""
+        """Return the offset before all messages."""
         return {"run": "", "next": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxMessagesPerTrigger`."""
+        """Return the limit of a micro-batch by `maxMessagesPerTrigger`."""
         most = self._chosen.whole("maxMessagesPerTrigger", 0, least=0)
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """A broker does not say how much there is: the query ends when nothing has come for `quietSecs`."""
+        """Make the query end when nothing has arrived for `quietSecs`, since a broker does not report an
+        end."""
         self._until_quiet = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """What has come. Spark plans on from `start` when everything before it is in its commit log."""
+        """Return the end of the next micro-batch. Messages before `start` are acknowledged: Spark has
+        committed them."""
         above = start["next"] if start["run"] == self._run else 0
         receiver = self.receiver
-        receiver.commit(above)  # `commit` itself comes too late: with the next batch, which may wait for room
+        receiver.commit(above)  # Spark calls `commit` only with the next batch, which may wait for capacity.
         if self._until_quiet:
             receiver.wait(above, self._chosen.number("quietSecs", 2.0))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -91,7 +95,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"run": self._run, "next": found} if found > above else start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The messages, in pieces; none of a run that is over, for they come again."""
+        """Return the messages in partitions; none for an earlier run, whose messages are redelivered."""
         if end["run"] != self._run:
             return []
         first = start["next"] if start["run"] == self._run else 0
@@ -102,13 +106,13 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of a partition."""
+        """Yield the messages of a partition."""
         assert isinstance(partition, Carried)
         with pa.ipc.open_stream(partition.octets) as stream:
             yield from stream
 
     def commit(self, end: Offset) -> None:
-        """Acknowledge everything before `end`."""
+        """Acknowledge all messages before `end`."""
         if end["run"] == self._run:
             self.receiver.commit(end["next"])
 

@@ -1,11 +1,10 @@
-"""What a live source has received and Spark has not committed yet.
+"""Buffer of a live source: messages received from the broker that Spark has not committed.
 
-One thread owns the connection: it reads as long as there is room, answers for what was committed, and
-connects again when the connection fails. A broker can only be answered on the connection that brought the
-message, so what a new connection brings is a new *life*, and of the old one nothing can be acknowledged any
-more: what Spark has not planned by then is dropped, for it comes again; what it has planned stays.
-
-Room is counted until the acknowledgement: that is what the process can be made to hold.
+One thread owns the connection: it reads while the buffer has capacity, acknowledges committed messages, and
+reconnects when the connection fails. A message can be acknowledged only on the connection that delivered it.
+So each connection starts a new *life*: unplanned messages of the previous one are dropped, because they are
+redelivered; planned ones stay. Capacity counts messages until they are acknowledged, which bounds the memory
+of the process.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from gateway.clients.wire import Arrival, Client
 from gateway.errors import GatewayError, LinkError
 from gateway.pipeline.live.columns import Received
 
-TURN_SECS: Final = 0.05  # how soon an acknowledgement is said when nothing comes
-GATHER_SECS: Final = 0.1  # a batch that has begun to come is waited for as long as it keeps coming
+TURN_SECS: Final = 0.05  # Longest delay of an acknowledgement while nothing arrives.
+GATHER_SECS: Final = 0.1  # A batch is extended while messages keep arriving within this time.
 RETRY_SECS_MIN: Final = 0.2
 RETRY_SECS_MAX: Final = 5.0
 SECOND: Final = 1_000_000
 
 
 class Limits(NamedTuple):
-    """How much may be held, and for how long (seconds) the broker may be away."""
+    """Limits of the buffer, and seconds that the broker may be unreachable."""
 
     messages_max: int
     octets_max: int
@@ -43,35 +42,39 @@ class _Held(NamedTuple):
 
 
 class Receiver:
-    """Receives from what `connect` makes. Messages are numbered from 0 on, as they come."""
+    """Receiver of messages on connections from `connect`. Messages are numbered from 0 in order of
+    arrival."""
 
     def __init__(self, connect: Callable[[], Client], limits: Limits) -> None:
         self._connect = connect
         self._limits = limits
         self._lock = threading.Lock()
         self._held: deque[_Held] = deque()
-        self._first = 0  # the number of the first that is held
-        self._planned = 0  # Spark knows of those before it
+        self._first = 0  # Number of the first buffered message.
+        self._planned = 0  # Spark has planned the messages before this number.
         self._octets = 0
         self._life = 0
-        self._answers: deque[Arrival] = deque()  # of this life
+        self._answers: deque[Arrival] = deque()  # Messages of this life to acknowledge.
         self._failure: Exception | None = None
-        self._connected_at: float | None = None  # None: there is no connection
+        self._connected_at: float | None = None  # None without a connection.
         self._came = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="live source", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and leave what was not acknowledged to the broker."""
+        """Stop, and leave unacknowledged messages to the broker."""
         self._closing = True
         self._thread.join(RETRY_SECS_MAX)
 
-    # Spark's.
+    # Methods for Spark.
 
     def latest(self, above: int, most: int | None) -> int:
-        """The number behind the newest message, at most `most` above `above`. What is before it is planned,
-        and will be there until it is committed. Raises what keeps the connection from working."""
+        """Return the number behind the newest message, at most `above` + `most`.
+
+        Messages before it count as planned, and stay until they are committed. Raises the error that prevents
+        a connection.
+        """
         with self._lock:
             self._check()
             end = self._first + len(self._held)
@@ -81,9 +84,12 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Return when there is more than `above` and no more is coming just now, or when the connection has
-        brought nothing for so long. Without a connection nothing is known, so one is waited for. Raises what
-        keeps it from working, as soon as the broker has been away for too long."""
+        """Wait for messages behind number `above`, and until no more arrive; or until nothing has arrived for
+        `seconds`.
+
+        Without a connection it waits for one. Raises the error that prevents a connection, once the broker
+        was unreachable for too long.
+        """
         last = time.monotonic()
         while True:
             self._came.clear()
@@ -103,13 +109,13 @@ class Receiver:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
-        """The messages from `start` to before `end`; those that were committed are gone."""
+        """Return the messages from `start` to before `end`, without committed ones."""
         with self._lock:
             first = self._first
             return [held.row for held in islice(self._held, max(start - first, 0), max(end - first, 0))]
 
     def commit(self, end: int) -> None:
-        """Everything before `end` is done with."""
+        """Acknowledge and drop all messages before `end`."""
         with self._lock:
             while self._held and self._first < end:
                 held = self._held.popleft()
@@ -122,7 +128,7 @@ class Receiver:
         if self._failure is not None:
             raise self._failure
 
-    # The thread's.
+    # Methods of the thread.
 
     def _run(self) -> None:
         good = time.monotonic()

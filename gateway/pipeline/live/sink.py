@@ -1,9 +1,9 @@
-"""The format `gateway_publish`: rows are published to a broker or a gateway, in batches and in streams.
+"""Sink `gateway_publish`: publishes rows to a broker or a gateway, in batches and in streams.
 
-A task connects, publishes its rows in their order with so many on their way, and reports to the driver when
-the last one is confirmed. An attempt that fails is not taken back: its rows are published again by the next
-one, with the same ids, and a route that deduplicates refuses them. What the broker refuses for the moment is
-tried again, fewer and fewer at a time; what it refuses for good fails the task, unless `onReject` is `skip`.
+A task connects, publishes its rows in order with a limit of unconfirmed ones, and reports to the driver when
+the last one is confirmed. A failed attempt is not undone: the next one publishes its rows again with the same
+ids, and a route that deduplicates refuses them. Temporarily refused rows are retried with fewer in flight;
+finally refused ones fail the task, unless `onReject` is `skip`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True)
 class Published(WriterCommitMessage):
-    """What one task did."""
+    """Result of one task: rows published and rows refused."""
 
     rows: int
     refused: int
@@ -60,16 +60,16 @@ class PublishSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """Return the name of the format."""
         return "gateway_publish"
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchPublisher:
-        """Of a batch. Raises PipelineError."""
+        """Return the writer of a batch. Raises PipelineError."""
         self._append_only(overwrite)
         return BatchPublisher(Publication(self.chosen, schema, secrets.token_hex(8)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamPublisher:
-        """Of a stream. Raises PipelineError."""
+        """Return the writer of a stream. Raises PipelineError."""
         self._append_only(overwrite)
         return StreamPublisher(Publication(self.chosen, schema, ""))
 
@@ -79,10 +79,10 @@ class PublishSource(DataSource):
 
 
 class Publication:
-    """How one query publishes; goes to every task. `run` stands in the ids of rows that have none."""
+    """Settings of one query, sent to every task. `run` is part of the ids of rows without one."""
 
     def __init__(self, given: Options, schema: StructType, run: str) -> None:
-        """Raises PipelineError for options and columns that cannot be used."""
+        """Raises PipelineError for unusable options and columns."""
         protocol = given.access().target.protocol
         fixed = {word: text for word in WORDS[protocol] if (text := given.text(word)) is not None}
         fixed["assurance"] = str(given.whole("qos", 1, least=0, most=2))
@@ -94,11 +94,11 @@ class Publication:
         self._skips = given.one_of("onReject", "fail", ("fail", "skip")) == "skip"
 
     def connect(self) -> None:
-        """Connect, and leave again. Raises LinkError."""
+        """Connect and disconnect, to check the options. Raises LinkError."""
         client_of(self._given.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> Published:
-        """Publish everything; returns when all is confirmed. Raises LinkError or PipelineError."""
+        """Publish all rows, and return when all are confirmed. Raises LinkError or PipelineError."""
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId")
@@ -123,7 +123,7 @@ class Publication:
         return Published(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
-        """Publish some; returns how many were refused for good."""
+        """Publish some messages. Return how many were refused finally."""
         left = dict(enumerate(messages))
         final: dict[int, Refusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
@@ -140,7 +140,8 @@ class Publication:
             left = again
             if not left:
                 break
-            in_flight = max(1, in_flight // 10)  # in the end one at a time, which shows who is to blame
+            # Down to one at a time, which identifies the refused message.
+            in_flight = max(1, in_flight // 10)
             time.sleep(wait)
             wait = min(wait * 2, RETRY_SECS_MAX)
         if final and not self._skips:
@@ -150,33 +151,34 @@ class Publication:
 
 
 class BatchPublisher(DataSourceArrowWriter):
-    """`df.write.format("gateway_publish")`."""
+    """Writer of `df.write.format("gateway_publish")`."""
 
     def __init__(self, publication: Publication) -> None:
         self._publication = publication
 
     def write(self, iterator: Iterator[Any]) -> Published:
-        """One task."""
+        """Publish the rows of one task."""
         return self._publication.publish(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done. Raises LinkError: there were no rows, and there would be nobody to take any."""
+        """Complete the job. If there were no rows, connect once, so that an unreachable broker raises
+        LinkError."""
         if not any(isinstance(one, Published) and one.rows for one in messages):
             self._publication.connect()
 
 
 class StreamPublisher(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("gateway_publish")`."""
+    """Writer of `df.writeStream.format("gateway_publish")`."""
 
     def __init__(self, publication: Publication) -> None:
         self._publication = publication
 
     def write(self, iterator: Iterator[Any]) -> Published:
-        """One task of a micro-batch."""
+        """Publish the rows of one task of a micro-batch."""
         return self._publication.publish(iterator)
 
 
 def client_of(access: Access) -> Client:
-    """A connection to publish on. Raises LinkError."""
+    """Return a connection to publish on. Raises LinkError."""
     made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made

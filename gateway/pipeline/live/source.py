@@ -1,5 +1,6 @@
-"""The formats `gateway_mqtt`, `gateway_amqp` and `gateway_amqpfast`, with their options: streams of what a
-broker sends (`reader.py`).
+"""Live sources `gateway_mqtt`, `gateway_amqp` and `gateway_amqpfast`, with their options.
+
+Each class checks the options of its protocol and opens the connection; `reader.py` reads the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BUFFER: Final = ("bufferMessages", "bufferBytes", "maxMessagesPerTrigger", "quie
 
 
 class LiveSource(DataSource):
-    """What the three formats have in common."""
+    """Base class of the three sources."""
 
     protocol: ClassVar[str]
     own: ClassVar[tuple[str, ...]]
@@ -38,43 +39,44 @@ class LiveSource(DataSource):
         return f"{type(self).__name__}()"
 
     def schema(self) -> StructType:
-        """See `docs/guides/pipeline-live.md`."""
+        """Return the schema; see `docs/guides/pipeline-live.md`."""
         return live_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader; it connects when it is first asked for something. Raises PipelineError."""
+        """Return the reader, which connects on first use. Raises PipelineError."""
         from gateway.pipeline.live.reader import LiveReader
 
         self.check()
         return LiveReader(self.chosen, self.window, self.connect)
 
     def check(self) -> None:
-        """Raises PipelineError for options that cannot be used."""
+        """Raise PipelineError for unusable options."""
         raise NotImplementedError
 
     def connect(self) -> Client:
-        """A connection that consumes. Raises LinkError."""
+        """Return a connection that consumes. Raises LinkError."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
-        """How many messages may be unacknowledged."""
+        """Maximum of unacknowledged messages."""
         return self.chosen.whole("bufferMessages", 10_000, most=10_000_000)
 
 
 class MqttSource(LiveSource):
-    """`topics`: filters. With `clientId` the broker keeps the session `sessionSecs` when the query stops."""
+    """Source of MQTT messages. `topics` are filters; with `clientId` the broker stores the session for
+    `sessionSecs` after the query stops."""
 
     protocol = MQTT.name
     own = ("topics", "qos", "clientId", "sessionSecs")
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """Return the name of the format."""
         return "gateway_mqtt"
 
     def check(self) -> None:
-        """Topics, and no session without a name."""
+        """Raise PipelineError without topics, and for a session without a client id."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("topics"):
             self.chosen.needed("topics", "plant/+/telemetry,site/#")
@@ -83,7 +85,7 @@ class MqttSource(LiveSource):
         self.chosen.whole("qos", 1, least=0, most=1)
 
     def connect(self) -> Client:
-        """Subscribe to all topics."""
+        """Connect and subscribe to all topics."""
         given = self.chosen
         client_id = given.text("clientId") or ""
         session = given.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
@@ -95,18 +97,19 @@ class MqttSource(LiveSource):
 
 
 class AmqpSource(LiveSource):
-    """`queues`; with `exchange` and `bindingKeys` the one queue is declared, durable, and bound."""
+    """Source of AMQP 0-9-1 messages from `queues`; with `exchange` and `bindingKeys` the one queue is
+    declared durable and bound."""
 
     protocol = AMQP091.name
     own = ("queues", "exchange", "bindingKeys")
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """Return the name of the format."""
         return "gateway_amqp"
 
     def check(self) -> None:
-        """Queues, and exactly one that is to be bound."""
+        """Raise PipelineError without queues, and for several queues to be bound."""
         self.chosen.access(self.protocol)
         queues = self.chosen.listed("queues")
         if not queues:
@@ -115,7 +118,7 @@ class AmqpSource(LiveSource):
             raise PipelineError("option exchange binds one queue, and option queues names several")
 
     def connect(self) -> Client:
-        """Consume from all queues."""
+        """Connect and consume from all queues."""
         given = self.chosen
         queues = given.listed("queues")
         client = AmqpClient(given.access(self.protocol))
@@ -128,19 +131,19 @@ class AmqpSource(LiveSource):
 
 
 class FastSource(LiveSource):
-    """`destinations`: `service:name`; a name that ends in a dot stands for all that begin with it. With
-    `clientId` and `subscription` those of service topic are durable."""
+    """Source of AMQP/Fast messages from `destinations` (`service:name`); a name that ends in a dot stands for
+    all that begin with it. With `clientId` and `subscription`, topic subscriptions are durable."""
 
     protocol = AMQPFAST.name
     own = ("destinations", "clientId", "subscription")
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """Return the name of the format."""
         return "gateway_amqpfast"
 
     def check(self) -> None:
-        """Destinations with services that there are."""
+        """Raise PipelineError without destinations, and for unknown services."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("destinations"):
             self.chosen.needed("destinations", "queue:orders,topic:plant.")
@@ -153,14 +156,14 @@ class FastSource(LiveSource):
             raise PipelineError("option subscription needs clientId, to whom the subscription belongs")
 
     def connect(self) -> Client:
-        """Consume all destinations."""
+        """Connect and consume from all destinations."""
         given = self.chosen
         client = FastClient(given.access(self.protocol), client_name=given.text("clientId") or "")
         destinations = given.listed("destinations")
         prefetch = min(max(1, self.window // len(destinations)), 65_535)
         for at, one in enumerate(destinations):
             service, name = AMQPFAST.split(one)
-            assert service is not None  # `check` has seen to it
+            assert service is not None  # Verified by `check`.
             subscription = given.text("subscription") or ""
             durable = f"{subscription}.{at}" if subscription and service == "topic" else ""
             client.consume(service, name, identifier=durable, prefetch=prefetch)

@@ -1,1 +1,1 @@
-"""Pages for people: one HTML file with its plots inside, which needs no network and no program to look at."""
+"""HTML pages with embedded plots, which need no network and no further program."""

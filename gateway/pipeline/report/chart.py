@@ -1,7 +1,7 @@
-"""Lines over time as SVG: no library, no script, legible in light and dark.
+"""Line charts over time as SVG, without a library or script, for light and dark displays.
 
-A chart has a line for each series, gaps where a series has no value for a while, and values under the
-pointer (`title` elements, which every browser shows).
+A chart has a line for each series, gaps where a series has no values, and values under the pointer (`title`
+elements, which every browser shows).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ WIDTH: Final = 860
 HEIGHT: Final = 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 26
 COLOURS: Final = ("#2f6fde", "#d9622b", "#2a9d63", "#a04bc4", "#c23b5a", "#1b9aaa", "#8a6d1d", "#6b7280")
-DOTS_MAX: Final = 400  # of a series; more would be a smear
+DOTS_MAX: Final = 400  # Of a series; more would overlap.
 
 
 def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
-    """The chart of some series whose values are `step` seconds apart; "" when there is nothing to draw."""
+    """Return the chart of series whose values are `step` seconds apart; "" if there are none."""
     times = [time for points in series.values() for time, _ in points]
     if not times:
         return ""
@@ -52,7 +52,7 @@ def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is whose."""
+    """Return the legend of the series as HTML."""
     items = (
         f'<span><i style="background:{COLOURS[place % len(COLOURS)]}"></i>{escape(name)}</span>'
         for place, name in enumerate(names)
@@ -70,13 +70,14 @@ class _Scale:
 
 
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    """A path that is broken where nothing was for more than a step; dots with their values."""
+    """Return a path that is interrupted where no value follows within 1.5 steps, and dots with their
+    values."""
     path: list[str] = []
     before = None
     for time, value in points:
         move = before is None or time - before > 1.5 * step
         place = f"{x.at(time):.1f} {y.at(value):.1f}"
-        path.append(f"M{place}h0" if move else f"L{place}")  # h0: one that stands alone is a dot
+        path.append(f"M{place}h0" if move else f"L{place}")  # h0: a value without neighbours is a dot.
         before = time
     parts = [f'<path d="{"".join(path)}" stroke="{colour}"/>']
     if len(points) <= DOTS_MAX:
@@ -89,7 +90,7 @@ def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scal
 
 
 def ticks_of(top: float) -> list[float]:
-    """Round numbers from 0 to `top` or just above."""
+    """Return round numbers from 0 to `top` or just above."""
     rough = top / 4
     power: float = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -98,7 +99,7 @@ def ticks_of(top: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as people write it: 1.2k, 35, 0.04."""
+    """Return a number in short notation: 1.2k, 35, 0.04."""
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
@@ -106,7 +107,7 @@ def number(value: float) -> str:
 
 
 def _moment(time: float, span: float) -> str:
-    """The time as it is needed on an axis of `span` seconds; 0: whole."""
+    """Return the time in the form for an axis of `span` seconds; 0 stands for the whole time."""
     moment = datetime.fromtimestamp(time, UTC)
     if span > 2 * 86_400:
         return f"{moment:%m-%d %H:%M}"

@@ -1,8 +1,8 @@
-"""Rates in a table of PostgreSQL, which Grafana and whoever speaks SQL read.
+"""Rates in a PostgreSQL table, for Grafana and other SQL clients.
 
-The table `gateway_rates` is made when it is not there, in the first schema of the connection's search path. A
-window that comes again replaces itself, so a job that is repeated changes nothing. The URL is libpq's, and so
-are its variables: the password may stand in PGPASSWORD or a password file.
+The table `gateway_rates` is created if missing, in the first schema of the connection's search path. A window
+that is written again replaces itself, so a repeated job changes nothing. URL and variables are libpq's: the
+password may be in PGPASSWORD or a password file.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ NAMES: Final = (*KEYS, *VALUES)
 
 
 def is_database(to: str) -> bool:
-    """Whether it is a URL of a database, and no folder."""
+    """Return True if `to` is the URL of a database and not a folder."""
     return to.startswith(SCHEMES)
 
 
 def put(url: str, rows: Iterable[Any]) -> int:
-    """Put rates (rows with the columns of NAMES, `client` may lack) into the table; returns how many. Raises
-    PipelineError: nobody answers, or it is refused."""
+    """Write rates (rows with the columns of NAMES; `client` may be missing) into the table. Return their
+    number.
+
+    Raises PipelineError if the database is unreachable or refuses them.
+    """
     try:
         import psycopg
     except ImportError as error:
@@ -72,8 +75,7 @@ def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
-    """A value as the database knows it: a time of Spark's says nothing of its zone, which is that of this
-    machine."""
+    """Return a value for the database; times of Spark, which have no zone, are in that of this machine."""
     value = row.get(name, "" if name in KEYS else None)
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 

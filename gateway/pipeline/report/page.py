@@ -1,7 +1,7 @@
-"""The page of `rates`: totals, lines over time and tables by route and by client.
+"""HTML page of the job `rates`: totals, charts over time, and tables by route and by client.
 
-Percentiles of parts do not add up to those of the whole; where rows are put together here (the clients of a
-route), the page shows the worst, and says so.
+Percentiles cannot be combined exactly. Where rows are combined (the clients of a route), the page shows the
+highest value, and says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.pipeline.report.chart import Points, chart, legend, number
 
-SERIES_MAX: Final = 8  # lines of a chart; the others are put together
+SERIES_MAX: Final = 8  # Lines of a chart; the others are combined.
 CLIENTS_MAX: Final = 25
 STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1c2330;--soft:#667085;--line:#d5dae1;--page:#fff}
@@ -42,7 +42,8 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What crossed in a window on a way. Times are UTC seconds; latencies are milliseconds, None: unknown."""
+    """Rates of one window, route and client. Times are UTC seconds; latencies are milliseconds, None if
+    unknown."""
 
     begin: float
     end: float
@@ -62,19 +63,19 @@ class Rate:
 
     @property
     def way(self) -> str:
-        """The route, or the world that the message stayed in, if it had a target."""
+        """Name of the route; without one, the protocols in parentheses."""
         if not (self.route or self.target_protocol):
             return f"({self.source_protocol} to nobody)"
         return self.route or f"({self.source_protocol} to {self.target_protocol}, no route)"
 
     @property
     def errors(self) -> int:
-        """Messages that were not accepted."""
+        """Number of messages that were not accepted."""
         return self.released + self.rejected
 
 
 def page(rates: Sequence[Rate], source: str) -> str:
-    """The report on `rates`, which came from `source`."""
+    """Return the page for `rates` of the journal or archive `source`."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>What crossed</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -133,7 +134,7 @@ def _totals(rates: Sequence[Rate], seconds: float) -> str:
 
 
 def _busiest(rates: Iterable[Rate]) -> list[str]:
-    """The ways with most messages, and one word for all others."""
+    """Return the routes with most messages, and one entry for all others."""
     counts: defaultdict[str, int] = defaultdict(int)
     for rate in rates:
         counts[rate.way] += rate.messages
@@ -151,7 +152,7 @@ def _chart(
     *,
     worst: bool = False,
 ) -> str:
-    """A chart with a line for each way; what falls together is added up, or the worst of it is shown."""
+    """Return a chart with a line for each route; combined values are added, or the highest is shown."""
     found: dict[str, dict[float, float]] = {way: {} for way in ways}
     for rate in rates:
         one = value(rate)
@@ -164,7 +165,7 @@ def _chart(
 
 
 def _together(rates: Iterable[Rate], key: Callable[[Rate], str]) -> list[tuple[str, list[Rate]]]:
-    """The rates of each key, the busiest first."""
+    """Return the rates of each key, those with most messages first."""
     groups: defaultdict[str, list[Rate]] = defaultdict(list)
     for rate in rates:
         groups[key(rate)].append(rate)

@@ -1,3 +1,4 @@
-"""Rows of a journal as messages again, and what mappings make of them: for the jobs that route traffic or
-send it.
+"""Recorded traffic: journal rows as messages, and the results of mappings for them.
+
+The package serves the jobs that route recorded traffic or publish it.
 """

@@ -1,7 +1,7 @@
-"""Mapping tests from recorded messages, in the form that `gateway test` reads.
+"""Generation of mapping tests from recorded messages, in the form that `gateway test` reads.
 
-A test says what the mapping does today, so that a later change shows. What a test cannot say (a body that is
-no text, a header that repeats) is left out, or the message is.
+A test fixes the present result of the mapping, so that a later change shows. Parts that a test cannot express
+(a binary body, a repeated header) are left out, or the message is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Case = dict[str, Any]
 
 
 class Generated(NamedTuple):
-    """A mapping file with tests; how many there are, and how many messages could not be said as one."""
+    """Mapping file with tests, the number of tests, and the number of messages that a test cannot express."""
 
     text: str
     tests: int
@@ -44,7 +44,7 @@ class Generated(NamedTuple):
 
 
 def with_tests(mapping: Mapping, text: str, candidate: Candidate, rows: Sequence[Map[str, Any]]) -> Generated:
-    """`text`, which is that of `mapping`, with a test for each of `rows`. All of them pass."""
+    """Return `text`, which is that of `mapping`, with a test for each of `rows`. All tests pass."""
     own = {rule.name for rule in mapping.document.routes}
     taken = {case.name for case in mapping.document.tests}
     cases: list[Case] = []
@@ -66,7 +66,7 @@ def _appended(text: str, file: str, cases: Sequence[Case]) -> str:
     if not cases:
         return text
     document = documents.parse(text, file).content
-    if "tests" not in document:  # then comments can stay
+    if "tests" not in document:  # Appended text preserves comments.
         return f"{text.rstrip()}\n{_dumped({'tests': list(cases)})}"
     document["tests"] = [*(document["tests"] or []), *cases]
     return _dumped(document)
@@ -100,7 +100,10 @@ def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[st
 
 
 def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Raises UnicodeDecodeError for a body that is no text, RemoteProtocolError for lost properties."""
+    """Return the published message of a test.
+
+    Raises UnicodeDecodeError for a binary body, RemoteProtocolError for properties that were not recorded.
+    """
     address, given = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
     dialect = dialect_of(address)
@@ -143,7 +146,7 @@ def _expected(fate: Fate, route: Route) -> dict[str, Any]:
 
 
 def _guarantee(dialect: Dialect, assurance: int, durable: bool) -> dict[str, Any]:
-    """What a test says of it, in the word of the address's protocol."""
+    """Return the guarantee in the words of the address's protocol."""
     if "qos" in dialect.target_options:
         return {"qos": assurance}
     return {"delivery_mode": 2 if durable else 1} if dialect.queue_word else {"persistent": durable}

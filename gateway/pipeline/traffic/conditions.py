@@ -1,7 +1,7 @@
-"""A condition of SQL, asked of Arrow batches in the tasks: rows need not go to Spark and back for it.
+"""SQL conditions evaluated on Arrow batches in tasks, which avoids converting rows for Spark.
 
-Spark reads the SQL and says it in the words in which it tells conditions to sources; whatever it has no such
-words for, a function say, it has to ask itself. The answers are SQL's: true, false, or not known.
+Spark parses the SQL and translates it to its filters for sources. Conditions without a translation, such as
+functions, must be evaluated by Spark. Results follow SQL: true, false, or null.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from pyspark.sql.datasource import Filter
 from gateway.pipeline.columns import Arrow, spark_schema
 
 Java = Any
-"""An object of Spark's."""
+"""Java object of Spark."""
 
 
 class Both(NamedTuple):
-    """Two conditions, of which both are to hold."""
+    """Conjunction of two conditions."""
 
     one: Condition
     other: Condition
 
 
 class Either(NamedTuple):
-    """Two conditions, of which one is to hold."""
+    """Disjunction of two conditions."""
 
     one: Condition
     other: Condition
 
 
 class Opposite(NamedTuple):
-    """A condition that is not to hold."""
+    """Negation of a condition."""
 
     of: Condition
 
@@ -62,16 +62,18 @@ NULLS: Final = ("IsNull", "IsNotNull")
 
 
 class UntranslatedError(Exception):
-    """Spark has no words for a part of a condition."""
+    """Error for a part of a condition that Spark does not translate."""
 
 
 def condition_of(spark: SparkSession, sql: str) -> Condition | None:
-    """The condition over the journal's columns that `sql` says; None: only Spark can ask it. Raises what
-    Spark raises for SQL that is none."""
+    """Return the condition that `sql` states on the journal's columns; None if only Spark can evaluate it.
+
+    Raises Spark's errors for invalid SQL.
+    """
     rows = spark.createDataFrame(spark.sparkContext.emptyRDD(), spark_schema())
     plan = rows.where(sql)._jdf.queryExecution().optimizedPlan()
     if plan.nodeName() != "Filter":
-        return None  # it holds always, or never
+        return None  # Always or never true.
     jvm: Java = spark._jvm
     strategy = getattr(jvm.org.apache.spark.sql.execution.datasources, "DataSourceStrategy$")
     found = getattr(strategy, "MODULE$").translateFilter(plan.condition(), False)
@@ -91,7 +93,7 @@ def _translated(given: Java) -> Condition:
         return Opposite(_translated(given.child()))
     if name not in (*COMPARED, *SEARCHED, *NULLS, "EqualNullSafe", "In"):
         raise UntranslatedError
-    made, column = getattr(words, name), (given.attribute().lower(),)  # as SQL takes names
+    made, column = getattr(words, name), (given.attribute().lower(),)  # SQL names are case-insensitive.
     found: Condition
     if name in NULLS:
         found = made(column)
@@ -103,7 +105,7 @@ def _translated(given: Java) -> Condition:
 
 
 def _value(given: Java) -> Any:
-    """As Arrow takes it."""
+    """Return a value in a type that Arrow accepts."""
     if given is None or isinstance(given, str | int | bool | bytes):
         return given
     if given.getClass().getName() != "java.sql.Timestamp":
@@ -111,12 +113,12 @@ def _value(given: Java) -> Any:
     instant = given.toInstant()
     try:
         return EPOCH + timedelta(seconds=instant.getEpochSecond(), microseconds=instant.getNano() // 1_000)
-    except OverflowError as error:  # of a year that Python has not
+    except OverflowError as error:  # Year beyond Python's range.
         raise UntranslatedError from error
 
 
 def leaves_of(condition: Condition) -> Iterator[Filter]:
-    """The parts of it without which no row is wanted."""
+    """Yield the filters that each wanted row must satisfy."""
     if isinstance(condition, Both):
         yield from leaves_of(condition.one)
         yield from leaves_of(condition.other)
@@ -125,7 +127,7 @@ def leaves_of(condition: Condition) -> Iterator[Filter]:
 
 
 def holds(condition: Condition, batch: Arrow) -> Arrow:
-    """For each row of a batch whether a condition holds, as booleans; null: it is not known."""
+    """Evaluate a condition for each row of a batch. Return booleans; null is unknown."""
     if isinstance(condition, Both):
         return pc.and_kleene(holds(condition.one, batch), holds(condition.other, batch))
     if isinstance(condition, Either):
@@ -139,7 +141,7 @@ def holds(condition: Condition, batch: Arrow) -> Arrow:
     if not pa.types.is_dictionary(column.type):
         return _answers(condition, column)
     found = _answers(condition, column.dictionary).take(column.indices)
-    # Which null is equal to, no text of the dictionary is.
+    # A null equals null, but is no text of the dictionary.
     return found.fill_null(condition.value is None) if isinstance(condition, words.EqualNullSafe) else found
 
 

@@ -1,11 +1,11 @@
-"""From rows to counted groups of messages that fare alike, in two passes over Arrow batches.
+"""Counting of groups of messages with the same fate, in two passes over Arrow batches.
 
-A journal has a row for each delivery, and a comparison is of messages. The first pass, where the rows are
-read, makes five numbers of a row: a key that all rows of one message share, a hash of what the candidate
-makes of it, a hash of what this row says happened, and where the row stands. Only combinations that a task
-has not seen are routed; conditions that look into a message are asked for each. The texts behind the hashes
-travel beside the numbers, once from each task. The second pass, where rows with the same key have come
-together, counts the combinations of a whole message.
+A journal has a row for each delivery, and messages are compared. The first pass, where rows are read,
+computes five numbers for each row: a key that all rows of a message share, a hash of the candidate's result,
+a hash of the recorded result, and the place of the row (two numbers). Only combinations that a task has not
+seen are routed; routes with conditions on the message are evaluated for each message. The texts behind the
+hashes are sent beside the numbers, once by each task. The second pass, where rows with the same key are
+together, counts the combinations of whole messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.pipeline.traffic.fates import (
 from gateway.pipeline.traffic.rows import message_of
 from gateway.pipeline.workers import spare_imports
 
-Numbers = Any  # a numpy array
+Numbers = Any  # A numpy array.
 IDENTITY: Final = ("shard", "source_endpoint", "received", "slot", "sequence")
 WHO: Final = ("client", "user")
 WHENCE: Final = (
@@ -57,13 +57,13 @@ SECOND_SQL: Final = (
     "fate long, recipients array<long>, messages long, shard long, sequence long, texts string"
 )
 NO_LANE: Final = 0
-COMBINED_MAX: Final = 1 << 40  # of a code, before it is made small again
-KNOWN_MAX: Final = 200_000  # combinations that one task remembers
-LOT_ROWS: Final = 262_144  # counted at a time, by their keys: to sort takes several times what is sorted
+COMBINED_MAX: Final = 1 << 40  # Limit of a code before it is compacted.
+KNOWN_MAX: Final = 200_000  # Combinations that one task caches.
+LOT_ROWS: Final = 262_144  # Rows counted at a time, by key; sorting needs several times their memory.
 
 
 def columns_for(candidates: Sequence[Candidate]) -> list[str]:
-    """The columns that the first pass reads."""
+    """Return the columns that the first pass reads."""
     names = [*IDENTITY, *WHENCE, *WHITHER]
     if any(candidate.per_body for candidate in candidates):
         names += CONTENT
@@ -73,7 +73,7 @@ def columns_for(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def number_of(text: str) -> int:
-    """A hash that no two texts of one job share, never 0."""
+    """Return a hash of a text that is unique within a job and never 0."""
     found = int.from_bytes(
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
     )
@@ -81,14 +81,14 @@ def number_of(text: str) -> int:
 
 
 class Texts:
-    """Numbers of texts; `news` are those that nobody was told of yet."""
+    """Hashes of texts, and the texts that were not sent yet."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._news: list[str] = []
 
     def number(self, text: str) -> int:
-        """The hash of a text."""
+        """Return the hash of a text."""
         found = self._numbers.get(text)
         if found is None:
             if len(self._numbers) >= KNOWN_MAX:
@@ -98,7 +98,7 @@ class Texts:
         return found
 
     def news(self) -> str | None:
-        """New texts, one a line; None: there are none."""
+        """Return the texts that were not sent yet, one per line, or None."""
         if not self._news:
             return None
         told, self._news = "\n".join(self._news), []
@@ -106,8 +106,8 @@ class Texts:
 
 
 class FirstPass:
-    """`mapInArrow` of the rows. With `against` what happened is what that mapping says, else what is
-    recorded."""
+    """First pass, for `mapInArrow`. With `against` the reference is that mapping's result, else the
+    record."""
 
     def __init__(self, candidate: Candidate, against: Candidate | None) -> None:
         self._candidate = candidate
@@ -143,16 +143,16 @@ class FirstPass:
 
 
 class Asked:
-    """What a candidate makes of messages; remembered by address, and by what else decides."""
+    """Fates of messages by a candidate, cached by address and everything else that decides."""
 
     def __init__(self, candidate: Candidate, texts: Texts) -> None:
         self._candidate = candidate
         self._texts = texts
-        self._known: dict[tuple[Any, ...], int | None] = {}  # None: each message decides
+        self._known: dict[tuple[Any, ...], int | None] = {}  # None: each message is routed.
 
     def numbers(self, batch: Any, codes: Numbers, firsts: Numbers) -> Numbers:
-        """The number of the fates of each row. `codes` tell the combinations apart, `firsts` are rows where
-        they are first seen."""
+        """Return the hash of the fates of each row. `codes` numbers the combinations, `firsts` has one row of
+        each."""
         names = [name for name in (*WHENCE, *WHO) if name in batch.schema.names]
         samples = batch.take(pa.array(firsts)).select(names).to_pylist()
         found = [self._number(sample) for sample in samples]
@@ -188,7 +188,7 @@ class Asked:
 
 
 class _Recipients:
-    """What a row says happened: one fate, or none when the message stayed in its own world."""
+    """Hashes of the recorded fate of rows; NO_LANE when the message took no route."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -200,7 +200,7 @@ class _Recipients:
         return np.array([self._number(sample) for sample in samples], dtype=np.int64)[codes]
 
     def _number(self, sample: dict[str, Any]) -> int:
-        if not sample["route"] or sample["route"].endswith(ANSWERS):  # see Candidate.resolve
+        if not sample["route"] or sample["route"].endswith(ANSWERS):  # See Candidate.resolve.
             return NO_LANE
         key = tuple(sample.values())
         number = self._known.get(key)
@@ -219,15 +219,15 @@ class _Recipients:
 
 
 def coded(column: Any) -> tuple[Numbers, Any]:
-    """For each row the place of its value in a dictionary, and that; behind its end: null. What comes as a
-    dictionary is taken as it is."""
+    """Return the index of each row's value in a dictionary, and the dictionary; null has the index behind its
+    end. A dictionary-encoded column is used as it is."""
     found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
     return places.to_numpy(zero_copy_only=False), found.dictionary
 
 
 def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
-    """For each row the number of its combination of values, and for each combination a row that has it."""
+    """Return the number of each row's combination of values, and one row for each combination."""
     codes: Numbers = np.zeros(len(columns[0]), dtype=np.int64)
     size = 1
     for column in columns:
@@ -240,7 +240,7 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
             size = len(kinds)
         codes = codes * count + places
         size *= count
-    # By hashing: what np.unique does would sort all rows.
+    # By hashing, since np.unique would sort all rows.
     found = pc.dictionary_encode(pa.array(codes))
     codes = found.indices.to_numpy()
     firsts = np.empty(len(found.dictionary), dtype=np.int64)
@@ -249,7 +249,7 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
 
 
 def _keys(batch: Any) -> Numbers:
-    """A number that the rows of one message share, and no others."""
+    """Return a number for each row that exactly the rows of one message share."""
     with np.errstate(over="ignore"):
         found = _int64(batch, "received").astype(np.uint64)
         for more in (
@@ -262,7 +262,7 @@ def _keys(batch: Any) -> Numbers:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """The finalizer of SplitMix64: every bit of what comes in counts for every bit of what goes out."""
+    """Return the finalizer of SplitMix64: every bit of the result depends on every bit of the input."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
@@ -289,7 +289,8 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
-    """`mapInArrow` of what the first pass made, where rows with the same key are in one partition."""
+    """Second pass, for `mapInArrow`: rows with the same key are in one partition. Yield counted
+    combinations."""
     spare_imports()
     parts: list[list[Numbers]] = []
     told: list[str] = []
@@ -298,7 +299,7 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
         told += [text for text in batch.column(5).to_pylist() if text is not None]
     if parts:
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        parts.clear()  # else they are there twice while they are counted
+        parts.clear()  # Frees the memory of the batches.
         lots = -(-len(columns[0]) // LOT_ROWS)
         lot_of = columns[0] % lots
         for lot in range(lots):
@@ -320,7 +321,7 @@ def _counted(
     fresh = begins | np.concatenate(([True], recipients[1:] != recipients[:-1]))
     starts = np.flatnonzero(begins)
     message = np.cumsum(begins) - 1
-    # The recipients of each message, side by side; most have one.
+    # Recipients of each message, side by side; most have one.
     counted = np.cumsum(fresh)
     place = (counted - counted[starts][message])[fresh]
     wide = np.full((len(starts), int(place.max()) + 1), NO_LANE, dtype=np.int64)
@@ -343,6 +344,6 @@ def _counted(
 
 
 def _rows_as_one(table: Numbers) -> Numbers:
-    """Rows as opaque values, which numpy compares faster than rows."""
+    """Return rows as opaque values, which numpy compares faster."""
     table = np.ascontiguousarray(table)
     return table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()

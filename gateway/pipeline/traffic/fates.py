@@ -1,6 +1,7 @@
-"""What a mapping makes of a message, said so that two answers can be compared.
+"""Result of a mapping for a message, in a form that can be compared.
 
-Made in the driver from mapping files, and pickled to the tasks as text: a router is made where it is asked.
+A candidate mapping is built in the driver from its files and sent to tasks as text, since compiled routes are
+not pickled.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from gateway.store.journal.wires import words_of
 
 
 class Fate(NamedTuple):
-    """Where one route takes a message: endpoint, address in the journal's form (None: refused, and why) and
-    the guarantee that it has there."""
+    """Result of one route for a message: endpoint, address in the journal's form (None: refused, with the
+    reason), and guarantee."""
 
     route: str
     endpoint: str
@@ -36,7 +37,7 @@ class Fate(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Where it ends."""
+        """Endpoint and address."""
         return self.endpoint, self.address
 
 
@@ -44,17 +45,17 @@ Fates = tuple[Fate, ...]
 
 
 def encode_fates(fates: Sequence[Fate]) -> str:
-    """The same text for the same fates."""
+    """Return the fates as text; equal fates give equal texts."""
     return orjson.dumps([list(fate) for fate in fates]).decode()
 
 
 def decode_fates(text: str) -> Fates:
-    """What `encode_fates` wrote."""
+    """Return the fates that `encode_fates` wrote."""
     return tuple(Fate(*one) for one in orjson.loads(text))
 
 
 class Candidate:
-    """Mapping files, as a value that can be sent to tasks. `endpoints`: name -> protocol."""
+    """Mapping files as a value that can be sent to tasks. `endpoints` maps names to protocols."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Candidate:
         self._worlds = worlds
         self._router: Router | None = Router(mappings, self._endpoints, worlds=worlds, hops_max=hops_max)
         self._queues = self._queues_of(self._router)
-        # What a message's fate depends on besides its address.
+        # Properties of a message besides its address that decide its fate.
         self.per_sender = any(route.per_sender for route in self._router.routes)
         self.per_body = any(route.condition is not None for route in self._router.routes)
 
@@ -81,22 +82,26 @@ class Candidate:
 
     @property
     def router(self) -> Router:
-        """Made where it is asked for."""
+        """Compiled routes, built on first use in each process."""
         if self._router is None:
             mappings = [parse(text, file) for file, text in self._texts.items()]
             self._router = Router(mappings, self._endpoints, worlds=self._worlds, hops_max=self._hops_max)
         return self._router
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
-        """What messages of an address cross by. `route` is the one that a message took when it was recorded:
-        when that consumes from a queue, so did this message, for the journal does not say. A return address
-        leads to who asked, whatever the mapping says: nothing is resolved."""
+        """Return the routes for messages of an address.
+
+        `route` is the route that was recorded: if it consumes from a queue, the message came from that queue,
+        which the journal does not record otherwise. A return address leads to its requester whatever the
+        mapping is, so nothing is resolved.
+        """
         if dialect_of(address).returned(address) is not None:
             return ()
         return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 
     def queue_of(self, endpoint: str, route: str) -> str:
-        """The queue that `route` consumes from at an endpoint; "": it does not, or there is no such route."""
+        """Return the queue that `route` consumes from at an endpoint; "" if it consumes from none, or does
+        not exist."""
         return self._queues.get((endpoint, route), "")
 
     @staticmethod
@@ -109,12 +114,12 @@ class Candidate:
 
 
 def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
-    """Whether the address does not say everything: a condition looks at each message."""
+    """Return True if a route has a condition on the message, so that the address does not decide alone."""
     return any(isinstance(resolved, ConditionalRoute) for resolved in resolved_routes)
 
 
 def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fates:
-    """What becomes of a message, in the order of the routes."""
+    """Return the fates of a message in the order of the routes."""
     found = []
     for resolved in resolved_routes:
         made = resolved.cross(message)
@@ -132,7 +137,7 @@ def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fate
 
 
 def show_fate(fate: Fate) -> str:
-    """A fate for people."""
+    """Return a fate as text for people."""
     if fate.address is None:
         return f"refused by {fate.route} ({fate.refused})"
     durable = "durable" if fate.durable else "transient"

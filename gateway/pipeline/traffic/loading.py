@@ -1,9 +1,8 @@
-"""The recorded traffic that a job is about: rows of a journal in a span of time, and what else is wanted of
-them.
+"""Loading of recorded traffic: journal or archive rows of a period that satisfy a condition.
 
-A DataFrame of rows is the way for all that Spark computes. What Python computes has a shorter one: blocks of
-a journal are Arrow's already, and to make Spark's rows of them, and Arrow's of those for another worker,
-costs more than to read and route them. So the tasks read the journal themselves.
+`traffic` returns a DataFrame for computation in Spark. `Recording.through` is faster for computation in
+Python: blocks of a journal are Arrow already, and converting them to Spark's rows and back is more expensive
+than reading and routing them. So the tasks read the journal themselves.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ ALWAYS: Final = ("shard", "sequence", "received", REASON)
 WORD: Final = re.compile(r"[a-z_]+")
 
 Batches = Callable[[Iterable[Arrow]], Iterator[Arrow]]
-"""What `mapInArrow` takes; pickled to the tasks."""
+"""Function for `mapInArrow`, pickled to the tasks."""
 
 Piece = tuple[Callable[[Any], Iterator[Arrow]], Any]
-"""What reads a part of the rows in a task, and the part."""
+"""Function that reads a part of the rows in a task, and the part."""
 
 
 class Span(NamedTuple):
-    """Which rows: received from `begin` to before `end` (ISO 8601, UTC unless they say otherwise), and for
-    which the SQL condition `where` is true. None: all."""
+    """Selection of rows: received from `begin` to before `end` (ISO 8601, UTC by default), and satisfying the
+    SQL condition `where`. None is no bound."""
 
     begin: str | None = None
     end: str | None = None
@@ -54,13 +53,17 @@ class Span(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The journal's columns that `where` may need."""
+        """Columns of the journal that `where` may use."""
         return [word for word in WORD.findall((self.where or "").lower()) if word in BY_NAME]
 
 
 class Recording(NamedTuple):
-    """Rows of a journal (`folder`), of an `archive`, or of both: then of the journal what the archive has not
-    yet. Without those of what left an outbox: their messages have another row, of when they were accepted."""
+    """Rows of a journal (`folder`), of an `archive`, or of both (then archived rows are read from the
+    archive).
+
+    Rows of messages that left an outbox are excluded: those messages have another row, from when they were
+    accepted.
+    """
 
     spark: SparkSession
     folder: str | None
@@ -68,8 +71,11 @@ class Recording(NamedTuple):
     archive: str | None = None
 
     def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
-        """What `function` makes of batches with these columns; `schema` is Spark's, of what it makes. Raises
-        PipelineError, JournalError."""
+        """Return the result of `function` on batches with these columns; `schema` is the Spark schema of the
+        result.
+
+        Raises PipelineError, JournalError.
+        """
         where = self.span.where
         condition = None if where is None else condition_of(self.spark, where)
         is_table = self.archive is not None and table_at(self.spark, self.archive) is not None
@@ -90,7 +96,7 @@ class Recording(NamedTuple):
         return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
     def _filed(self, names: Sequence[str]) -> tuple[Manifest, list[Piece]]:
-        """The files of the archive."""
+        """Return the manifest and the pieces of the archive."""
         archive = Archive(place_of(str(self.archive), hadoop_of(self.spark)))
         manifest = found_in(archive)
         begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
@@ -100,7 +106,7 @@ class Recording(NamedTuple):
     def _journal(
         self, names: Sequence[str], given: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
-        """The parts of the journal."""
+        """Return the pieces of the journal."""
         stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | given
         table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
         table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
@@ -112,7 +118,8 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """`mapInArrow` of numbers of pieces: reads them, and hands their rows on for which a condition holds."""
+    """Function for `mapInArrow` on numbers of pieces: reads them, filters their rows, and calls
+    `function`."""
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
         self._pieces = pieces
@@ -140,7 +147,7 @@ def _bounds(span: Span) -> Iterator[Filter]:
 
 
 def staying(batch: Arrow) -> Arrow:
-    """The rows of a batch that NO_TRAFFIC does not match; its texts are few."""
+    """Return the rows of a batch that NO_TRAFFIC does not match."""
     reasons = batch.column(REASON).dictionary_encode()
     aside = pc.match_substring_regex(reasons.dictionary, NO_TRAFFIC)
     if not pc.any(aside).as_py():
@@ -151,8 +158,8 @@ def staying(batch: Arrow) -> Arrow:
 def traffic(
     spark: SparkSession, folder: str | None, names: Iterable[str], span: Span, *, archive: str | None = None
 ) -> DataFrame:
-    """These columns of the rows of a journal, of an archive, or of both: of the journal what the archive has
-    not. Raises PipelineError for a time that is none."""
+    """Return these columns of the rows of a journal, of an archive, or of both. Raises PipelineError for an
+    invalid time."""
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
         return within(read_archive(spark, archive, folder, columns=columns), span)
@@ -165,7 +172,7 @@ def traffic(
 
 
 def within(rows: DataFrame, span: Span) -> DataFrame:
-    """The rows in a span. Raises PipelineError for a time that is none."""
+    """Return the rows in a span. Raises PipelineError for an invalid time."""
     received = F.col("received")
     if span.begin is not None:
         rows = rows.where(received >= F.lit(moment(span.begin)))
@@ -175,7 +182,7 @@ def within(rows: DataFrame, span: Span) -> DataFrame:
 
 
 def rows_at(rows: DataFrame, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """The rows with these shards and sequence numbers."""
+    """Return the rows with these shards and sequence numbers."""
     by_shard: dict[str, list[int]] = {}
     for shard, sequence in places:
         by_shard.setdefault(shard, []).append(sequence)

@@ -1,4 +1,4 @@
-"""A row of a journal as the message that it was."""
+"""Conversion of a journal row to its message."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from gateway.store.properties import decode_properties
 
 NOTHING: Final = "{}"
 ASIDE: Final = f"reason_text rlike '{NO_TRAFFIC}'"
-"""SQL: rows of what has left an outbox, whose message has another one, of when it was accepted; and of what
-was rejected before it had a target."""
+"""SQL condition for rows that are no traffic: messages that left an outbox, which have another row from when
+they were accepted, and messages rejected before they had a target."""
 
 
 def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
-    """The address of a row's protocol, scope and name."""
+    """Return the address of a row's protocol, scope and name."""
     dialect = DIALECTS[protocol]
     return dialect.address(scope or dialect.scope_default, name or "")
 
 
 def property_set_of(text: str | None) -> PropertySet:
-    """The property set of a row's JSON. What the journal could not record cannot be read here either."""
+    """Return the property set of a row's JSON. Decoding raises RemoteProtocolError for properties that were
+    not recorded."""
     if not text or text == NOTHING:
         return NO_PROPERTIES
     return PropertySet("journal", text.encode(), _decode)
@@ -41,7 +42,7 @@ def _decode(octets: bytes) -> Properties:
 
 
 def message_of(row: Mapping[str, Any]) -> Message:
-    """The message of a row, as it came in; what the row lacks is as if it was not said."""
+    """Return the message of a row, as it was received; missing columns have defaults."""
     expires = row.get("expires")
     sender = Sender(row["source_endpoint"], row.get("client") or "", row.get("user") or "")
     return Message(

@@ -1,4 +1,4 @@
-"""Two answers to the question where a message goes, compared: what a change of the mapping does."""
+"""Comparison of two routing results: the effect of a changed mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.pipeline.traffic.fates import Fate
 
 
 class Verdict(Enum):
-    """What becomes of a delivery under the candidate."""
+    """Change of a delivery by the candidate."""
 
     SAME = "same"
     STRONGER = "stronger"
@@ -23,7 +23,7 @@ class Verdict(Enum):
 
 
 class Change(NamedTuple):
-    """One delivery before and after; None: there is none."""
+    """Delivery before and after; None if there is none."""
 
     verdict: Verdict
     before: Fate | None
@@ -31,9 +31,11 @@ class Change(NamedTuple):
 
 
 def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[Change]:
-    """Pair what happened with what would happen: first by the place where it ends, then by the route, then by
-    the endpoint; what has no partner is dropped or new. A refusal is no delivery: it is worth a word when
-    there was none before."""
+    """Pair recorded and new fates by place, then by route, then by endpoint, and yield a Change for each.
+
+    A fate without a partner is dropped or new. A refusal is no delivery; it is reported only if that route
+    did not refuse before.
+    """
     old = [fate for fate in before if fate.address is not None]
     new = list(after)
     pairs: list[tuple[Fate, Fate]] = []

@@ -1,10 +1,11 @@
-"""Which windows of time a stream may tell, and which it has to tell again. Pure: no Spark, no files.
+"""Time windows of a stream: which ones are complete, and which have to be reported again. Pure code without
+Spark or files.
 
-The journal is in the order of settlement: what waits for a broker that is away is written hours after what
-came later and was settled at once. So the newest row says nothing of older ones, and a watermark on it loses
-them. The journal itself says up to when it is complete (`gateway/store/journal/format.py`), and a window is
-told when that is past its end; or, should one message stay open for ever, when rows that came `late` after
-its end have been seen. What comes later still is counted, and its windows are told again.
+The journal is in the order of settlement: a message that waits for an unreachable broker is written hours
+after later messages. So the newest row does not bound older ones, and a watermark on it would lose them. The
+journal itself records up to when it is complete (`gateway/store/journal/format.py`). A window is reported
+when that time is past its end; or, in case a message never settles, when rows received `late` after its end
+have been read. Later rows are counted, and their windows reported again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Final, NamedTuple
 from gateway.errors import PipelineError
 from gateway.pipeline.journal.options import Offsets
 
-SECOND: Final = 1_000_000  # in microseconds
+SECOND: Final = 1_000_000  # In microseconds.
 UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Touched(NamedTuple):
-    """Rows of a micro-batch in one shard and window (microseconds UTC), the number behind the newest of them,
-    and when the last one was received."""
+    """Rows of a micro-batch in one shard and window (microseconds UTC), with the number behind the newest,
+    and the last time of receipt."""
 
     shard: str
     begin: int
@@ -35,8 +36,8 @@ class Touched(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What a micro-batch tells: `windows`, (begin, end) in order; those of them that were told before; and
-    how many rows came later than their window was told."""
+    """Result of a micro-batch: `windows` to report, as (begin, end) in order; those reported before; and the
+    number of rows later than the report of their window."""
 
     windows: list[tuple[int, int]]
     again: set[tuple[int, int]]
@@ -45,10 +46,10 @@ class Due(NamedTuple):
 
 @dataclass
 class Windows:
-    """What a stream of windows remembers from one micro-batch to the next.
+    """State of a stream of windows between micro-batches.
 
-    `number`: of the micro-batch; `ends`: the rows read, by shard; `horizon`: windows that end up to then have
-    been told; `waiting`: windows with rows that have not.
+    `number` is that of the micro-batch; `ends` the rows read, by shard; windows that end at `horizon` or
+    earlier have been reported; `waiting` are windows with rows that have not.
     """
 
     number: int = -1
@@ -58,17 +59,18 @@ class Windows:
     waiting: list[tuple[int, int]] = field(default_factory=list)
 
     def encode(self) -> str:
-        """As text."""
+        """Return the state as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> Windows:
-        """What `encode` wrote."""
+        """Return the state that `encode` wrote."""
         given = json.loads(text)
         return cls(**given | {"waiting": [(begin, end) for begin, end in given["waiting"]]})
 
     def read(self, number: int, rows: Iterable[Touched]) -> Windows:
-        """What is known when micro-batch `number` with these rows has been read; nothing is told yet."""
+        """Return the state after reading micro-batch `number` with these rows, before anything is
+        reported."""
         found = Windows(number, dict(self.ends), self.horizon, self.newest)
         waiting = set(self.waiting)
         for one in rows:
@@ -79,7 +81,8 @@ class Windows:
         return found
 
     def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> Due:
-        """What may be told now, by the low-water mark of each shard; they do not wait any more."""
+        """Return the windows to report now, by the low-water mark of each shard, and remove them from
+        `waiting`."""
         before = self.horizon
         known = [mark for mark in marks.values() if mark is not None]
         complete = min(known) if known and len(known) == len(marks) else 0
@@ -91,7 +94,7 @@ class Windows:
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Times from the begin of the first to the end of the last of those that follow each other."""
+    """Return the windows with adjacent ones merged, in order."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(windows):
         if found and begin <= found[-1][1]:
@@ -102,7 +105,7 @@ def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of "10 minutes". Raises PipelineError."""
+    """Return the microseconds of a duration such as "10 minutes". Raises PipelineError."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]+?)s?\s*", text)
     if found is None or found[2] not in UNITS:
         raise PipelineError(
