@@ -1,8 +1,9 @@
-"""What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, a console; and the
-interface by which operators and programs look at everything, and change it.
+"""HTTP interface of the gateway: health, metrics, console, and the API for operators and programs.
 
-Whatever is below /api needs admission (admission.py). Each of its parts says what can be asked of it in rows
-(operations.py), and models.py what the answers are made of; rabbitmq.py speaks as RabbitMQ's management does.
+Everything below /api needs a login or token (`admission.py`). Each part of the API lists its operations with
+the functions that serve them (`operations.py`); `models.py` describes requests and responses; `rabbitmq.py`
+implements RabbitMQ's management API. Browsers use the console, Prometheus the metrics, Kubernetes the health
+probes.
 """
 
 from gateway.admin.admission import Admission

@@ -1,9 +1,10 @@
-"""The console's door: who asks, and what that one may see and change.
+"""Admission control of the console and the API: identifies the caller, and decides what the caller may see
+and change.
 
-No address is trusted, this machine's neither: a proxy in front makes strangers local. Whoever asks shows one
-of these: a bearer token that was made here, the secret of `http.token_file`, a JSON Web Token, a name and
-password (HTTP Basic), or the cookie of a session. What is not a GET changes something and needs the right
-`write`; with a cookie it also needs the session's CSRF token, which a page from elsewhere does not know.
+No address is trusted, not even this machine's, because a proxy makes remote callers local. A caller presents
+one of these: a bearer token made here, the secret of `http.token_file`, a JSON Web Token, a name and password
+(HTTP Basic), or the cookie of a session. Every method but GET and HEAD needs the right `write`; with a cookie
+it also needs the session's CSRF token, which pages of other origins do not know.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ BASIC: Final = "basic "
 COOKIE: Final = "gateway_session"
 CSRF: Final = "x-csrf-token"
 READING: Final = frozenset(("GET", "HEAD"))
-COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")  # of what answers say
+# Counts in responses that are copied to the audit log.
+COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")
 BODIES: Final = frozenset(("body", "payload"))
-TARGET_MAX: Final = 10  # words of a choice that the audit log is told
+TARGET_MAX: Final = 10  # Words of a request's choice that are written to the audit log.
 ELSEWHERE: Final = "sees its virtual hosts alone, and this concerns more"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 
@@ -47,9 +49,8 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `credential` names what was shown, for the audit log. `maker` is the user who
-    answers for it, None for an administrator: what is made by this request ends with that user.
-    """
+    """Caller of a request. `credential` names the credential for the audit log. `maker` is the responsible
+    user, None for an administrator: what the request creates ends with that user."""
 
     principal: Principal
     rights: ConsoleRights
@@ -59,19 +60,18 @@ class Caller(NamedTuple):
 
     @property
     def right(self) -> Right:
-        """Whether it may see and change anything."""
+        """Right of the caller: none, read or write."""
         return self.rights.right
 
     @property
     def owner(self) -> str:
-        """User whose share what is opened with this request counts in."""
+        """User whose share an opened stream counts against."""
         return self.principal.name if self.maker is None else self.maker.name
 
 
 class Admission:
-    """Decides about requests. `rights_of` returns what a principal's roles allow; `access` knows the users
-    and tokens of others, None: nobody does.
-    """
+    """Admission control of requests. `rights_of` returns the rights that a principal's roles give; `access`
+    authenticates users and tokens of others, None accepts none."""
 
     def __init__(
         self,
@@ -89,9 +89,11 @@ class Admission:
         self._token_file = token_file
 
     def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
-        """Return `serve` for those who may: others are answered 401 or 403, and what cannot be with its
-        problem. `by_host`: it shows callers with rights in some virtual hosts only what is there
-        (`hosts_of`); anything else is refused to them.
+        """Return `serve` with admission: callers without rights receive 401 or 403, and failed requests a
+        problem document.
+
+        `by_host` is True for operations that show callers with rights in some virtual hosts only the content
+        of those (`hosts_of`); such callers cannot use any other operation.
         """
 
         async def serve_or_refuse(request: Request) -> Response:
@@ -103,7 +105,7 @@ class Admission:
                 return self._refused(request, f"{caller.principal.name!r} {ELSEWHERE}", 403)
             try:
                 response = await serve(request)
-            except tuple(PROBLEMS) as error:  # whatever was done before it stands in the audit log
+            except tuple(PROBLEMS) as error:  # Changes made before the error are in the audit log.
                 response = problem(PROBLEMS[type(error)], str(error))
             if request.method in READING:
                 return unless_known(request, response)
@@ -115,8 +117,10 @@ class Admission:
     async def caller(
         self, request: Request, *, leaving: bool = False, quiet: bool = False
     ) -> Caller | Response:
-        """Who asks, if he may; else what he is answered. `leaving`: he only ends his session. `quiet`: what
-        he is refused is not worth a line, he is asked to log in.
+        """Return the caller, or the response for a caller without rights.
+
+        `leaving` permits every caller, for ending a session. `quiet` writes no audit line for a refusal,
+        because the caller is asked to log in.
         """
         found = await self._identify(request)
         if found is None:
@@ -138,7 +142,7 @@ class Admission:
         return problem(code, why, LOGIN if code == 401 else None)
 
     async def _identify(self, request: Request) -> Caller | str | None:
-        """Who asks; why what he shows is not taken; None: he shows nothing."""
+        """Return the caller, the reason why the credential is invalid, or None without a credential."""
         shown = _header(request, "authorization")
         if shown.lower().startswith(SCHEME):
             return await self._bearer(request, shown[len(SCHEME) :].strip())
@@ -161,7 +165,7 @@ class Admission:
         return Caller(principal, rights, "session", session, maker)
 
     def _still(self, session: Session) -> bool:
-        """Return True if the session's user is the same still, or the token that began it."""
+        """Return True if the session's user, or the token that began the session, is still valid."""
         if session.token:
             token = self.tokens.by_digest(session.token)
             return token is not None and self._stands(token.maker)
@@ -170,25 +174,26 @@ class Admission:
         )
 
     def _stands(self, maker: Maker | None) -> bool:
-        """Return True if the user who made a token is still there, with the same password."""
+        """Return True if the user who made a token still exists with the same password."""
         return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
 
     def find_token(self, text: str) -> Token | None:
-        """Return the token with this text; None: there is none, or it has ended, or its user has."""
+        """Return the token with this text; None if it does not exist, has expired, or its user is no longer
+        valid."""
         token = self.tokens.find(text)
         return token if token is not None and self._stands(token.maker) else None
 
     def rights_of_token(self, token: Token) -> ConsoleRights:
-        """Return what a token allows: no more than the user who made it may now."""
+        """Return the rights of a token, at most those that its user has now."""
         own = EVERYTHING if token.console == "write" else ConsoleRights("read", token.bodies)
         return own if token.maker is None else own.within(self.rights_of(token.maker.principal))
 
     def stamp(self, principal: Principal) -> str:
-        """Return what tells whether the user is the same later."""
+        """Return a value that changes when the user or its password does."""
         return "" if self.access is None else self.access.stamp(principal)
 
     def _user(self, principal: Principal, credential: str) -> Caller:
-        """Return the caller that a principal is who has just proved itself."""
+        """Return the caller for an authenticated principal."""
         maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
@@ -212,8 +217,10 @@ class Admission:
         return "the token is not the right one"
 
     async def _basic(self, request: Request, shown: str) -> Caller | str:
-        """A name and password, as programs say them that know RabbitMQ; the password may be a token of this
-        name. A browser is never told that it may ask for one, so no page from elsewhere can make use of it.
+        """Authenticate a name and password, as programs for RabbitMQ send them. The password may be a token
+        of this name.
+
+        Browsers are never challenged for a password, so pages of other origins cannot use a stored one.
         """
         try:
             name, colon, secret = base64.b64decode(shown, validate=True).decode().partition(":")
@@ -234,7 +241,7 @@ class Admission:
 
     @staticmethod
     async def _note(request: Request, caller: Caller, response: Response) -> None:
-        """Whoever changes something stands in the audit log with it."""
+        """Write an audit line with the caller, the request's choice and the result."""
         try:
             choice = orjson.loads(await request.body())
         except (orjson.JSONDecodeError, ClientDisconnect):
@@ -257,20 +264,21 @@ class Admission:
 
 
 def hosts_of(request: Request) -> Callable[[str], bool]:
-    """Return a function that returns True for the virtual hosts that an admitted request may be about."""
+    """Return a function that returns True for the virtual hosts that an admitted request may concern."""
     caller: Caller = request.state.caller
     hosts = caller.rights.hosts(reading=request.method in READING)
     return (lambda _: True) if hosts is None else hosts.__contains__
 
 
 def shows_secret(request: Request, file: Path) -> bool:
-    """Whether a request shows the secret of a file as its bearer token."""
+    """Return True if the request's bearer token is the secret in a file."""
     shown = _header(request, "authorization")
     return shown.lower().startswith(SCHEME) and is_secret(shown[len(SCHEME) :].strip(), file)
 
 
 def is_secret(shown: str, file: Path) -> bool:
-    """Whether this is the secret of a file, which is read each time, so that a changed one is taken."""
+    """Return True if the text is the secret in a file, which is read each time, so that a changed secret
+    takes effect."""
     try:
         secret = secret_from(file).strip()
     except ConfigurationError:
@@ -279,7 +287,7 @@ def is_secret(shown: str, file: Path) -> bool:
 
 
 def target_of(choice: Any) -> str:
-    """What a request chooses, in one line: names, patterns and flags."""
+    """Return the choice of a request in one line: names, patterns and flags."""
     if not isinstance(choice, Mapping):
         return ""
     words = []
@@ -292,13 +300,13 @@ def target_of(choice: Any) -> str:
 
 
 def remote_of(request: Request) -> str:
-    """host:port of whoever asks."""
+    """Return host:port of the caller."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
 
 
 def strange(request: Request) -> str:
-    """Return the address of whoever asks as a place that is not this machine: its failures are counted, for a
-    proxy may stand there. Of IPv6, the place is the network of 64 bits (access/places.py)."""
+    """Return the caller's address marked as remote, so that failed logins count even from this machine, which
+    may run a proxy. Of IPv6 the address is the network of 64 bits (access/places.py)."""
     host, _, port = remote_of(request).rpartition(":")
     return f"http {place_of_host(host)}:{port}"
 

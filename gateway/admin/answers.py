@@ -1,6 +1,5 @@
-"""How everything below /api speaks: JSON that is never stored, problems by RFC 9457, and requests that choose
-by a JSON object.
-"""
+"""Responses and errors of everything below /api: JSON that is never cached, problem documents by RFC 9457,
+and parsing of JSON bodies."""
 
 from __future__ import annotations
 
@@ -14,28 +13,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-ENTITY: Final = ("content-length", "content-type")  # what speaks of a body
+ENTITY: Final = ("content-length", "content-type")  # Headers that describe a body.
 PROBLEM: Final = "application/problem+json"
 
 
 class BadChoiceError(Exception):
-    """The request chooses nothing that there could be; the text says why. Answered 400."""
+    """Invalid choice or document in a request, with the fault as text. Response 400."""
 
 
 class AbsentError(Exception):
-    """There is no such thing; the text says what is not there. Answered 404."""
+    """Absence of the requested object, which the text names. Response 404."""
 
 
 class ConflictError(Exception):
-    """What there is already is in the way; the text says what. Answered 409."""
+    """Conflict with existing state, which the text describes. Response 409."""
 
 
 class ShareFullError(Exception):
-    """The user has its share of something already; the text says of what. Answered 429."""
+    """Limit of a user's share, which the text describes. Response 429."""
 
 
 class UnavailableError(Exception):
-    """What was asked for cannot be had now; the text says why. Answered 503."""
+    """Temporary unavailability, with the reason as text. Response 503."""
 
 
 PROBLEMS: Final[Mapping[type[Exception], int]] = {
@@ -48,30 +47,29 @@ PROBLEMS: Final[Mapping[type[Exception], int]] = {
 
 
 def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`document` as JSON."""
+    """Return `document` as a JSON response."""
     return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, "application/json")
 
 
 def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """What is wrong, as RFC 9457 has it."""
+    """Return a problem document by RFC 9457 as a response."""
     return Response(problem_of(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
 
 
 def problem_of(code: int, detail: str) -> bytes:
-    """The document of a problem."""
+    """Return a problem document by RFC 9457 as JSON bytes."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
     return orjson.dumps(document)
 
 
 def tag_of(octets: bytes) -> str:
-    """The ETag of an answer."""
+    """Return the ETag of a response body."""
     return f'"{blake2b(octets, digest_size=12).hexdigest()}"'
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """The answer with its ETag, its own or that of its octets; 304, and nothing more, when whoever asks has
-    it (`If-None-Match`).
-    """
+    """Return the response with its ETag, or 304 without a body if the request has that ETag
+    (`If-None-Match`)."""
     if response.status_code != 200 or not response.body:
         return response
     tag = response.headers.setdefault("ETag", tag_of(bytes(response.body)))
@@ -83,7 +81,7 @@ def unless_known(request: Request, response: Response) -> Response:
 
 
 async def choice_of(request: Request) -> Any:
-    """The JSON document in the body. Raises BadChoiceError when it is none."""
+    """Return the JSON document in the request's body. Raises BadChoiceError if it is not JSON."""
     try:
         return orjson.loads(await request.body())
     except orjson.JSONDecodeError as error:

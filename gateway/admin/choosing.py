@@ -1,9 +1,9 @@
-"""How operators choose among very many things, and look at them or remove them without anybody else waiting.
+"""Selection among very many objects, and paging through them without delaying other clients.
 
-A choice is a set of words (`client`, `idle_longer_than`, ...), in a query or in a JSON object. A `*` in a
-text stands for any run of characters, unless `exact` is said: clients choose names, and `*` is one. Lists
-come in pages, ordered by key: `next` of one page is `after` of the next one. Whatever walks over all that
-there is does so in slices, between which the loop turns.
+A choice is a set of words (`client`, `idle_longer_than`, ...) in a query or a JSON object. A `*` in a text
+stands for any characters, unless `exact` is given, because clients choose names that may contain `*`. Lists
+are paged and ordered by key: `next` of one page is `after` of the following one. Every walk over all objects
+runs in slices, with a turn of the event loop in between.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from gateway.store.store import Store
 
 SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
-SLICE: Final = 500  # things that are looked at between two turns of the loop: about a millisecond
-COST_MAX: Final = 200  # and what is removed between two, in subscriptions or the like
-DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the command line waits for 120
+SLICE: Final = 500  # Objects examined between two turns of the event loop, in about a millisecond.
+COST_MAX: Final = 200  # Cost of removals between two turns, in subscriptions or similar units.
+DISK_SECS: Final = 100.0  # Fifty thousand sessions take long to write; the command line waits for 120 s.
 
-PASSING: Final = frozenset(("idle_secs", "expires_secs", "oldest_secs"))  # they only say that time passes
+# Fields that change merely because time passes.
+PASSING: Final = frozenset(("idle_secs", "expires_secs", "oldest_secs"))
 
 SHAPES: Final[Mapping[Any, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
 
@@ -38,14 +39,15 @@ T = TypeVar("T")
 
 
 class Page(NamedTuple):
-    """So many match in all; those `shown`, in order of key; the `next` page begins behind this key."""
+    """Page of a list: number of all matching objects, the rows `shown` in order of key, and the key `next`
+    after which the next page begins."""
 
     matching: int
     shown: list[Any]
     next: str | None
 
     def answer(self) -> Response:
-        """As JSON. That time passes changes no ETag: it is a weak one where rows say how long ago is what."""
+        """Return the page as JSON. Rows with elapsed times have a weak ETag that ignores these."""
         document = {"total": self.matching, "items": self.shown, "next": self.next}
         if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.shown[:1]):
             return answer(document)
@@ -55,7 +57,8 @@ class Page(NamedTuple):
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
-    """The choice in a query, how many to show, and behind which key. Raises BadChoiceError."""
+    """Return the choice in a query, the number of rows, and the key after which the page begins. Raises
+    BadChoiceError."""
     given: dict[str, Any] = dict(request.query_params)
     try:
         count = min(max(int(given.pop("count", SHOWN)), 0), SHOWN_MAX)
@@ -75,7 +78,7 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
 
 async def removal_of(request: Request, operation: Operation) -> dict[str, Any]:
-    """The choice in a body, of which the operation's flags alone are none. Raises BadChoiceError."""
+    """Return the choice in a body. Raises BadChoiceError if it has flags only and selects nothing."""
     given = await choice_of(request)
     if not isinstance(given, dict):
         raise BadChoiceError("give a JSON object")
@@ -105,7 +108,8 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a text matches; each `*` in the pattern stands for any run of characters. In linear time."""
+    """Return a function that matches texts with a pattern, in which `*` stands for any characters, in linear
+    time."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern.__eq__
@@ -126,7 +130,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
-    """Whether a text is what this word of a choice says: a pattern, or with `exact` the text itself."""
+    """Return a function that matches texts with a word of a choice: a pattern, or with `exact` the text
+    itself."""
     said: str | None = wanted.get(word)
     if said is None:
         return lambda _: True
@@ -134,7 +139,8 @@ def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
-    """The things, some at a time; the loop turns in between, so they may be gone when their turn comes."""
+    """Yield the objects in slices, with a turn of the event loop in between, in which objects may
+    disappear."""
     left = iter(things)
     while some := list(islice(left, SLICE)):
         yield some
@@ -149,7 +155,7 @@ async def page_of(
     count: int,
     after: str,
 ) -> Page:
-    """A page of those of the `things` that are chosen."""
+    """Return a page of the chosen objects."""
     return await page_of_slices(slices(things), chosen, key, show, count, after)
 
 
@@ -161,7 +167,7 @@ async def page_of_slices(
     count: int,
     after: str,
 ) -> Page:
-    """Return a page as `page_of` does, of things that come some at a time."""
+    """Return a page as `page_of` does, of objects that arrive in slices."""
     matching = behind = 0
     first: list[T] = []
     async for some in things:
@@ -177,14 +183,14 @@ async def page_of_slices(
 
 
 class Pace:
-    """Lets the loop turn after so much has been removed. `flush` ends a wake-up."""
+    """Pacing of removals: the event loop runs after a certain cost. `flush` ends a wake-up."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
         self._spent = 0
 
     async def spend(self, cost: int) -> None:
-        """Something was removed that took about so much."""
+        """Add the cost of one removal, and let the event loop run if it is time."""
         self._spent += cost
         if self._spent >= COST_MAX:
             self._spent = 0
@@ -193,7 +199,8 @@ class Pace:
 
 
 async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
-    """Return when all that was done is on disk. Raises UnavailableError when the disk does not take it."""
+    """Wait until all changes are on disk, at most `secs`. Raises UnavailableError if the disk does not store
+    them."""
     if store is None:
         flush()
         return

@@ -1,7 +1,7 @@
-"""Connected clients over HTTP: who they are, and an operator's way to send them off.
+"""Operations on connected clients: listing and disconnecting them.
 
-Whoever is to be sent off is chosen by a word beside `endpoint` and `protocol`. What a client hears, and what
-becomes of its session and its will, is its protocol's business.
+A disconnection needs one of the words client, user and address. The protocol decides which packet a client
+receives, and what happens to its session and will.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ log = structlog.get_logger()
 
 
 class Details(NamedTuple):
-    """What RabbitMQ tells of a connection, too: at which `host` and `port` it came in, whether by TLS; of
-    AMQP 0-9-1 what its client says of itself, and what was agreed.
-    """
+    """Details of a connection for RabbitMQ's API: `host` and `port` of the listener, TLS, and for AMQP 0-9-1
+    client properties and negotiated limits."""
 
     host: str = ""
     port: int = 0
@@ -46,9 +45,8 @@ class Details(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """A connection. `client` and `user` are "" until it has said who it is; `dismiss` says goodbye to it.
-
-    `virtual_host` is "" where there are none. `since` it was let in, by the event loop's clock.
+    """Record of a connection. `client` and `user` are "" before the login; `dismiss` disconnects it.
+    `virtual_host` is "" in protocols without one. `since` is the time of the login by the event loop's clock.
     """
 
     endpoint: str
@@ -69,11 +67,11 @@ class Connected(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         return f"{self.address}\n{self.endpoint}"
 
     def shown(self) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the row of this connection."""
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
         since = facts.pop("since")
@@ -86,7 +84,8 @@ class Connected(NamedTuple):
 
 
 class ClientsApi:
-    """`connected` finds the connections; `flush` writes to sockets what was said to them."""
+    """Operations on connected clients. `connected` returns the connections; `flush` writes pending packets to
+    sockets."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class ClientsApi:
         self._flush = flush
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(CONNECTIONS, self._list, ConnectionRow),
             Served(DISCONNECT, self._disconnect, Disconnected),
@@ -136,7 +135,7 @@ class ClientsApi:
 
 
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
-    """What each has read and written per second, counted for a while: it is not otherwise known."""
+    """Return bytes read and written per second of each stream, measured for WATCHED_SECS."""
     began = clock.now()
     watched = [None if stream is None else stream.watch() for stream in streams]
     before = [(0, 0) if one is None else (one.read, one.written) for one in watched]
@@ -156,7 +155,7 @@ async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float]
 
 
 def chooser(wanted: Mapping[str, str]) -> Callable[[Connected], bool]:
-    """Whether a connection is one of those that are meant."""
+    """Return a function that returns True for the selected connections."""
     return lambda one: all(getattr(one, word) == value for word, value in wanted.items())
 
 

@@ -1,6 +1,6 @@
-"""Dead letters over HTTP: the newest, with their bodies cut; one, whole; publish them again; forget them.
+"""Operations on dead letters: listing, showing, publishing again and deleting them.
 
-The two last take a JSON object that chooses: {"ids": [...]}, {"route": NAME} or {"all": true}.
+The last two take a JSON object that selects: {"ids": [...]}, {"route": NAME} or {"all": true}.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, RE
 from gateway.protocols import show
 from gateway.store.properties import encode_properties
 
-BODY_SHOWN: Final = 1_024  # octets of a body in the list
+BODY_SHOWN: Final = 1_024  # Bytes of a body in the list.
 REDRIVEN_AT_ONCE: Final = 500
-READ_SECS: Final = 20.0  # the disk may be slow
-REDRIVE_SECS: Final = 10.0  # a link may be down; what is accepted later is still taken off the list
+READ_SECS: Final = 20.0  # For a slow disk.
+# For a link that is down; messages accepted later are removed from the list as well.
+REDRIVE_SECS: Final = 10.0
 
 Result = TypeVar("Result")
 
 
 class LettersApi:
-    """`flush` hands what was done to the store and writes to sockets, as the end of a wake-up does."""
+    """Operations on dead letters. `flush` passes changes to the store and writes to sockets, as the end of a
+    wake-up does."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class LettersApi:
         read_secs: float = READ_SECS,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`hide` takes private fields out of messages that are shown."""
+        """`hide` removes private fields from messages that are shown."""
         self._letters = letters
         self._redriving = redriving
         self._flush = flush
@@ -60,7 +62,7 @@ class LettersApi:
         self._hide = hide
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(DEAD_LETTERS, self._list, LetterRow),
             Served(REDRIVE, self._redrive, Redriven),
@@ -79,7 +81,7 @@ class LettersApi:
         return self._page(request, len(ids), await self._found(behind[: count + 1]), count).answer()
 
     def _page(self, request: Request, total: int, found: list[Letter], count: int) -> Page:
-        """The first `count` of the letters; one more says that there is a next page."""
+        """Return a page with the first `count` letters; one more letter means that there is a next page."""
         page, seen = found[:count], seen_by(request, self._hide)
         rows = [shown(one, seen(one.route, one.message)) for one in page]
         return Page(total, rows, page[-1].id if len(found) > count > 0 else None)
@@ -141,7 +143,8 @@ class LettersApi:
         )
 
     async def _redrive_some(self, ids: list[str], told: dict[str, Outcome]) -> list[str]:
-        """Wait until all have been answered, or as long as we may. Returns those that there are not."""
+        """Redrive dead letters, and wait for their outcomes within the time limit. Return the ids that do not
+        exist."""
         letters = await self._found(ids)
         there = {letter.id for letter in letters}
         open_ = set(there)
@@ -149,7 +152,7 @@ class LettersApi:
 
         def tell(id: str, outcome: Outcome) -> None:
             if over.is_set():
-                return  # too late for this answer
+                return  # Too late for this response.
             told[id] = outcome
             open_.discard(id)
             if not open_:
@@ -165,7 +168,7 @@ class LettersApi:
         return [id for id in ids if id not in there]
 
     async def _chosen(self, request: Request) -> list[str]:
-        """The ids that the body chooses, without repeats."""
+        """Return the selected ids without repetitions."""
         choice = await choice_of(request)
         wanted = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
         if not isinstance(choice, dict) or len(choice) != 1:
@@ -192,7 +195,8 @@ class LettersApi:
         return await self._read(ask)
 
     async def _read(self, ask: Callable[[Callable[[Result], None]], None]) -> Result:
-        """What `ask` tells its function. Raises UnavailableError when it does not come."""
+        """Return the result that `ask` passes to its callback. Raises UnavailableError if it does not arrive
+        in time."""
         found: list[Result] = []
         there = trio.Event()
 
@@ -209,8 +213,8 @@ class LettersApi:
 
 
 def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
-    """A letter for people and programs, with what the caller may see of its message; `whole`: with its
-    properties and all of its body."""
+    """Return the row of a dead letter with the visible part of its message; `whole` includes properties and
+    the whole body."""
     document: dict[str, Any] = {
         "id": letter.id,
         "time": datetime.fromtimestamp(letter.utc, UTC).isoformat(timespec="milliseconds"),

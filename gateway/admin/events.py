@@ -1,7 +1,7 @@
-"""What the gateway tells by itself over HTTP, as server-sent events: its state, and messages that pass.
+"""Server-sent events: the state of the gateway, and messages that pass.
 
-Each stream takes one of a few places for as long as it is open, and one user has a share of them. Before each
-event the login is checked again: a session that has ended gets no more.
+Each stream occupies one of a limited number of places while it is open, and each user has a share of them.
+The login is checked before each event, so an ended session receives no more events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Told = Callable[[], Awaitable[bytes]]
 
 
 class Names(NamedTuple):
-    """What there is to be watched."""
+    """Names of the routes and endpoints that can be watched."""
 
     routes: Callable[[], Iterable[str]]
     endpoints: Callable[[], Iterable[str]]
@@ -45,7 +45,8 @@ NOBODY: Final = Names(tuple, tuple)
 
 
 class EventsApi:
-    """`state` is what is told; None of `taps`: nobody can watch messages. `names` may be watched."""
+    """Operations with event streams. `state` returns the state to send; without `taps` no messages can be
+    watched. `names` may be watched."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class EventsApi:
         watched: UserShares | None = None,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`streams` and `watched` have the places of all streams, and of those of messages, by user. `hide`
-        takes private fields out of messages."""
+        """`streams` and `watched` limit all streams, and streams of messages, by user. `hide` removes private
+        fields from messages."""
         self._admission = admission
         self._state = state
         self._taps = taps
@@ -71,7 +72,7 @@ class EventsApi:
         self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [Served(EVENTS, self._listen, Status), Served(TAP, self._tap, PassedRow)]
 
     async def _listen(self, request: Request) -> Response:
@@ -132,12 +133,13 @@ class EventsApi:
         return Events(self, request, told, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Whether who listens still may."""
+        """Return True if the caller still has the right to the stream."""
         return not isinstance(await self._admission.caller(request, quiet=True), Response)
 
 
 class Events(Response):
-    """An answer without an end. `told` gives what is next, from `begins` until `over`."""
+    """Endless response. `told` returns the next event; `begins` and `over` are called at the start and the
+    end."""
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class Events(Response):
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell until whoever listens has gone, which `send` raises, or may not any more."""
+        """Send events until the client disconnects, which `send` raises, or loses its right."""
         api, owner = self._api, owner_of(self._request)
         api.streams.add(owner, 0)
         self._begins()
@@ -173,7 +175,7 @@ class Events(Response):
 
 
 def _check_place(places: UserShares, owner: str) -> None:
-    """Raise UnavailableError if all places are taken, ShareFullError if that user has its share of them."""
+    """Raise UnavailableError if all places are occupied, ShareFullError if the user's share of them is."""
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
         raise UnavailableError(f"all {places.count_max} {places.what} are open already")
@@ -182,7 +184,7 @@ def _check_place(places: UserShares, owner: str) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Return the user whose share a request counts in."""
+    """Return the user whose share a request counts against."""
     caller: Caller = request.state.caller
     return caller.owner
 

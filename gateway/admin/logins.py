@@ -1,6 +1,6 @@
-"""Logging in at the console, logging out, and the tokens that programs use.
+"""Login and logout at the console, and tokens for programs.
 
-A login has to say that it is JSON: a form of a page from elsewhere cannot.
+A login must be JSON, which forms of pages of other origins cannot send.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def _told(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict
 
 
 class LoginsApi:
-    """The routes."""
+    """Operations on logins and tokens."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         leave = admitted_to_leave(self._admission, self._log_out)
         return [
             Served(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
@@ -122,7 +122,8 @@ class LoginsApi:
         return "" if access is None else access.loggable(user)
 
     async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
-        """Who logs in, whether without regard to roles, and how; or why not."""
+        """Return the principal, True if it has all rights regardless of roles, and the kind of login; or the
+        reason of a refusal."""
         admission = self._admission
         if "code" in choice:
             if not admission.sessions.use_link(choice["code"]):
@@ -169,7 +170,7 @@ class LoginsApi:
         name, console, days, bodies = _wanted(choice)
         caller: Caller = request.state.caller
         ends = [] if days is None else [float(clock.utc()) + days * DAY_SECS]
-        if caller.principal.expires is not None:  # of a token, or JSON Web Token
+        if caller.principal.expires is not None:  # Expiry of a token, or JSON Web Token.
             ends.append(caller.principal.expires)
         try:
             text = self._admission.tokens.make(
@@ -210,7 +211,7 @@ DENIED: Final = {
 
 
 def admitted_to_leave(admission: Admission, serve: Any) -> Any:
-    """Whoever has a session may end it, also with the right to read alone."""
+    """Return `serve` with admission for logging out, which the right to read is enough for."""
 
     async def serve_or_refuse(request: Request) -> Response:
         caller = await admission.caller(request, leaving=True)
@@ -224,7 +225,8 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
 
 
 def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
-    """Name, right, days of a token, and whether it shows bodies. Raises BadChoiceError."""
+    """Return name, right and days of a requested token, and whether it shows bodies. Raises
+    BadChoiceError."""
     form = 'give {"name": NAME, "console": "read" or "write", "days": 90, "bodies": false}'
     if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days", "bodies"}:
         raise BadChoiceError(form)
@@ -240,5 +242,5 @@ def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser speaks TLS, with us or with a proxy. Believing that wrongly does no harm."""
+    """Return True if the browser uses TLS, directly or to a proxy. A wrong header does no harm."""
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))

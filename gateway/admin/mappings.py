@@ -1,5 +1,6 @@
-"""The mapping files over HTTP: what they are, what would become of a message, by them or by a draft, and what
-a reload would change. Nothing here writes a file: they are the operator's, or a ConfigMap's.
+"""Operations on mapping files: showing them, explaining the route of a message, and the changes of a reload.
+
+Drafts can be tried in place of files. No operation writes a file: they belong to the operator or a ConfigMap.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from gateway.mapping.explain import explain
 from gateway.operations import DRY_RUN, EXPLAIN, MAPPINGS, RELOAD
 from gateway.transport.computing import computed
 
-TEXT_OCTETS_MAX: Final = 262_144  # of a file that is shown
+TEXT_OCTETS_MAX: Final = 262_144  # Bytes of a file that is shown.
 
 log = structlog.get_logger()
 
 
 class MappingsApi:
-    """See Process."""
+    """Operations on the mapping files of a `Process`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(MAPPINGS, self._list, MappingRow),
             Served(EXPLAIN, self._explain, Explained, ExplainAsked),
@@ -81,7 +82,7 @@ class MappingsApi:
         return answer({"taken": not why, "why": why, "routes": routes})
 
     async def dry_run(self, _: Request | None) -> Response:
-        """What is wrong with the mapping files, or which routes they would add, remove and change."""
+        """Return faults of the mapping files, or the routes that they would add, remove and change."""
         try:
             candidate = await computed(partial(self._process.candidate, {}))
         except ConfigurationError as error:
@@ -109,7 +110,7 @@ def _faults(error: ConfigurationError) -> list[dict[str, Any]]:
 
 
 def _file(name: str) -> dict[str, Any]:
-    """In a thread: it is read."""
+    """Return a file with its text. Reads the disk, so call it in a thread."""
     try:
         with Path(name).open("rb") as file:
             octets = file.read(TEXT_OCTETS_MAX + 1)

@@ -1,4 +1,4 @@
-"""Messages over HTTP, as people see them; and requests that are more than a choice."""
+"""Messages in JSON for people, and parsing of requests with more than a choice."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gateway.model.spooled import Withheld
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 
 ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
-BODY_SHOWN: Final = 1_024  # octets of a body in a list
+BODY_SHOWN: Final = 1_024  # Bytes of a body in a list.
 
 Hide = Callable[[str, Message], Message]
-"""Takes private fields out of a message that took the route of this name ("": none)."""
+"""Function that removes private fields from a message that took the route of this name ("": none)."""
 Asked = TypeVar("Asked", bound=Row)
 
 
 def asked_of(given: Any, model: type[Asked]) -> Asked:
-    """The request. Raises BadChoiceError, which says what is wrong with it."""
+    """Return the parsed request. Raises BadChoiceError with the fault."""
     try:
         return model.model_validate(given, strict=True)
     except ValidationError as error:
@@ -41,7 +41,7 @@ def asked_of(given: Any, model: type[Asked]) -> Asked:
 
 
 def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
-    """The message as somebody publishes it. Raises BadChoiceError for what cannot be."""
+    """Return the message that a request describes. Raises BadChoiceError if it cannot be published."""
     protocol = protocols.get(asked.endpoint)
     if protocol is None:
         known = ", ".join(protocols)
@@ -76,13 +76,13 @@ def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, u
 
 
 def nothing_hidden(_: str, message: Message) -> Message:
-    """Return the message as it is: there are no private fields."""
+    """Return the message unchanged: no fields are private."""
     return message
 
 
 def seen_by(request: Request, hide: Hide) -> Hide:
-    """Return a function that makes of a message, and the route that it took, what the caller may see: without
-    private fields, and without a body unless the caller's rights include bodies."""
+    """Return a function that returns the visible part of a message for this caller: without private fields,
+    and without its body unless the caller may see bodies."""
     caller: Caller = request.state.caller
     if caller.rights.bodies:
         return hide
@@ -94,12 +94,12 @@ def seen_by(request: Request, hide: Hide) -> Hide:
 
 
 def message_shown(message: Message) -> dict[str, Any]:
-    """A message, its body cut."""
+    """Return a message as JSON values, its body cut."""
     try:
         content_type, headers = message.properties.content_type, message.properties.headers
         named = plain_headers(headers)
     except (RemoteProtocolError, ValueError):
-        content_type, named = None, {}  # its sender has malformed them, and its receiver will say so
+        content_type, named = None, {}  # Malformed by the sender; the receiver reports it.
     body, encoding = "", "withheld"
     if not isinstance(message.body, Withheld):
         body, encoding = text_of(message.body[:BODY_SHOWN], cut=len(message.body) > BODY_SHOWN)
@@ -118,7 +118,8 @@ def message_shown(message: Message) -> dict[str, Any]:
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """A body as text, or else in base64, and which of the two. `cut`: it may end within a character."""
+    """Return a body as text, or else in base64, and which of the two. With `cut` it may end within a
+    character."""
     for end in range(len(body), max(len(body) - (4 if cut else 1), -1), -1):
         try:
             return body[:end].decode(), "utf-8"
@@ -128,12 +129,12 @@ def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
 
 
 def moment(utc: float) -> str:
-    """A time for people and programs."""
+    """Return a time in ISO 8601."""
     return datetime.fromtimestamp(utc, UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say."""
+    """Return a value that JSON can express."""
     if isinstance(value, bytes):
         return text_of(value)[0]
     if isinstance(value, dict):

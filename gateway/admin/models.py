@@ -1,6 +1,6 @@
-"""What the answers of the HTTP interface are made of, for its OpenAPI document.
+"""Models of requests and responses of the HTTP API, for its OpenAPI document.
 
-Answers are made by hand, of dictionaries; a test holds them to these.
+Responses are built by hand as dictionaries; a test compares them with these models.
 """
 
 from __future__ import annotations
@@ -13,79 +13,79 @@ from gateway.documented import Documented
 
 
 class Row(Documented):
-    """A part of an answer or of a request. Nothing else is in it."""
+    """Base class of models. Unknown fields are not permitted."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class RateRow(Row):
-    """What one counter has counted in the last hour, per second."""
+    """Rates of one counter during the last hour, per second."""
 
     kind: Literal["process", "listener", "link", "route"]
     name: str
-    """Of the listener, link or route."""
+    """Name of the listener, link or route."""
     what: str
-    """`in`, `out`, `settled`, `refused` or `dead_letters`; of a route `in` is what matched it, `out` what it
-    has delivered, and `refused` what failed or was dropped."""
+    """`in`, `out`, `settled`, `refused` or `dead_letters`. For a route, `in` counts matched messages, `out`
+    delivered ones, and `refused` failed and dropped ones."""
     now: float
-    """Over the last five seconds."""
+    """Rate over the last five seconds."""
     step_secs: int
     until: str
-    """When the last of the steps ended."""
+    """End of the last step."""
     values: list[float]
-    """Of each step, the oldest first; as many as there have been, at most an hour of them."""
+    """Rate of each step, the oldest first, for an hour at most."""
 
 
 class Whatever(Row):
-    """Something that is described elsewhere."""
+    """Object that is described elsewhere."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ConnectionRow(Row):
-    """A client that is connected."""
+    """Connected client."""
 
     endpoint: str
     protocol: str
     client: str
-    """Client id, connection name or client-name; empty until it has said it."""
+    """Client id, connection name or client-name; empty before the login."""
     user: str
     address: str
     virtual_host: str
-    """Of AMQP 0-9-1 and AMQP/Fast."""
+    """Virtual host, of AMQP 0-9-1 and AMQP/Fast."""
     channels: int
     idle: bool
-    """Nothing that it has published waits to be settled."""
+    """True if no published message waits to be settled."""
     unsettled: int
-    """Messages that it has published and waits to be told of."""
+    """Published messages that are not settled yet."""
     unacknowledged: int
-    """Messages that it has been sent and has not acknowledged."""
+    """Messages sent to the client that it has not acknowledged."""
     version: str
-    """Of the protocol; empty until it is known."""
+    """Version of the protocol; empty until it is known."""
     since: str | None
-    """When it was let in; null: it has not said who it is."""
+    """Time of the login; null before it."""
     bytes_in_per_sec: float | None
-    """Read from it, with `rates`, as `bytes_out_per_sec` written to it."""
+    """Bytes per second read from the client, only with `rates`; `bytes_out_per_sec` are written to it."""
     bytes_out_per_sec: float | None
 
 
 class SessionRow(Row):
-    """An MQTT session."""
+    """MQTT session."""
 
     client: str
     user: str
     in_use: bool
-    """Its client is connected."""
+    """True if its client is connected."""
     idle_secs: float | None
     expires_secs: float | None
     subscriptions: int
     waiting: int
-    """Messages that it is owed and that were not sent yet."""
+    """Messages that have not been sent yet."""
     in_flight: int
 
 
 class SubscriptionRow(Row):
-    """A subscription of an MQTT session."""
+    """Subscription of an MQTT session."""
 
     filter: str
     qos: int
@@ -96,13 +96,13 @@ class SubscriptionRow(Row):
 
 
 class SessionDetail(SessionRow):
-    """An MQTT session with its subscriptions."""
+    """MQTT session with its subscriptions."""
 
     filters: list[SubscriptionRow]
 
 
 class RetainedRow(Row):
-    """A topic with a retained message."""
+    """Topic with a retained message."""
 
     topic: str
     body_bytes: int
@@ -113,7 +113,7 @@ class RetainedRow(Row):
 
 
 class QueueRow(Row):
-    """A queue, or a durable subscription of AMQP/Fast, whose name is CLIENT/IDENTIFIER."""
+    """Queue, or durable subscription of AMQP/Fast, whose name is CLIENT/IDENTIFIER."""
 
     protocol: str
     virtual_host: str
@@ -123,20 +123,20 @@ class QueueRow(Row):
     messages_bytes: int
     unacknowledged: int
     in_per_sec: float
-    """Messages that came, over the time since this was asked for last; 0 the first time."""
+    """Messages received per second since the previous request; 0 the first time."""
     out_per_sec: float
-    """Messages that left, whichever way."""
+    """Messages removed per second, in whichever way."""
     consumers: int
     durable: bool
     in_use: bool
     idle_secs: float | None
     temporary: bool
     arguments: dict[str, Any]
-    """With which it was declared, of AMQP 0-9-1."""
+    """Arguments of its declaration, of AMQP 0-9-1."""
 
 
 class ExchangeRow(Row):
-    """An exchange of AMQP 0-9-1."""
+    """AMQP 0-9-1 exchange."""
 
     virtual_host: str
     name: str
@@ -146,11 +146,11 @@ class ExchangeRow(Row):
     internal: bool
     alternate: str | None
     bindings: int
-    """So many queues and exchanges are bound to it."""
+    """Number of queues and exchanges bound to it."""
 
 
 class BindingRow(Row):
-    """A binding of AMQP 0-9-1."""
+    """AMQP 0-9-1 binding."""
 
     virtual_host: str
     source: str
@@ -161,7 +161,7 @@ class BindingRow(Row):
 
 
 class DestinationRow(Row):
-    """A destination of AMQP/Fast."""
+    """AMQP/Fast destination."""
 
     virtual_host: str
     service: Literal["queue", "topic"]
@@ -170,7 +170,7 @@ class DestinationRow(Row):
 
 
 class Sender(Row):
-    """Who has published a message."""
+    """Sender of a message."""
 
     endpoint: str
     client: str
@@ -179,7 +179,7 @@ class Sender(Row):
 
 
 class LetterRow(Row):
-    """A message that nothing would take, its body cut."""
+    """Dead letter, its body cut."""
 
     id: str
     time: str
@@ -195,7 +195,7 @@ class LetterRow(Row):
 
 
 class LetterDetail(LetterRow):
-    """A message that nothing would take, whole."""
+    """Dead letter with properties and whole body."""
 
     assurance: int
     durable: bool
@@ -207,18 +207,18 @@ class LetterDetail(LetterRow):
 
 
 class EndpointRow(Row):
-    """A listener or a link."""
+    """Listener or link."""
 
     name: str
     kind: Literal["listener", "link"]
     protocol: str
     place: str
-    """Where it listens, or the broker's address that is tried or in use."""
+    """Address of the listener, or the broker's address that the link uses or tries."""
     up: bool
     why: str
-    """Of a link that is down: what went wrong last."""
+    """Last failure of a link that is down."""
     last_error: str
-    """What went wrong last, be it well since or not; of a listener the reason, as metrics have it."""
+    """Last failure, even if it is over; for a listener the reason as in metrics."""
     last_error_at: str | None
     connections: int
     messages_in: int
@@ -226,20 +226,20 @@ class EndpointRow(Row):
     bytes_in: int
     bytes_out: int
     errors: dict[str, int]
-    """What its peers did wrong, or how it failed, by reason."""
+    """Number of protocol errors of clients, and of failures of the link, by reason."""
     in_flight: int
     paused: bool
-    """An operator has paused this link."""
+    """True if an operator has paused this link."""
     in_per_sec: float
-    """Messages over the last five seconds, as `out_per_sec`."""
+    """Messages per second over the last five seconds, as `out_per_sec`."""
     out_per_sec: float
     p50_secs: float | None
-    """From reading a message to answering its source, for half of all; null: there was none."""
+    """Median time from reading a message to acknowledging it; null without messages."""
     p99_secs: float | None
 
 
 class RouteRow(Row):
-    """A route of the mapping files."""
+    """Route of the mapping files."""
 
     name: str
     file: str
@@ -258,66 +258,67 @@ class RouteRow(Row):
     duplicates: int
     in_flight: int
     paused: bool
-    """An operator has paused this route."""
+    """True if an operator has paused this route."""
     held: int
-    """Messages that wait for it to go on, not in an outbox."""
+    """Messages that wait for the route to be resumed, without those in an outbox."""
     in_per_sec: float
-    """Messages over the last five seconds, as `out_per_sec`."""
+    """Messages per second over the last five seconds, as `out_per_sec`."""
     out_per_sec: float
     refused_per_sec: float
-    """What failed or was dropped."""
+    """Failed and dropped messages per second."""
     p50_secs: float | None
-    """From reading a message to its acceptance at the end, or in the outbox, for half of all."""
+    """Median time from reading a message to its acceptance by the target, or in the outbox."""
     p99_secs: float | None
 
 
 class Named(Row):
-    """One of them, by its name."""
+    """Object by its name."""
 
     name: str
 
 
 class Paused(Row):
-    """Whether it waits."""
+    """Pause state of a route or link."""
 
     name: str
     paused: bool
 
 
 class OutboxRow(Row):
-    """Messages that wait for a link."""
+    """Outbox: messages that wait for a link."""
 
     link: str
     route: str
     messages: int | None
-    """null, here and below: it is shared, and the cluster does not say, or not now."""
+    """Number of messages; null, here and below, for a shared outbox of which the cluster does not report it,
+    or not now."""
     octets: int | None
     in_flight: int
-    """Of a shared one, what this replica has been handed."""
+    """Messages in flight; of a shared outbox those of this replica."""
     oldest_secs: float | None
     dropped: int | None
     problem: str
     waiting: int | None
-    """Those that have not been handed to the link, which its limits count."""
+    """Messages that have not been passed to the link, to which its limits apply."""
     waiting_octets: int | None
     messages_max: int
     octets_max: int
     age_secs_max: float | None
     policy: str
-    """What happens beyond them."""
+    """Policy at a limit."""
     shared: bool
-    """It is on the cluster, and any replica's to empty."""
+    """True if the outbox is on the cluster, where any replica drains it."""
 
 
 class UserRow(Row):
-    """A user, as the gateway knows it; secrets are not shown."""
+    """User of the gateway, without secrets."""
 
     name: str
     roles: list[str]
 
 
 class RoleRow(Row):
-    """A role, as the configuration says it."""
+    """Role, as in the configuration."""
 
     name: str
     console: Literal["none", "read", "write"]
@@ -325,58 +326,58 @@ class RoleRow(Row):
 
 
 class LimitRow(Row):
-    """How much of a limit is used."""
+    """Use of a limit."""
 
     name: str
     of: str
-    """The listener or virtual host whose limit it is; empty: the gateway's."""
+    """Listener or virtual host of the limit; empty for the whole gateway."""
     limit: int
-    """0: there is none."""
+    """The limit; 0 is no limit."""
     used: int
 
 
 class JournalRow(Whatever):
-    """A row of the journal; its columns stand in the reference of the journal."""
+    """Row of the journal; its columns are in the reference of the journal."""
 
 
 class JournalRows(Row):
-    """The newest rows."""
+    """Newest rows of the journal."""
 
     items: list[JournalRow]
     next: str | None
-    """What to say as `after` to get those before them; null: there are none."""
+    """Value of `after` for the rows before these; null if there are none."""
 
 
 class TransferRow(Row):
-    """A transfer of AMQP/Fast: a message that comes in parts, and can be gone on with."""
+    """AMQP/Fast transfer: a message that arrives in parts and can be resumed."""
 
     virtual_host: str
     client: str
     body_bytes: int
-    """So much will come."""
+    """Total size."""
     received_bytes: int
     under_way: bool
-    """Somebody sends it now."""
+    """True if a client is sending it now."""
     heard: str
-    """When something of it came last."""
+    """Time of the last received part."""
 
 
 class Status(Whatever):
-    """The state of the gateway, as the console shows it."""
+    """State of the gateway, as the console shows it."""
 
 
 class SessionOfCaller(Row):
-    """Who asks."""
+    """Session of the caller."""
 
     user: str
     right: Literal["read", "write"]
     csrf: str | None
     virtual_hosts: list[str] | None
-    """Names of the virtual hosts that the caller sees; null means everything."""
+    """Names of the virtual hosts that the caller sees; null means all."""
 
 
 class TokenRow(Row):
-    """A token that was made; its text is not kept."""
+    """Token for programs, without its text, which is not stored."""
 
     name: str
     console: Literal["read", "write"]
@@ -384,19 +385,20 @@ class TokenRow(Row):
     made: float
     expires: float | None
     bodies: bool
-    """It shows bodies of messages; one that may `write` always does."""
+    """True if it shows bodies of messages; tokens with `write` always do."""
     user: str | None
-    """Who made it: it ends with that user, or when its password changes. null: an administrator."""
+    """User who made it, with whom it ends, also when the user's password changes; null for an
+    administrator."""
 
 
 class Tokens(Row):
-    """The tokens that were made."""
+    """Existing tokens."""
 
     tokens: list[TokenRow]
 
 
 class TokenAsked(Row):
-    """A token that is to be made."""
+    """Request for a new token."""
 
     name: str
     console: Literal["read", "write"] = "read"
@@ -405,26 +407,26 @@ class TokenAsked(Row):
 
 
 class TokenMade(Row):
-    """A new token; its text is shown this once."""
+    """New token with its text, which is shown only once."""
 
     token: str
     name: str
 
 
 class TokenNamed(Row):
-    """A token by its name."""
+    """Token by its name."""
 
     name: str
 
 
 class Revoked(Row):
-    """How many tokens open nothing any more."""
+    """Number of revoked tokens."""
 
     revoked: int
 
 
 class LoginAsked(Row):
-    """One of: `user` and `password`; `token`; `code`."""
+    """Request to log in with one of: `user` and `password`; `token`; `code`."""
 
     user: str | None = None
     password: str | None = None
@@ -433,19 +435,19 @@ class LoginAsked(Row):
 
 
 class LoggedOut(Row):
-    """The session has ended."""
+    """Confirmation that the session has ended."""
 
     logged_out: bool
 
 
 class Disconnected(Row):
-    """How many were sent off."""
+    """Number of disconnected clients."""
 
     disconnected: int
 
 
 class SessionsRemoved(Row):
-    """What became of sessions. `leaving`: they end when their clients have gone."""
+    """Result of removing sessions. `leaving` counts those that end when their clients have disconnected."""
 
     removed: int
     in_use: int
@@ -453,7 +455,7 @@ class SessionsRemoved(Row):
 
 
 class QueuesRemoved(Row):
-    """What became of queues. `in_use` were left alone."""
+    """Result of removing queues. Those `in_use` were not removed."""
 
     removed: int
     messages: int
@@ -461,20 +463,20 @@ class QueuesRemoved(Row):
 
 
 class QueuesPurged(Row):
-    """What became of the ready messages of queues."""
+    """Result of purging queues: number of queues and of messages."""
 
     purged: int
     messages: int
 
 
 class Removed(Row):
-    """How many are gone."""
+    """Number of removed objects."""
 
     removed: int
 
 
 class Refused(Row):
-    """A dead letter that was refused again."""
+    """Dead letter that was refused again."""
 
     id: str
     reason: str
@@ -493,14 +495,14 @@ class Redriven(Row):
 
 
 class LettersPurged(Row):
-    """What became of dead letters that were to be forgotten."""
+    """Result of deleting dead letters."""
 
     purged: int
     unknown: list[str]
 
 
 class PeekAsked(Row):
-    """A queue that is looked into."""
+    """Request for the first messages of a queue."""
 
     protocol: str
     virtual_host: str = "/"
@@ -509,7 +511,7 @@ class PeekAsked(Row):
 
 
 class MessageRow(Row):
-    """A message, its body cut."""
+    """Message, its body cut."""
 
     address: str
     assurance: int
@@ -524,12 +526,12 @@ class MessageRow(Row):
 
 
 class PassedRow(Row):
-    """A message that has passed, as it was delivered."""
+    """Message that has passed, as it was delivered."""
 
     route: str
-    """Empty: it stayed in the namespace in which it was published."""
+    """Name of the route; empty if the message stayed in the namespace where it was published."""
     endpoint: str
-    """By which it came."""
+    """Endpoint that received it."""
     outcome: str
     reason: str
     text: str
@@ -537,15 +539,15 @@ class PassedRow(Row):
 
 
 class Peeked(Row):
-    """The first messages of a queue. They stay where they are."""
+    """First messages of a queue, which stay in it."""
 
     messages: int
-    """So many wait in all."""
+    """Number of all messages in the queue."""
     shown: list[MessageRow]
 
 
 class PublishAsked(Row):
-    """A message as a client of an endpoint would publish it; its address in the words of the protocol."""
+    """Message to publish as a client of an endpoint would, with its address in the words of the protocol."""
 
     endpoint: str
     topic: str | None = None
@@ -564,25 +566,25 @@ class PublishAsked(Row):
 
 
 class Published(Row):
-    """What became of it."""
+    """Outcome of a published message."""
 
     outcome: str
-    """`accepted`, `released` or `rejected`; `waiting`: nobody has said yet."""
+    """`accepted`, `released` or `rejected`; `waiting` if it is not settled yet."""
     reason: str
     text: str
 
 
 class Reloaded(Row):
-    """The mapping that is in force."""
+    """Result of a reload of the mapping files."""
 
     taken: bool
     why: str
-    """Why the files were not taken; the mapping before stays in force."""
+    """Reason why the files were refused; the previous mapping stays in force."""
     routes: int
 
 
 class Fault(Row):
-    """Something that is wrong with a file."""
+    """Fault in a file."""
 
     file: str
     line: int
@@ -591,38 +593,38 @@ class Fault(Row):
 
 
 class MappingRow(Row):
-    """A mapping file, as it is on disk now."""
+    """Mapping file, as it is on disk now."""
 
     file: str
     text: str | None
-    """Null: it cannot be read, or is too large to be shown."""
+    """Text; null if it cannot be read, or is too large to be shown."""
     why: str
-    """Why there is no text."""
+    """Reason why there is no text."""
 
 
 class ExplainAsked(PublishAsked):
-    """A message that nobody publishes: what would become of it?"""
+    """Message whose routing is explained without publishing it."""
 
     client: str = ""
-    """Of its sender, for templates that name it."""
+    """Client identifier of the sender, for templates that use it."""
     user: str = ""
     files: dict[str, str] | None = None
-    """Texts in place of those of these mapping files; a name that there is none of is another file."""
+    """Texts in place of those of these mapping files; an unknown name adds a file."""
 
 
 class Explained(Row):
-    """What the routes say of a message. With `faults` there is no more than these."""
+    """Routing of a message. With `faults` the other fields are empty."""
 
     faults: list[Fault]
     address: str
     matches: list[Whatever]
-    """Routes that take it, in the order of the files: where it goes, what it becomes, or why it does not."""
+    """Routes that match, in the order of the files, with the target and the message there, or the refusal."""
     misses: list[Whatever]
-    """Routes that do not, and why."""
+    """Routes that do not match, with the reason."""
 
 
 class DryRun(Row):
-    """What a reload would change."""
+    """Changes that a reload would make."""
 
     good: bool
     faults: list[Fault]
@@ -632,6 +634,6 @@ class DryRun(Row):
 
 
 class Draining(Row):
-    """The process ends when what is under way has settled."""
+    """Confirmation of draining: the process ends when messages in flight have settled."""
 
     draining: bool

@@ -1,4 +1,5 @@
-"""What there is in the embedded broker beside queues: exchanges, bindings, destinations."""
+"""Operations on exchanges, bindings, destinations and transfers of the embedded broker; all of them only
+read."""
 
 from __future__ import annotations
 
@@ -26,24 +27,24 @@ from gateway.operations import BINDINGS, DESTINATIONS, EXCHANGES, TRANSFERS
 
 
 class ListedExchange(NamedTuple):
-    """An exchange and where it is."""
+    """Exchange with its virtual host."""
 
     virtual_host: str
     exchange: Exchange
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the exchange."""
         return self.exchange.name
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         return f"{self.virtual_host}\n{self.name}"
 
 
 class ListedBinding(NamedTuple):
-    """A binding of an exchange."""
+    """Binding of an exchange."""
 
     virtual_host: str
     source: str
@@ -53,18 +54,18 @@ class ListedBinding(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What it leads to."""
+        """Kind of its destination."""
         return "exchange" if isinstance(self.destination, Exchange) else "queue"
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         words = (self.virtual_host, self.source, self.kind, self.destination.name, self.routing_key)
         return "\n".join((*words, repr(self.arguments)))
 
 
 class ListedDestination(NamedTuple):
-    """A destination of AMQP/Fast."""
+    """AMQP/Fast destination."""
 
     virtual_host: str
     service: str
@@ -73,33 +74,33 @@ class ListedDestination(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         return "\n".join(self[:3])
 
 
 def exchanges_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedExchange]:
-    """Every exchange."""
+    """Yield every exchange."""
     for host in list(hosts.values()):
         for exchange in list(host.exchanges.values()):
             yield ListedExchange(host.name, exchange)
 
 
 def bindings_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedBinding]:
-    """Every binding that was made; that of each queue to the default exchange goes without saying."""
+    """Yield every explicit binding, without those of queues to the default exchange."""
     for host, exchange in exchanges_of(hosts):
         for destination, key, arguments in exchange.bindings():
             yield ListedBinding(host, exchange.name, destination, key, arguments)
 
 
 class NamespacesApi:
-    """They only read."""
+    """Operations on exchanges, bindings, destinations and transfers."""
 
     def __init__(self, hosts: AmqpHosts, fast_hosts: FastHosts) -> None:
         self._hosts = hosts
         self._fast_hosts = fast_hosts
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(EXCHANGES, self._exchanges, ExchangeRow),
             Served(BINDINGS, self._bindings, BindingRow),

@@ -1,6 +1,5 @@
-"""The routes of the HTTP server and the OpenAPI document, derived from the table of operations
-(gateway/operations.py) and the functions that serve them.
-"""
+"""HTTP routes and OpenAPI document, derived from the table of operations (gateway/operations.py) and the
+functions that serve them."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ HOLDERS: Final = protocols_with_queues()
 
 
 class Served(NamedTuple):
-    """An operation, the function that serves it, and the models of its response and its body.
+    """Operation with the function that serves it, and the models of its response and its body.
 
-    The response of a paged operation is a page of rows of `answers`, that of a stream events with such data.
-    `takes` is None if the body is made of the operation's words, or there is none.
+    The response of a paged operation is a page of `answers`, that of a stream events with such data. `takes`
+    is None if the body consists of the operation's words, or there is none.
     """
 
     operation: Operation
@@ -39,14 +38,14 @@ class Served(NamedTuple):
 
 
 class Api(Protocol):
-    """A part of the interface."""
+    """Part of the API."""
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked of it."""
+        """Return the operations with their functions."""
 
 
 def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRoute]:
-    """The server's routes."""
+    """Return the routes of the server."""
     return [
         Route(
             one.operation.url,
@@ -60,7 +59,8 @@ def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRo
 
 
 def _taking_nothing(one: Served) -> Serve:
-    """Who serves it; what takes nothing refuses to be told more: it would be taken for heard."""
+    """Return the function that serves an operation; without a body in its definition, requests with one are
+    refused, because it would be ignored."""
     if one.operation.method != "POST" or one.has_body:
         return one.serve
 
@@ -73,7 +73,7 @@ def _taking_nothing(one: Served) -> Serve:
 
 
 def description_of(operations: Iterable[Served], version: str) -> dict[str, Any]:
-    """The OpenAPI document (3.1)."""
+    """Return the OpenAPI document (3.1)."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for one in operations:
@@ -204,7 +204,7 @@ def _shape(word: Word) -> dict[str, Any]:
 
 
 def _schema(model: type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
-    """A reference to the schema of a model, which is put beside the others."""
+    """Add the schema of a model to `schemas`. Return a reference to it."""
     given = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(given.pop("$defs", {}))
     schemas[model.__name__] = given

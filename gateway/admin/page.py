@@ -1,6 +1,7 @@
-"""The console's files, as a browser gets them: read once, the same for everybody, who has logged in or not.
-They hold nothing that anybody may not see; what they show they ask for, below /api/v1. What
-the words of lists may be comes from the table of operations.
+"""Static files of the console, read once, and the same for all browsers, logged in or not.
+
+They contain nothing confidential; the data that they show is requested below /api/v1. The permitted values of
+list filters come from the table of operations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.admin.answers import unless_known
 from gateway.operations import every_operation
 
-# Everything comes from here, and the browser holds the page to that: no script or style stands in it.
+# All content comes from this server, and the browser enforces that; no page has inline scripts or styles.
 POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -37,7 +38,7 @@ TYPES: Final = {
 
 
 class Page:
-    """Serves them."""
+    """Server of the console's files."""
 
     def __init__(self) -> None:
         root = files("gateway.admin") / "console"
@@ -50,7 +51,7 @@ class Page:
         self._files["words.js"] = _words()
 
     def file(self, request: Request, name: str) -> Response:
-        """One of them. Raises HTTPException when there is none."""
+        """Return one file. Raises HTTPException if it does not exist."""
         octets = self._files.get(name)
         if octets is None:
             raise HTTPException(404, "Not Found")
@@ -58,7 +59,7 @@ class Page:
         return unless_known(request, Response(octets, headers={**HEADERS, "Content-Type": kind}))
 
     def routes(self) -> list[BaseRoute]:
-        """All but the page itself, and the page that asks who one is."""
+        """Return the routes of the login page and of all files; the server adds the console page itself."""
         return [Route("/login", self._login), Route("/console/{name:path}", self._one)]
 
     async def _login(self, request: Request) -> Response:
@@ -69,7 +70,7 @@ class Page:
 
 
 def _words() -> bytes:
-    """Return the script with the texts that each word of a list may be, by the list's path."""
+    """Return a script with the permitted values of each list's filters, by the list's path."""
     texts = {
         one.path[1:]: {
             name: ("true", "false") if word.kind is bool else word.texts

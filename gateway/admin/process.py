@@ -1,5 +1,7 @@
-"""The process as a whole over HTTP: its endpoints and routes, its users and limits, what crossed last; and
-what an operator does to all of it: publish a message, have routes and links wait, drain.
+"""Operations on the process: endpoints, routes, users, limits and journal, publishing, pausing and draining.
+
+The functions read and change a running gateway through the callbacks of `Process`; they import no part of the
+application.
 """
 
 from __future__ import annotations
@@ -54,16 +56,18 @@ from gateway.telemetry.history import History, Key
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 from gateway.transport.computing import computed
 
-WITHHELD: Final = {"body": "", "body_encoding": "withheld"}  # of rows, for callers who see no bodies
+# Fields of rows for callers who may not see bodies.
+WITHHELD: Final = {"body": "", "body_encoding": "withheld"}
 PUBLISH_SECS: Final = 10.0
-JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
+JOURNAL_LOOKED_AT: Final = 100_000  # Rows of a shard that are searched for those of one route.
 NEVER_MEASURED: Final = Latency()
 
 log = structlog.get_logger()
 
 
 class Limit(NamedTuple):
-    """How much of a limit is used; `of`: the listener or virtual host, "" for all. 0: there is no limit."""
+    """Use of a limit. `of` is the listener or virtual host, "" for the whole gateway. A limit of 0 is no
+    limit."""
 
     name: str
     of: str
@@ -72,12 +76,12 @@ class Limit(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         return f"{self.name}\n{self.of}"
 
 
 class State(NamedTuple):
-    """Where an endpoint is, whether it serves, and why not."""
+    """State of an endpoint: its address, whether it is up, and the reason if not."""
 
     place: str
     up: bool
@@ -87,9 +91,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """What the process tells, and takes. `candidate` reads the mapping files, or texts in place of some, and
-    puts nothing in force; `pause` and `resume` take a kind, `route` or `link`, and a name.
-    """
+    """Running process, as the API sees and operates it. `candidate` compiles the mapping files, or texts in
+    place of some, without putting them in force; `pause` and `resume` take a kind, `route` or `link`, and a
+    name."""
 
     stats: Callable[[], Iterable[EndpointStats]]
     states: Callable[[], Mapping[str, State]]
@@ -115,13 +119,13 @@ class Process:
 
 
 class ProcessApi:
-    """See Process."""
+    """Operations on a `Process`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(table.ENDPOINTS, self._endpoints, EndpointRow),
             Served(table.ROUTES, self._routes, RouteRow),
@@ -162,7 +166,7 @@ class ProcessApi:
     async def _rows(
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
     ) -> Response:
-        """A page of few rows."""
+        """Return a page of a short list."""
         wanted, count, after = await query_of(request, words)
         named = matcher(wanted.get("name", "*"))
         page = await page_of(
@@ -256,7 +260,7 @@ class ProcessApi:
             rows = [row | WITHHELD if row.get("body") is not None else row for row in rows]
         return answer({"items": rows, "next": reached})
 
-    # Acts.
+    # Operations that change something.
 
     async def _publish(self, request: Request) -> Response:
         asked = asked_of(await choice_of(request), PublishAsked)
@@ -282,7 +286,7 @@ class ProcessApi:
 
     async def _drain(self, _: Request) -> Response:
         response = answer({"draining": True})
-        response.background = BackgroundTask(self._drain_now)  # once that is said
+        response.background = BackgroundTask(self._drain_now)  # After the response.
         return response
 
     async def _drain_now(self) -> None:
@@ -291,7 +295,8 @@ class ProcessApi:
 
 
 def _places(after: str) -> dict[str, int]:
-    """Up to which row of each shard a page goes on, as `next` of another one has said. Raises ValueError."""
+    """Return the row of each shard before which a page continues, from `next` of another page. Raises
+    ValueError."""
     pairs = [one.rpartition(":") for one in after.split(",") if one]
     return {shard: int(number) for shard, _, number in pairs}
 
@@ -299,8 +304,10 @@ def _places(after: str) -> dict[str, int]:
 def _newest(
     folder: Path, count: int, route: str | None, before: Mapping[str, int]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The newest rows of all shards, of one route or all; the newest first, of each shard in its order. In
-    a thread: files are read. `before`: up to which row of each shard; and where the next page goes on.
+    """Return the newest rows of all shards, newest first, and `next` for the following page.
+
+    `route` selects one route, None all; `before` limits the rows of each shard. Reads files, so call it in a
+    thread.
     """
     reader = JournalReader(folder, skip=True)
     only = None if route is None else {"route": [route]}
@@ -334,7 +341,7 @@ def _newest(
 
 
 def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
-    """For people and programs."""
+    """Return the row of an outbox."""
     limits: dict[str, Any] = outbox.limits._asdict()
     return {word: value for word, value in outbox._asdict().items() if word != "limits"} | limits
 

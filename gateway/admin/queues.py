@@ -1,8 +1,8 @@
-"""Queues of AMQP 0-9-1 and AMQP/Fast over HTTP, durable subscriptions of AMQP/Fast among them.
+"""Operations on queues of AMQP 0-9-1 and AMQP/Fast, and on durable subscriptions of AMQP/Fast.
 
 `kind` is `queue` or `subscription`; the name of a subscription is CLIENT/IDENTIFIER. A queue is in use when
-it has consumers or belongs to a connection. One in use is not removed unless `in_use` is said; one that
-belongs to a connection is never. What the configuration declares is there again after a restart.
+it has consumers or belongs to a connection. A queue in use is removed only with `in_use`; one that belongs to
+a connection never is. Queues of the configuration are declared again at a restart.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
-MOST: Final = 10**15  # messages; none has so many
+MOST: Final = 10**15  # More messages than any queue has.
 PEEKED_MAX: Final = 100
-LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
+LOAD_SECS: Final = 5.0  # For a slow disk; then only messages in memory are shown.
 
 log = structlog.get_logger()
 
 
 class ListedQueue(NamedTuple):
-    """A queue and where it is. `remove` deletes it; it is `locked` when it belongs to a connection."""
+    """Queue with its virtual host. `remove` deletes it; `locked` is True if it belongs to a connection."""
 
     protocol: str
     virtual_host: str
@@ -56,24 +56,24 @@ class ListedQueue(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What pages are ordered by."""
+        """Key that pages are ordered by."""
         return "\n".join(self[:4])
 
     @property
     def in_use(self) -> bool:
-        """Somebody consumes it, or owns it."""
+        """True if it has a consumer or an owner."""
         return self.locked or bool(self.queue.consumers)
 
     @property
     def idle_secs(self) -> float | None:
-        """Since when nobody has used it; None: somebody does, or it does not say."""
+        """Seconds since the last use; None while it is in use, or if unknown."""
         if self.in_use or not isinstance(self.queue, AmqpQueue):
             return None
         return time.monotonic() - self.queue.used
 
 
 class QueuesApi:
-    """`flush` ends a wake-up."""
+    """Operations on queues. `flush` ends a wake-up."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class QueuesApi:
         *,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`hide` takes private fields out of messages that are shown."""
+        """`hide` removes private fields from messages that are shown."""
         self._hosts = hosts
         self._fast_hosts = fast_hosts
         self._store = store
@@ -93,7 +93,7 @@ class QueuesApi:
         self._meter = Meter()
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(QUEUES, self._list, QueueRow),
             Served(REMOVE_QUEUES, self._remove, QueuesRemoved),
@@ -118,7 +118,7 @@ class QueuesApi:
         return answer({"messages": len(queue), "shown": shown})
 
     def all(self) -> Iterator[ListedQueue]:
-        """Every queue, by name or not."""
+        """Yield every queue and durable subscription."""
         for host in list(self._hosts.values()):
             for queue in list(host.queues.values()):
                 locked = queue.owner is not None
@@ -141,7 +141,7 @@ class QueuesApi:
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the row of a queue."""
         queue, idle = one.queue, one.idle_secs
         return {
             "protocol": one.protocol,
@@ -179,7 +179,7 @@ class QueuesApi:
                 removed += 1
                 await pace.spend(20)
         for host in self._hosts.values():
-            host.written = False  # we wait for the disk ourselves
+            host.written = False  # This function waits for the disk itself.
         if removed:
             await on_disk(self._store, self._flush)
             log.info("an operator removed queues", count=removed, messages=messages, **wanted)
@@ -207,7 +207,8 @@ def _key(one: ListedQueue) -> str:
 
 
 def _length_key(one: ListedQueue) -> str:
-    """The longest first. Between two pages lengths change: a queue may then be on both, or on neither."""
+    """Return a key that puts the longest queue first. Lengths change between pages, so a queue may be on
+    both, or on neither."""
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
 
@@ -230,7 +231,7 @@ def _chooser(wanted: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
 
 
 async def _load(queue: Queue) -> None:
-    """Have the first messages in memory, if all are on disk alone, as before anybody consumes them."""
+    """Load the first messages into memory, if all are on disk, as before a queue has consumers."""
     queue.dispatch()
     if queue.loading and queue.storage is not None:
         there = trio.Event()
@@ -240,5 +241,5 @@ async def _load(queue: Queue) -> None:
 
 
 def gone_from(queue: Queue) -> int:
-    """How many messages have left it since there is a count of them, whichever way."""
+    """Return how many messages have left the queue since its creation or the start, in whichever way."""
     return queue.next - len(queue) - queue.unacknowledged

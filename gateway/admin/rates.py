@@ -1,4 +1,4 @@
-"""The rates of the last hour over HTTP: what `gateway/telemetry/history.py` keeps, a page at a time."""
+"""Rates of the last hour, page by page, from `gateway/telemetry/history.py`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from gateway.telemetry.history import STEP_SECS, History, Key
 
 METERED_MAX: Final = 20_000
 METERED_SECS_MIN: Final = 1.0
-SHOWN_MAX: Final = 200  # series, of 360 numbers each
+SHOWN_MAX: Final = 200  # Series per page, of 360 numbers each.
 
 
 class Meter:
-    """Rates of counts that nobody reads unless somebody asks: each over the time since it was asked for last,
-    and at least a second. What was asked for longest ago is forgotten when there are too many.
-    """
+    """Rates of counts that are read only on request: each over the time since its previous request, at least
+    a second. With too many, the one requested longest ago is dropped."""
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[float, int, float]] = {}  # when, how many there were, and the rate then
+        self._known: dict[str, tuple[float, int, float]] = {}  # Time, count and rate of the previous request.
 
     def rate(self, key: str, count: int) -> float:
-        """Per second; 0.0 when this is asked for the first time."""
+        """Return the rate per second; 0.0 at the first request."""
         now = self._clock()
         known = self._known.pop(key, None)
         if known is None:
@@ -45,13 +44,13 @@ class Meter:
 
 
 class RatesApi:
-    """It only reads."""
+    """Operation that lists rates."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [Served(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:

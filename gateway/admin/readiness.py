@@ -1,8 +1,8 @@
-"""Whether this process should be sent traffic, and if not, why.
+"""Readiness of this process for traffic, with the reasons if it is not ready.
 
-What the process needs is registered once, as not ready; whoever provides it says when it is there and when it
-is gone. What is known elsewhere (the disk takes nothing, memory is short) is watched: asked for each time.
-Draining makes the whole unready, so that Kubernetes sends new connections elsewhere.
+A condition is registered once, as not met; its provider reports when it is met or lost. Conditions known
+elsewhere (the store cannot be written, memory is short) are checked at each request. Draining makes the
+process unready, so that Kubernetes sends new connections elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NOT_YET: Final = "not started"
 
 
 class Readiness:
-    """The conditions that must hold: listeners open, required links up."""
+    """Conditions that must be met: listeners open, required links up."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
@@ -22,27 +22,27 @@ class Readiness:
         self._draining = False
 
     def require(self, condition: str) -> None:
-        """`condition` (such as `listener mqtt`) must be met; it is not yet."""
+        """Register `condition` (such as `listener mqtt`) as required and not met."""
         self._missing[condition] = NOT_YET
 
     def met(self, condition: str) -> None:
-        """`condition` holds now."""
+        """Record that `condition` is met."""
         self._missing.pop(condition, None)
 
     def lost(self, condition: str, reason: str) -> None:
-        """`condition` does not hold any more, or its first attempt failed."""
+        """Record that `condition` is not met, with the reason."""
         self._missing[condition] = reason
 
     def watch(self, condition: str, why_not: Callable[[], str]) -> None:
-        """`condition` is met as long as `why_not()` is empty; it is asked at each look."""
+        """Register `condition`, which is met while `why_not()` returns ""; it is called at each request."""
         self._watched[condition] = why_not
 
     def drain(self) -> None:
-        """The process is about to stop."""
+        """Make the process unready, because it is about to stop."""
         self._draining = True
 
     def reasons(self) -> list[str]:
-        """Why it is not ready; empty: it is."""
+        """Return the reasons why the process is not ready; an empty list if it is."""
         watched = {condition: reason for condition, ask in self._watched.items() if (reason := ask())}
         missing = sorted((self._missing | watched).items())
         found = [f"{condition}: {reason}" for condition, reason in missing]

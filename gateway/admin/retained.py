@@ -1,7 +1,7 @@
-"""Retained MQTT messages over HTTP: for which topics there are any, and an operator's way to clear them.
+"""Operations on retained MQTT messages: listing and clearing them.
 
-`topic` is an MQTT topic filter, or with `exact` the topic itself; `client` and `user` are those of whoever
-published the message.
+`topic` is an MQTT topic filter, or with `exact` the topic itself; `client` and `user` are those of the
+publisher.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = structlog.get_logger()
 
 
 class RetainedMessages(Protocol):
-    """The retained messages, wherever they are. All methods raise UnavailableError."""
+    """Retained messages of this process or of all replicas. All methods raise UnavailableError."""
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield messages that an MQTT filter matches, and perhaps others, some at a time."""
+        """Yield at least the messages that an MQTT filter matches, in slices."""
 
     async def forget(self, messages: list[Message]) -> int:
-        """Clear the topics of these messages. Return how many there were."""
+        """Clear the topics of these messages. Return how many were retained."""
 
     async def settle(self) -> None:
-        """Return when what was cleared stays so."""
+        """Return when the cleared state is durable."""
 
 
 class LocalMessages:
@@ -50,11 +50,11 @@ class LocalMessages:
         self._flush = flush
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield all messages."""
+        """Yield all messages in slices."""
         return slices(self._retained.messages())
 
     async def forget(self, messages: list[Message]) -> int:
-        """Clear topics that still have these messages."""
+        """Clear the topics that still have these messages. Return their number."""
         pace = Pace(self._flush)
         removed = 0
         for message in messages:
@@ -63,18 +63,18 @@ class LocalMessages:
         return removed
 
     async def settle(self) -> None:
-        """Return when the disk has it. Raises UnavailableError."""
+        """Return when the disk has stored it. Raises UnavailableError."""
         await on_disk(self._store, self._flush)
 
 
 class RetainedApi:
-    """Lists, shows and clears retained messages for the HTTP API."""
+    """Operations on retained messages."""
 
     def __init__(self, retained: RetainedMessages) -> None:
         self._retained = retained
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(RETAINED, self._list, RetainedRow),
             Served(REMOVE_RETAINED, self._remove, Removed),
@@ -113,7 +113,8 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:
 
 
 def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Whether a topic is chosen. Raises BadChoiceError for a filter that is none."""
+    """Return a function that returns True for selected topics. Raises BadChoiceError for an invalid
+    filter."""
     said: str = wanted.get("topic", "#")
     if wanted.get("exact") and "topic" in wanted:
         return said.__eq__
@@ -124,7 +125,7 @@ def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """For people and programs."""
+    """Return the row of a retained message."""
     expires = message.expires
     return {
         "topic": _topic(message),

@@ -1,8 +1,8 @@
-"""`/metrics/detailed`: a series for each queue, or each MQTT session, for who asks for it.
+"""Detailed metrics at `/metrics/detailed`: a series for each queue or each MQTT session, on request.
 
-Names that clients choose are labels here, and nowhere else. So it is asked for by itself (`series`), answers
-who may see such names, and tells of so many at most: the first by name, of those that match. How many were
-left out is a series, too.
+Only here, names that clients choose are labels. So the metrics are requested separately (`series`), need the
+right to see such names, and have a limited number of series: the first by name of those that match. The
+number left out is a series as well.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gateway.admin.queues import ListedQueue, gone_from
 from gateway.broker.mqtt.session import Session
 from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed
 
-SERIES_MAX: Final = 1_000  # queues, or sessions, whatever is asked for
+SERIES_MAX: Final = 1_000  # Queues, or sessions, whatever is requested.
 WORDS: Final = frozenset(("series", "queue", "virtual_host", "protocol", "client", "count"))
 
 T = TypeVar("T")
 
 
 class Told(NamedTuple, Generic[T]):
-    """What there is of a kind: how it is found and ordered, its labels, and its numbers by their metrics."""
+    """Kind of series: its objects, their order, labels, and numbers by metric."""
 
     every: Callable[[], Iterable[T]]
     key: Callable[[T], str]
@@ -37,7 +37,7 @@ class Told(NamedTuple, Generic[T]):
 
 
 class DetailedMetrics:
-    """See the file."""
+    """Detailed metrics of queues and sessions."""
 
     def __init__(
         self, queues: Callable[[], Iterable[ListedQueue]], sessions: Callable[[], Iterable[Session]]
@@ -48,7 +48,7 @@ class DetailedMetrics:
         }
 
     async def serve(self, request: Request) -> Response:
-        """Raises BadChoiceError when it is not said what to tell of."""
+        """Return the requested series. Raises BadChoiceError for an invalid request."""
         asked = request.query_params
         names = asked.getlist("series")
         if not names or not set(names) <= self._kinds.keys():

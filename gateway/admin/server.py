@@ -1,8 +1,8 @@
-"""The HTTP side: Starlette's routes on a small server of our own (http/), in the gateway's own event loop.
+"""HTTP server of a gateway: Starlette routes on the server in `http/`, in the gateway's event loop.
 
-`/livez`, `/readyz` and `/metrics` answer to everybody, on a port of their own if the configuration says so.
-The others need a login (admission.py, logins.py): the console (page.py), what is below `/api/v1`, of which
-`/api/v1/openapi.json` says what there is, and what RabbitMQ has below `/api` (rabbitmq.py).
+`/livez`, `/readyz` and `/metrics` need no login and may have a port of their own. The others need a login
+(`admission.py`, `logins.py`): the console (`page.py`), the API below `/api/v1`, described by
+`/api/v1/openapi.json`, and RabbitMQ's API below `/api` (`rabbitmq.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gateway.transport.computing import computed
 
 @dataclass
 class AdminState:
-    """What HTTP shows of the running gateway, and may change. `clock` gives monotonic seconds."""
+    """Parts of the running gateway that HTTP shows and changes. `clock` returns monotonic seconds."""
 
     metrics: Metrics
     readiness: Readiness
@@ -73,7 +73,7 @@ class AdminState:
 
 
 def health(state: AdminState) -> list[BaseRoute]:
-    """What answers to everybody; metrics only with the scrape token, if there is one."""
+    """Return the routes without login; metrics need the scrape token if one is configured."""
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n", headers=NEVER_STORE)
@@ -92,7 +92,8 @@ def health(state: AdminState) -> list[BaseRoute]:
         return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def detailed(request: Request) -> Response:
-        """Names that clients have chosen are never for everybody."""
+        """Return detailed metrics. They always need the scrape token or a login, because clients choose the
+        names."""
         file = state.scrape_token_file
         if file is None or not shows_secret(request, file):
             caller = await state.admission.caller(request)
@@ -118,7 +119,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
-    """The routes of probes, also by the names and methods that load balancers use if nobody tells them."""
+    """Return the routes of probes, also with the default paths and methods of load balancers."""
     return [
         *(Route(path, livez) for path in ("/livez", "/livez/")),
         *(Route(path, readyz) for path in ("/readyz", "/readyz/", "/health", "/health/")),
@@ -127,7 +128,7 @@ def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
 
 
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:
-    """The ASGI application; without health it is for those alone who have logged in."""
+    """Return the ASGI application. Without health, every route except login and files needs a login."""
     admitted = state.admission.admitted
 
     def shown() -> dict[str, Any]:
@@ -165,7 +166,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
     described: list[bytes] = []
-    describing = trio.Lock()  # the first request waits for it to be made, and those that come meanwhile
+    describing = trio.Lock()  # The first request builds the document, and concurrent ones wait for it.
 
     async def description(_: Request) -> Response:
         async with describing:
@@ -192,7 +193,7 @@ def serving(routes: list[BaseRoute]) -> Starlette:
         HTTPException: _other,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # it would send people to whatever place their request names
+    app.router.redirect_slashes = False  # A redirect would send clients to the host that their request names.
     return app
 
 
@@ -201,7 +202,7 @@ async def _problem(_: Request, error: Exception) -> Response:
 
 
 async def _other(request: Request, error: HTTPException) -> Response:
-    """What the application itself refuses: no such path, or another method."""
+    """Return the response for an unknown path or method."""
     if not request.url.path.startswith("/api"):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
     detail = error.detail
@@ -213,13 +214,14 @@ async def _other(request: Request, error: HTTPException) -> Response:
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:
-    """Bind ourselves, since a taken port is our error to explain."""
+    """Bind a socket. Raises ConfigurationError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         bound = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
-        reason = str(error.strerror or error).partition(" (while ")[0]  # behind that: the address again
+        # The system's text repeats the address.
+        reason = str(error.strerror or error).partition(" (while ")[0]
         raise ConfigurationError(f"{key}: cannot listen on {host}:{port}: {reason}") from error
     bound.setblocking(False)
     return bound
@@ -232,9 +234,8 @@ def context_of(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | 
 async def serve(
     http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; `started` tells the console's port. Raises ConfigurationError when it cannot
-    listen.
-    """
+    """Serve until cancelled; `task_status` receives the console's port. Raises ConfigurationError when it
+    cannot listen."""
     apart = http.health
     refused = state.metrics.http_refused
     bound = listen("http", http.host, http.port)

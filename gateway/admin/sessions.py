@@ -1,7 +1,7 @@
-"""MQTT sessions over HTTP: which there are, and an operator's way to end them.
+"""Operations on MQTT sessions: listing, showing and ending them.
 
-A session is idle since its client went; one in use, whose client is there, is left alone unless `in_use` is
-said: then the client is disconnected, too. What a session owed is gone; a will that waits is published.
+A session is idle while its client is disconnected. A session in use is ended only with `in_use`; its client
+is then disconnected. Queued messages of an ended session are lost; a delayed will is published.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.operations import REMOVE_SESSIONS, SESSION, SESSIONS
 
-LEAVE_SECS: Final = 10.0  # until a client that was disconnected has gone, or need not be waited for
+LEAVE_SECS: Final = 10.0  # Longest wait for a client to disconnect.
 
 log = structlog.get_logger()
 
 
 class SessionsApi:
-    """`dismiss` says goodbye to the client of a session; `flush` ends a wake-up."""
+    """Operations on sessions. `dismiss` disconnects the client of a session; `flush` ends a wake-up."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SessionsApi:
         self._flush = flush
 
     def operations(self) -> Sequence[Served]:
-        """What can be asked."""
+        """Return the operations with their functions."""
         return [
             Served(SESSIONS, self._list, SessionRow),
             Served(REMOVE_SESSIONS, self._remove, SessionsRemoved),
@@ -92,11 +92,11 @@ class SessionsApi:
                 if session.outlet is None:
                     await pace.spend(1 + len(session.subscriptions) + len(session) // 100)
                     if session.outlet is not None or namespace.sessions.get(session.client_id) is not session:
-                        continue  # while others had their turn
+                        continue  # It has changed during a turn of the event loop.
                     namespace.discard(session)
                     removed += 1
                 elif in_use:
-                    session.expiry_secs = 0.0  # it ends with its connection
+                    session.expiry_secs = 0.0  # Ends the session with its connection.
                     self._dismiss(session)
                     leaving.append(session)
                 else:
@@ -109,7 +109,7 @@ class SessionsApi:
         return answer({"removed": removed, "in_use": busy, "leaving": left})
 
     async def _gone(self, leaving: list[Session]) -> int:
-        """Wait until the clients have gone; how many have not."""
+        """Wait until the clients have disconnected. Return the number of sessions that remain."""
         self._flush()
         left = leaving
         with trio.move_on_after(LEAVE_SECS):
@@ -119,7 +119,7 @@ class SessionsApi:
 
 
 def _idle_secs(session: Session) -> float:
-    """How long its client has been away."""
+    """Return how long the client has been disconnected, in seconds."""
     since = session.expires_at - session.expiry_secs
     return max(clock.now() - since, 0.0)
 
@@ -141,7 +141,7 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[Session], bool]:
 
 
 def shown(session: Session) -> dict[str, Any]:
-    """For people and programs."""
+    """Return the row of a session."""
     away = session.outlet is None
     return {
         "client": session.client_id,

@@ -1,6 +1,6 @@
-"""The state of the gateway as one JSON document, which the console is told every two seconds.
+"""State of the gateway as one JSON document, which the console receives every two seconds.
 
-Counters only grow; whoever wants rates subtracts two documents and divides by the difference of `at_secs`.
+Counters only grow; for a rate, subtract two documents and divide by the difference of `at_secs`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, Final
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.stats import EndpointStats, LinkStats, ListenerStats, RouteCounts
 
-FRAMES_SHOWN_MAX: Final = 200  # a document that is polled each second stays small
+FRAMES_SHOWN_MAX: Final = 200  # Keeps a document that is polled often small.
 
 
 def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: float) -> dict[str, Any]:
-    """The document. `at_secs` and `started_secs` are monotonic; `reasons` say why it is not ready."""
+    """Return the document. `at_secs` and `started_secs` are monotonic; `reasons` are those of readiness."""
     return {
         "version": metrics.version,
         "at_secs": at_secs,

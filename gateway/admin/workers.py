@@ -1,7 +1,7 @@
-"""HTTP of the process that has started workers: `/livez`, `/readyz` and `/metrics` for all of them.
+"""HTTP server of the supervisor: `/livez`, `/readyz` and `/metrics` for all workers.
 
-A console shows what one process has, so each worker has its own, on the port behind this one by its number.
-Whoever asks here for anything else is told so.
+A console shows one process, so each worker has its own, on the port that is higher by its number. The
+response to every other path names these ports.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from gateway.settings import Http
 
 @dataclass(frozen=True)
 class WorkersState:
-    """What is told of them. `reasons`: why not all that serve are ready; `exposed` takes the `Accept` of a
-    request, and gives the metrics and their content type; `consoles` says where these are.
-    """
+    """Data of the supervisor. `reasons` returns why the running workers are not ready; `exposed` returns
+    metrics and content type for a request's `Accept`; `consoles` describes the ports of the consoles."""
 
     reasons: Callable[[], list[str]]
     exposed: Callable[[str], Awaitable[tuple[bytes, str]]]
@@ -64,7 +63,8 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
 async def serve_workers(
     http: Http, state: WorkersState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled, where the configuration wants health and metrics; `started` tells the port.
+    """Serve health and metrics at their configured port until cancelled; `task_status` receives the port.
+
     Raises ConfigurationError when it cannot listen.
     """
     key, at = ("http", http) if http.health is None else ("http.health", http.health)

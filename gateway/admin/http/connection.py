@@ -1,9 +1,9 @@
-"""One connection: what h11 reads from it goes to the application, what that says goes back.
+"""HTTP connection: requests that h11 parses are passed to the application, its responses are written back.
 
-The peer may take its time only where a deadline stands: for the head of a request, for its body, for taking
-the answer, and between two requests. What it did wrong is a `Refusal`: an answer of its own, counted by its
-reason, after which the connection closes. Upgrades are not made: a request that proposes one is answered as
-if it had not.
+A client is waited for only with a deadline: for the head of a request, for its body, for reading the
+response, and between two requests. An invalid request ends in a `Refusal`: an error response, counted by its
+reason, after which the connection closes. Upgrades are not supported: a request for one is served as if it
+had none.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from gateway.settings import Http
 from gateway.transport.http import response
 
 READ_OCTETS: Final = 16_384
-CHUNK_OCTETS_MIN: Final = 16  # what a piece of a body counts at least: each costs as much time as a long one
-UNREAD_PIECES_MAX: Final = 16  # of a body that nobody wanted, to find its end behind them
+# Minimum that a piece of a body counts, since each takes as much time as a long one.
+CHUNK_OCTETS_MIN: Final = 16
+UNREAD_PIECES_MAX: Final = 16  # Pieces of an unused body that are skipped to find its end.
 LINGER_SECS: Final = 1.0
 LINGER_OCTETS: Final = 1_048_576
 PROBES: Final = frozenset((b"/livez", b"/livez/", b"/readyz", b"/readyz/", b"/health", b"/health/"))
@@ -37,7 +38,8 @@ log = structlog.get_logger(limited=True)
 
 
 class Refusal(Exception):
-    """The peer is answered with an error of ours, and the connection closes. `reason` is for the metric."""
+    """Error response from the server itself, after which the connection closes. `reason` is a label of the
+    metric."""
 
     def __init__(self, status: int, reason: str, text: str) -> None:
         super().__init__(text)
@@ -46,11 +48,12 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """The peer is not there any more; nobody is left to be answered."""
+    """The client has disconnected."""
 
 
 class HttpConnection:
-    """`turns` lets one request of all connections begin in each turn of the loop; `refused` counts."""
+    """One connection. `turns` admits one request of all connections per turn of the event loop; `refused`
+    counts by reason."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class HttpConnection:
         self._socket = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         self.scope = trio.CancelScope()
         self.waits_since: float | None = clock.now()
-        """Since when it waits for its peer; None: the application is at work for it."""
+        """Time since when the connection waits for its client; None while the application serves it."""
         name = self._socket.getpeername()
         self.address: str = name[0]
         self._client = (self.address, int(name[1]))
@@ -83,7 +86,7 @@ class HttpConnection:
         self._body_deadline = 0.0
 
     async def run(self) -> None:
-        """Serve until one side ends it. Whatever goes wrong ends here."""
+        """Serve requests until one side closes the connection. Errors end here."""
         try:
             with self.scope:
                 await self._serve()
@@ -108,10 +111,11 @@ class HttpConnection:
         if self._h11.their_state not in OVER or self._h11.trailing_data[0]:
             await self._linger()
 
-    # What comes.
+    # Requests.
 
     async def _request(self) -> h11.Request | None:
-        """The next request; None: the peer wants nothing more. Raises Refusal."""
+        """Return the next request, or None if the client has closed or is idle for too long. Raises
+        Refusal."""
         http = self._http
         if self._served and not self._h11.trailing_data[0]:
             with trio.move_on_after(http.keep_alive_secs) as idle:
@@ -129,12 +133,12 @@ class HttpConnection:
         raise Refusal(408, "head_timeout", f"no whole head within {http.head_timeout_secs:g} s")
 
     def _check(self, request: h11.Request) -> None:
-        """Refuse what the application need not see."""
+        """Raise Refusal for requests that the application need not see."""
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
             raise Refusal(505, "unsupported", "this server speaks HTTP/1.1")
         head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
-        if head > self._http.head_bytes_max:  # h11 looks at heads that are not whole
+        if head > self._http.head_bytes_max:  # h11 limits only heads that are incomplete.
             raise Refusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} octets")
         if request.method == b"CONNECT":
             raise Refusal(501, "unsupported", "this is no proxy")
@@ -146,7 +150,7 @@ class HttpConnection:
         return Refusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} octets")
 
     async def _event(self) -> object:
-        """What h11 finds next; reads as long as it finds nothing. Raises Refusal or Gone."""
+        """Return the next h11 event; read until there is one. Raises Refusal or Gone."""
         while True:
             try:
                 event = self._h11.next_event()
@@ -170,7 +174,8 @@ class HttpConnection:
         self._h11.receive_data(bytes(octets))
 
     async def _receive(self) -> Message:
-        """A piece of the body for the application. After its end, and when it is refused: disconnected."""
+        """Return the next piece of the body for the application; after its end, or a refusal, a disconnect
+        message."""
         if self._gone or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
             return DISCONNECT
         try:
@@ -196,13 +201,14 @@ class HttpConnection:
             raise self._too_large()
         return {"type": "http.request", "body": bytes(event.data), "more_body": True}
 
-    # What goes.
+    # Responses.
 
     async def _answer(self, request: h11.Request) -> None:
-        """Have the application answer. Raises Refusal when what came of the body was no good."""
+        """Have the application serve a request. Raises Refusal if the body was invalid, Gone if the client
+        has disconnected."""
         scope = self._asgi(request)
         if scope["raw_path"] not in PROBES:
-            async with self._turns:  # a hundred that come at once do not hold the loop for their sum
+            async with self._turns:  # Many simultaneous requests do not delay the event loop by their sum.
                 await trio.lowlevel.checkpoint()
         try:
             await self._app(scope, self._receive, self._send)
@@ -216,7 +222,7 @@ class HttpConnection:
 
     def _asgi(self, request: h11.Request) -> Scope:
         target = request.target
-        if not target.startswith(b"/") and b"://" in target:  # as a proxy is asked, which servers must take
+        if not target.startswith(b"/") and b"://" in target:  # Absolute form, which servers must accept.
             target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
         path, _, query = target.partition(b"?")
         return {
@@ -235,8 +241,9 @@ class HttpConnection:
         }
 
     async def _send(self, message: Message) -> None:
-        """What the application says. Nothing of it is written once there is an answer of our own. Raises
-        BrokenPipeError when the peer has gone before: who goes on and on has to hear of it.
+        """Write a message of the application, unless an error response replaces it.
+
+        Raises BrokenPipeError when the client has disconnected, so that endless responses end.
         """
         if self._gone:
             raise BrokenPipeError("the peer has gone")
@@ -263,7 +270,7 @@ class HttpConnection:
             self._gone = True
 
     def _body_is_over(self) -> bool:
-        """Whether the body of the request ends in what has been read; what nobody wanted is passed over."""
+        """Return True if the request's body has been read to its end; unused parts are skipped."""
         for _ in range(UNREAD_PIECES_MAX):
             if self._h11.their_state is not h11.SEND_BODY:
                 break
@@ -288,7 +295,7 @@ class HttpConnection:
             self.waits_since = None
 
     def _begin_again(self) -> bool:
-        """Whether another request may follow."""
+        """Return True if another request may follow."""
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()
@@ -297,12 +304,13 @@ class HttpConnection:
     async def _refuse(self, refusal: Refusal) -> None:
         self._refused[refusal.reason] += 1
         log.info("HTTP request refused", address=self.address, reason=refusal.reason, text=str(refusal)[:200])
-        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing of another answer has been written
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # No other response has been begun.
             text = problem_of(refusal.status, str(refusal)).decode()
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:
-        """End our side and pass over what comes; a close with octets unread would take the answer back."""
+        """Close the sending side and skip received data; a close with unread bytes would discard the
+        response."""
         with trio.move_on_after(LINGER_SECS):
             try:
                 if isinstance(self.stream, trio.SocketStream):

@@ -1,8 +1,8 @@
-"""The door: accepts connections, as many as there may be, and makes room for who has something to say.
+"""HTTP listener: accepts connections up to a limit, and replaces idle ones.
 
-When there are `http.connections_max`, a new one takes the place of one that only waits for its peer: of the
-address that has the most, the one that has waited longest. A probe, which asks at once, is served even while
-a stranger holds all places. Only when all are being answered the new one is told 503.
+At `http.connections_max` a new connection replaces one that waits for its client: of the address with most
+connections, the one that has waited longest. A probe, which sends its request at once, is therefore served
+even while another client holds all places. If all connections are being served, the new one receives 503.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gateway.settings import Http
 from gateway.transport.http import response
 
 NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-PAUSE_SECS: Final = 0.1  # until accepting is tried again when it failed
+PAUSE_SECS: Final = 0.1  # Pause after a failed accept.
 
 log = structlog.get_logger(limited=True)
 
 
 class HttpServer:
-    """Serves `app` on a socket. `refused` counts what was not served, by reason."""
+    """HTTP server on one socket for `app`. `refused` counts refused connections and requests by reason."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class HttpServer:
         refused: Counter[str],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`tls` gives the context for the next connection; None: there is none."""
+        """`tls` returns the context for the next connection; None serves plain HTTP."""
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._http = http
@@ -52,7 +52,7 @@ class HttpServer:
     async def run(
         self, listening: socket.socket, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve what `listening` accepts, until cancelled."""
+        """Serve connections of `listening` until cancelled."""
         door = trio.socket.from_stdlib_socket(listening)
         with door:
             async with trio.open_nursery() as nursery:
@@ -67,7 +67,7 @@ class HttpServer:
                         self._take(accepted, nursery)
                     except Exception as error:
                         accepted.close()
-                        if not isinstance(error, OSError):  # it has gone already
+                        if not isinstance(error, OSError):  # Otherwise the client has already disconnected.
                             contained("http", error)
 
     async def _cannot_accept(self, error: OSError) -> None:
@@ -78,16 +78,16 @@ class HttpServer:
         await trio.sleep(PAUSE_SECS)
 
     def _take(self, accepted: trio.socket.SocketType, nursery: trio.Nursery) -> None:
-        """Serve a connection, or send it off. Raises OSError when it has gone."""
+        """Serve a connection, or refuse it. Raises OSError when it has already closed."""
         if len(self.connections) >= self._http.connections_max and not self._evict():
             self._refused["connections"] += 1
             log.warning("HTTP connection refused: there are connections_max", of=self._http.connections_max)
             with accepted:
                 if self._tls is not None:
-                    return  # there is no handshake in which it could be said
+                    return  # No handshake has taken place, so there is no way to respond.
                 text = problem_of(503, "too many connections").decode()
                 octets = response(503, text, {"Retry-After": "1"}, kind=PROBLEM)
-                os.write(accepted.fileno(), octets)  # it is new, and its buffer empty
+                os.write(accepted.fileno(), octets)  # The buffer of a new socket is empty.
             return
         plain = trio.SocketStream(accepted)
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain
@@ -104,7 +104,7 @@ class HttpServer:
             self.connections.discard(connection)
 
     def _evict(self) -> bool:
-        """End a connection that waits for its peer; False: there is none."""
+        """Close a connection that waits for its client. Return False if there is none."""
         held = Counter(connection.address for connection in self.connections)
         waiting = [
             (-held[connection.address], since, id(connection), connection)
