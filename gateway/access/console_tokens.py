@@ -232,7 +232,7 @@ def meeting_places() -> list[Path]:
     try:
         found.append(Path(tempfile.gettempdir()) / f"gateway-{os.geteuid()}")
     except FileNotFoundError as error:
-        log.debug("there is no folder for temporary files", error=str(error))
+        log.debug("temporary folder missing", error=str(error))
     return found
 
 
@@ -251,7 +251,7 @@ def leave_token(port: int, text: str) -> Path | None:
                 written(folder / f"{port}.token", text + "\n")
                 return folder / f"{port}.token"
         except OSError as error:
-            log.info("no place for the command line's token", folder=str(folder), error=str(error))
+            log.info("command-line token not written", folder=str(folder), error=str(error))
     return None
 
 

@@ -103,7 +103,7 @@ class HttpUsers:
             return Denial.UNAVAILABLE
         if self._down:
             self._down = False
-            log.info("the back end of users answers again", backend=self.kind)
+            log.info("authentication server responding again", backend=self.kind)
         now = time.monotonic()
         if not options.cache_secs:
             return found
@@ -116,7 +116,7 @@ class HttpUsers:
     def _failed(self, why: str) -> None:
         self.failures += 1
         self._down = True
-        log.error("the back end of users does not answer, logins are refused", backend=self.kind, error=why)
+        log.error("authentication server not responding, logins refused", backend=self.kind, error=why)
 
     def _digest(self, credentials: Credentials) -> bytes:
         parts = [text.encode(errors="surrogatepass") for text in (credentials.user, credentials.client)]

@@ -134,10 +134,10 @@ class KeysFile:
         self._file.reload()
 
     def _report_taken(self, keys: list[Key]) -> None:
-        log.info("keys of tokens were read again", path=str(self._path), keys=len(keys))
+        log.info("token keys reloaded", path=str(self._path), keys=len(keys))
 
     def _report_refused(self, error: Exception) -> None:
-        log.error("keys of tokens cannot be read again", path=str(self._path), error=str(error))
+        log.error("token keys not reloaded", path=str(self._path), error=str(error))
 
     async def run(self) -> None:
         """Check the file for changes every LOOK_SECS seconds, until cancelled."""
@@ -213,7 +213,7 @@ class KeysUrl:
             self.failures += 1
             serving = self.there
             log.error(
-                "keys of tokens cannot be fetched",
+                "token keys not fetched",
                 url=masked_url(self._url),
                 error=str(error),
                 serving=len(self._keys) if serving else 0,
@@ -221,7 +221,7 @@ class KeysUrl:
             self._tried_at = self._clock()
             return False
         if {key.kid for key in keys} != {key.kid for key in self._keys}:
-            log.info("keys of tokens were fetched", url=masked_url(self._url), keys=len(keys))
+            log.info("token keys fetched", url=masked_url(self._url), keys=len(keys))
         self._keys = keys
         self._fetched_at = self._tried_at = self._clock()
         return True

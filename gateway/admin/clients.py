@@ -130,7 +130,7 @@ class ClientsApi:
             one.dismiss()
         self._flush()
         if chosen:
-            log.info("an operator disconnected clients", count=len(chosen), **wanted)
+            log.info("operator disconnected clients", count=len(chosen), **wanted)
         return answer({"disconnected": len(chosen)})
 
 

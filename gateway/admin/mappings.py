@@ -78,7 +78,7 @@ class MappingsApi:
     async def _reload(self, _: Request) -> Response:
         why = await self._process.reload()
         routes = len(self._process.router().routes)
-        log.info("an operator has the mapping read again", taken=not why)
+        log.info("operator reloaded mappings", accepted=not why)
         return answer({"taken": not why, "why": why, "routes": routes})
 
     async def dry_run(self, _: Request | None) -> Response:

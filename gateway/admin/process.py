@@ -290,7 +290,7 @@ class ProcessApi:
         return response
 
     async def _drain_now(self) -> None:
-        log.info("an operator has the gateway drain and stop")
+        log.info("operator requested drain")
         self._process.drain()
 
 

@@ -182,7 +182,7 @@ class QueuesApi:
             host.written = False  # This function waits for the disk itself.
         if removed:
             await on_disk(self._store, self._flush)
-            log.info("an operator removed queues", count=removed, messages=messages, **wanted)
+            log.info("operator removed queues", count=removed, messages=messages, **wanted)
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
@@ -198,7 +198,7 @@ class QueuesApi:
                     await pace.spend(20)
         if purged:
             await on_disk(self._store, self._flush)
-            log.info("an operator purged queues", count=purged, messages=messages, **wanted)
+            log.info("operator purged queues", count=purged, messages=messages, **wanted)
         return answer({"purged": purged, "messages": messages})
 
 

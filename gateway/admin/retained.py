@@ -94,7 +94,7 @@ class RetainedApi:
             removed += await self._retained.forget([message for message in some if chosen(message)])
         if removed:
             await self._retained.settle()
-            log.info("an operator removed retained messages", count=removed, **wanted)
+            log.info("operator removed retained messages", count=removed, **wanted)
         return answer({"removed": removed})
 
 

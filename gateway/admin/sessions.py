@@ -105,7 +105,7 @@ class SessionsApi:
         removed += len(leaving) - left
         if removed:
             await on_disk(namespace.store, self._flush)
-            log.info("an operator removed sessions", count=removed, **wanted)
+            log.info("operator removed sessions", count=removed, **wanted)
         return answer({"removed": removed, "in_use": busy, "leaving": left})
 
     async def _gone(self, leaving: list[Session]) -> int:

@@ -38,9 +38,9 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
     _refuse(declare(hosts, declared))
     for finding in findings:
         tell = log.warning if finding.severity is Severity.WARNING else log.info
-        tell("a remark on what is declared", file=finding.file, line=finding.line, what=finding.text)
+        tell("definition remark", file=finding.file, line=finding.line, what=finding.text)
     things = Counter(one.kind for one in declared)
-    log.info("declared", **things, destinations=destinations, new=_count(hosts) - before)
+    log.info("definitions declared", **things, destinations=destinations, new=_count(hosts) - before)
 
 
 def _count(hosts: AmqpHosts) -> int:

@@ -27,7 +27,7 @@ def raise_descriptors() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("the limit of descriptors cannot be raised", soft=soft, error=str(error))
+        log.warning("descriptor limit not raised", soft=soft, error=str(error))
 
 
 def descriptors_for_clients(reserved: int) -> int:
@@ -45,7 +45,7 @@ def divided_descriptors(settings: Settings) -> int:
     wanted = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
     if wanted > most:
         log.warning(
-            "limits.connections_max is more than there are descriptors: raise the hard limit (ulimit -Hn)",
+            "descriptors fewer than connections_max, raise ulimit -Hn",
             connections_max=wanted,
             descriptors=most,
         )

@@ -355,7 +355,7 @@ class Gateway:
             router = await computed(self.mapping_files.load)
         except ConfigurationError as error:
             self.metrics.mapping_reloads["refused"] += 1
-            log.error("mappings not reloaded, the old ones stay in force", error=str(error))
+            log.error("mappings not reloaded, previous ones in force", error=str(error))
             return False
         except Exception as error:
             self.metrics.mapping_reloads["refused"] += 1
@@ -405,22 +405,22 @@ class Gateway:
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
-            log.warning("memory is short, publishers are stopped", **figures)
+            log.warning("memory short, publishers paused", **figures)
             self.readiness.lost("memory", "it is short, publishers are stopped")
             for listener in self.listeners.values():
                 listener.forget_entries()
             for link in self.links.values():
                 link.session.forget_entries()
         else:
-            log.info("there is memory again, publishers go on", **figures)
+            log.info("memory available again, publishers resumed", **figures)
             self.readiness.met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
         assert self.store is not None
         if healthy:
-            log.info("the store can be written again")
+            log.info("store writable again")
         else:
-            log.error("the store cannot be written, durable messages are refused", why=self.store.failure)
+            log.error("store not writable, durable messages refused", why=self.store.failure)
         for listener in self.listeners.values():
             for connection in listener.connections:
                 try:
@@ -628,10 +628,10 @@ class Gateway:
             while not self._idle():
                 await trio.sleep(DRAIN_POLL_SECS)
         if waited.cancelled_caught:
-            log.warning("drain_timeout_secs is over, some messages are still in flight")
+            log.warning("drain timed out, messages still in flight")
         held = sum(self.core.pauses.held_of().values())
         if held:
-            log.warning("messages that paused routes hold are left to their senders", count=held)
+            log.warning("messages held by paused routes left unacknowledged", count=held)
 
     async def _hand_over(self, engine: EngineSession) -> None:
         """Release the sessions before their clients are disconnected, so that no replica waits when they
@@ -642,7 +642,7 @@ class Gateway:
         with trio.move_on_after(HAND_OVER_SECS) as waited:
             await free.wait()
         if waited.cancelled_caught:
-            log.warning("the cluster has not said that all sessions are free, others will wait for them")
+            log.warning("sessions not released in time")
 
     def _publish_wills(self) -> bool:
         """Disconnect clients with wills first, while links and subscribers can receive them. Return False if

@@ -83,7 +83,7 @@ class Rules:
     def _tell(self) -> None:
         """Warn if users are configured but no roles, which permits every client everything."""
         if self._gateway.settings.users and not self._gateway.authorization.in_force:
-            log.warning("users are configured and no role: whoever may connect may do everything")
+            log.warning("users configured without roles, everything permitted")
 
     async def watch(self) -> None:
         """Reload users, roles and certificates whenever a file has changed, until cancelled."""
@@ -118,7 +118,7 @@ class Rules:
             self._refuse_none(found, roles)
         except ConfigurationError as error:
             reloads["refused"] += 1
-            log.error("rules not reloaded, the old ones stay in force", error=str(error))
+            log.error("rules not reloaded, previous ones in force", error=str(error))
             return False
         except Exception as error:
             reloads["refused"] += 1
@@ -129,7 +129,7 @@ class Rules:
         self._report_restart(settings)
         replaced, changed = identities.use(found), self._replace(roles)  # Both, before anything is awaited.
         if replaced is not None:
-            log.info("users reloaded", users=replaced.total, gone=len(replaced.gone))
+            log.info("users reloaded", users=replaced.total, removed=len(replaced.gone))
             path = self._started.users_file() or self._started.file
             audit("users_changed", path=str(path or ""), users=replaced.total)
             revoke(self._gateway.listeners, replaced.gone)
@@ -181,7 +181,7 @@ class Rules:
             )
         )
         if changed and changed != self._reported:
-            log.warning("changed sections need a restart", sections=list(changed))
+            log.warning("configuration sections changed, restart needed", sections=list(changed))
         self._reported = changed
 
     async def use(self, roles: Roles) -> None:

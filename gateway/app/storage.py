@@ -42,7 +42,7 @@ def open_store(
         letters_octets_max=settings.limits.dead_letters_bytes_max,
         letter_shares=letters,
         on_health=on_health,
-        on_damage=lambda text: log.error("the store is damaged", what=text),
+        on_damage=lambda text: log.error("store damaged", what=text),
     )
 
 

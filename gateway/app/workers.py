@@ -104,7 +104,7 @@ class Worker:
             pause = min(pause * 2, AGAIN_SECS_MAX)
             self.restarts[why] += 1
             log.error(
-                "a worker has ended, it is started again",
+                "worker ended, restarting",
                 worker=self.number,
                 code=code,
                 why=why,
@@ -123,10 +123,10 @@ class Worker:
                 process = await trio.lowlevel.open_process(self._command, stdin=its, process_group=0)
             except OSError as error:  # No memory or no process left: the other workers continue.
                 ours.close()
-                log.error("a worker cannot be started", worker=self.number, error=str(error))
+                log.error("worker start failed", worker=self.number, error=str(error))
                 return 1, DIED
         self._process = process
-        log.info("a worker is started", worker=self.number, pid=process.pid)
+        log.info("worker started", worker=self.number, pid=process.pid)
         lines = self._lines = Lines(ours)
         if stopping.is_set():  # Set while the process was started.
             process.terminate()
@@ -172,7 +172,7 @@ class Worker:
             self._unanswered = self._unanswered + 1 if found is None else 0
             self.reasons = [UNANSWERED] if found is None else found
             await trio.sleep(ASK_SECS)
-        log.error("a worker does not answer, it is killed", worker=self.number)
+        log.error("worker unresponsive, killed", worker=self.number)
 
     async def stop(self) -> None:
         """Request draining over the socket.
@@ -337,7 +337,7 @@ class Supervisor:
         await trio.sleep(self.settings.drain_timeout_secs + KILL_SECS)
         for worker in self.workers:
             if worker.signal(signal.SIGKILL):
-                log.error("a worker has not stopped in time, it is killed", worker=worker.number)
+                log.error("worker not stopped in time, killed", worker=worker.number)
 
 
 def run_workers(settings: Settings, started: Callable[[Supervisor], None]) -> int:

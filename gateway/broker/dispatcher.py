@@ -748,7 +748,7 @@ class Dispatcher:
             return
         if names and self._is_new(batch, (route.name, names)):
             log.info(
-                "properties were lost",
+                "properties lost",
                 route=route.name,
                 client=message.sender.client,
                 properties=", ".join(names),
@@ -788,7 +788,7 @@ class Dispatcher:
 def tell_rejected(route: Route, outcome: Outcome) -> None:
     """Log the first messages that a route's target rejects; metrics have their number."""
     log.warning(
-        "a route's target rejected a message",
+        "message rejected by route target",
         route=route.name,
         endpoint=route.target_endpoint,
         reason=outcome.reason.value,
@@ -802,7 +802,7 @@ def tell_reply_kept(route: Route, message: Message) -> None:
     Metrics have the number of property sets.
     """
     log.warning(
-        "a reply address leads nowhere in a route's target",
+        "reply address invalid in route's target",
         route=route.name,
         client=message.sender.client,
         remote=message.sender.address,

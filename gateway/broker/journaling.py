@@ -394,7 +394,7 @@ class Journaling:
         try:
             keep(self.writer.folder, self.router.texts)
         except OSError as error:
-            log.warning("the mapping files were not kept beside the journal", error=error.strerror)
+            log.warning("mapping files not stored beside journal", error=error.strerror)
 
     def private(self, entry: RoutingEntry) -> Redactor | None:
         """Return the redactor for messages to an address, or None if no route there hides anything."""
@@ -505,11 +505,11 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
         settings.shard,
         options,
         clock=clock.now,
-        tell=lambda text: log.error("journal", what=text),
+        tell=lambda text: log.error("journal state changed", what=text),
         oldest=open_batches.oldest,
     )
     if writer.cut:
-        log.warning("the journal's end was incomplete and has been cut off", octets=writer.cut)
+        log.warning("journal end incomplete, removed", removed_bytes=writer.cut)
     key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
     made = Journaling(
         writer,

@@ -164,7 +164,7 @@ class Pauses:
         if kind == "route" and gate is not None:
             gate.open = False
         self._changed()
-        log.warning("an operator has paused a route or a link", kind=kind, name=name)
+        log.warning("operator paused route or link", kind=kind, name=name)
 
     def resume(self, kind: str, name: str) -> None:
         """Resume a route or a link; what waited goes first."""
@@ -176,7 +176,7 @@ class Pauses:
             gate.open = True
             self.tick()
         self._changed()
-        log.info("a route or a link goes on", kind=kind, name=name)
+        log.info("operator resumed route or link", kind=kind, name=name)
 
     def use(self, routes: Iterable[Route]) -> None:
         """Put these routes in force, and resume those that are not among them."""

@@ -82,7 +82,7 @@ class LinkStatus:
         """Set the link up after the handshake; called by the link session."""
         self.stats.up = True
         self.stats.connects += 1
-        log.info("link is up", link=self.name, address=self.stats.address)
+        log.info("link connected", link=self.name, address=self.stats.address)
         if self._when_up is not None:
             self._when_up()
 
@@ -316,7 +316,7 @@ class Link:
             nursery.start_soon(self._tick)
             while True:
                 if self._held_down:
-                    log.info("link is held down", link=self.name, why=self.why)
+                    log.info("link suspended", link=self.name, why=self.why)
                     await self._goes_on.wait()
                 began = trio.current_time()
                 try:
@@ -335,7 +335,7 @@ class Link:
                 self.stats.failed = LastError(self.why, clock.utc())
                 pause = self._turns.failed(held)
                 log.warning(
-                    "link is down",
+                    "link disconnected",
                     link=self.name,
                     address=self.stats.address,
                     why=self.why,

@@ -297,9 +297,9 @@ class ClientSession(Session):
             return
         if given_back.lacking:
             log.warning(
-                "what a queue was given back does not come in time, its order may be lost",
+                "requeued messages late, order not guaranteed",
                 client=self.client_id,
-                lacking=given_back.lacking,
+                missing=given_back.lacking,
             )
         for held in given_back.in_order():
             if held[0] is self._consumer:  # else it comes again over another connection

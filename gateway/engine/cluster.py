@@ -188,10 +188,10 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
     def _heard(self, event: MethodReceived) -> None:
         method = event.method
         if isinstance(method, m.ConnectionBlocked):
-            log.warning("the cluster blocks publishing", link=self._stats.name, reason=method.reason)
+            log.warning("publishing blocked by cluster", link=self._stats.name, reason=method.reason)
             self._block(True)
         elif isinstance(method, m.ConnectionUnblocked):
-            log.info("the cluster takes publishes again", link=self._stats.name)
+            log.info("publishing unblocked by cluster", link=self._stats.name)
             self._block(False)
         else:
             self._method(event)
@@ -208,7 +208,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._publisher.close_over(event.reply_code, event.text)
         if not event.by_peer:
             self._count_fault(event.reply_code)
-        log.warning("the cluster has closed a channel", link=self._stats.name, why=event.text)
+        log.warning("channel closed by cluster", link=self._stats.name, why=event.text)
         self._end(event.text)
 
     def _end(self, why: str) -> None:

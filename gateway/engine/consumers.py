@@ -256,7 +256,7 @@ class Consumers:
     def _lacks(self, consumer: Consumer, text: str) -> None:
         target = consumer.target
         if UNREACHABLE in text:
-            log.warning("a queue cannot be reached", queue=target.queue, why=text)
+            log.warning("queue unreachable", queue=target.queue, why=text)
             consumer.ending = True
             self._over(consumer)
             target.unreachable()
@@ -556,7 +556,7 @@ class Consumers:
         target = consumer.target
         self._over(consumer)
         if not consumer.ending and target.is_wanted:
-            log.warning("the cluster has cancelled a consumer, it begins anew", queue=target.queue)
+            log.warning("consumer cancelled by cluster, restarting", queue=target.queue)
             self.begin(target)
 
     # Messages.

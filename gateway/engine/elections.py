@@ -76,10 +76,10 @@ class Candidate:
     def decide(self, elected: bool, why: str = "") -> None:
         """Consume, or do not for a reason."""
         if elected and not self.is_elected:
-            log.info("this replica consumes over a link now", link=self.link)
+            log.info("elected link acquired", link=self.link)
             self._served_at = clock.now()
         elif self.is_elected and not elected:
-            log.info("this replica does not consume over a link any more", link=self.link, why=why)
+            log.info("elected link lost", link=self.link, why=why)
         self._stats.leads = elected
         self._on_decision(elected, why)
 
@@ -98,7 +98,7 @@ class Elections:
             if candidate.is_elected and now >= candidate.until:
                 candidate.decide(False, UNDECIDED)
             if candidate.is_useless(now):
-                log.warning("this replica gives an elected link up: it cannot serve it", link=candidate.link)
+                log.warning("elected link released, not serviceable", link=candidate.link)
                 self._release(candidate)
                 candidate.next_at = now + REST_SECS
             elif now >= candidate.next_at and not candidate.is_pending:

@@ -130,7 +130,7 @@ class SharedLetters:
         if reply.verdict is Committed.UNAVAILABLE:
             self._unsubmitted[letter.id] = None
         elif reply.verdict is Committed.REFUSED:
-            log.error("dead letter lost, the database rejects it", route=letter.route)
+            log.error("dead letter lost, rejected by database", route=letter.route)
             self._drop(letter.id)
         else:
             crowds = self._unsaved[letter.id].crowds

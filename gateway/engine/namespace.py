@@ -514,7 +514,7 @@ class EngineNamespace(MqttNamespace):
         outlet: object = session.outlet
         if not isinstance(outlet, MqttGuest):
             return
-        log.info("a client has come anew, here or at another replica", client=client)
+        log.info("client reconnected, previous connection closed", client=client)
         patient = session.lasting and not at_once
         self._engine.sessions.moved += not at_once
         if patient:
@@ -573,7 +573,7 @@ class EngineNamespace(MqttNamespace):
         try:
             will, sender = decode_will(key.client, message)
         except StoreError as error:
-            log.error("will cannot be read, discarded", client=key.client, why=str(error))
+            log.error("will unreadable, discarded", client=key.client, why=str(error))
             self._engine.sessions.settle_will(key, epoch)
             return
         name = self.new_will_key(key.client)

@@ -328,12 +328,12 @@ class EngineSession(OneSink):
         for hear in self.hear_dropped:
             hear(queue, bytes(body))
         if reason != EXPIRED:
-            log.warning("a queue on the cluster is full, and loses its oldest messages", queue=queue)
+            log.warning("queue on cluster full, oldest messages dropped", queue=queue)
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
         """What no client could be given."""
         self.stats.refuse(outcome)
-        log.warning("a message of the cluster cannot be delivered", why=outcome.text)
+        log.warning("message from cluster undeliverable", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
         self._dispatcher.dead_letters.add([message], "", outcome)
 

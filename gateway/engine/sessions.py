@@ -445,7 +445,7 @@ class SharedSessions:
         if self.clients.session_of(session.client_id) is not session:
             return
         if verdict is Verdict.REFUSED:
-            log.error("session cannot be stored, its client is disconnected", client=session.client_id)
+            log.error("session not stored, client disconnected", client=session.client_id)
             self.clients.let_go_of(session, "its session cannot be stored")
         else:
             self.clients.taken(session.client_id, None, at_once=False)

@@ -74,7 +74,7 @@ class Guests:
         """Count and log that there was no place."""
         self.stats.refused.add(word)
         audit("refused", endpoint=self.name, remote=remote, reason=word)
-        log.warning("no place for a connection", listener=self.name, remote=remote, limit=word)
+        log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
 
     def no_place(self, stream: Stream) -> bool:
         """Whether a connection from a shared port has to go, since there is no place here; it is told so."""

@@ -158,7 +158,9 @@ class Listener:
                     self.stats.refused.add("accept")
                     if error.errno in OUT_OF_DESCRIPTORS:
                         log.error(
-                            "no descriptor or memory for a connection", listener=self.name, error=str(error)
+                            "connection not accepted, descriptors or memory exhausted",
+                            listener=self.name,
+                            error=str(error),
                         )
                         await trio.sleep(TICK_SECS)
                     break  # anything else concerns a connection that died while it waited
@@ -254,7 +256,7 @@ class Listener:
             self.stats.refused.add(ending.refused)
         else:
             return
-        log.warning("a connection was refused", listener=self.name, remote=stream.remote, error=ending.text)
+        log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
     def turn_done(self) -> None:
         """Route what has gathered."""

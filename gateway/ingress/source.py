@@ -110,7 +110,7 @@ class ListenerSource:
     def _tell_unwanted(self, message: Message) -> None:
         """There may be a hundred thousand a second: one stands for all since the last line."""
         log.info(
-            "messages that nobody wanted",
+            "messages without recipient discarded",
             listener=self.name,
             messages=self.stats.unwanted_messages,
             client=message.sender.client,
@@ -334,7 +334,7 @@ class ListenerSource:
         self.stats.answers_lost.add(entry.lost)
         asked = entry.requester
         log.warning(
-            "nobody takes an answer",
+            "response undeliverable",
             listener=self.name,
             client=message.sender.client,
             remote=message.sender.address,
@@ -346,7 +346,7 @@ class ListenerSource:
     def passed_over(self, sender: Sender, queue: str) -> None:
         """Log that a client cannot be given a message, which waits for others."""
         log.warning(
-            "a message does not fit a consumer's frames",
+            "message exceeds consumer's frame size",
             listener=self.name,
             client=sender.client,
             queue=queue,

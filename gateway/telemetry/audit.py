@@ -250,7 +250,7 @@ class AuditFile:
         except (OSError, ValueError) as error:
             if not self._told:
                 self._told = True
-                log.error("the audit log cannot be written", error=str(error))
+                log.error("audit log not writable", error=str(error))
         else:
             self._octets += len(line)
             self._count(len(line))

@@ -20,7 +20,7 @@ from gateway.telemetry.stats import Latency
 
 log = structlog.get_logger(limited=True)
 
-TOLD: Final = "the loop stood still, nobody else was served meanwhile"
+TOLD: Final = "event loop blocked"
 
 
 class Cause(Protocol):

@@ -99,10 +99,10 @@ def server_context(
         return context
 
     def report_taken(_: ssl.SSLContext) -> None:
-        log.info("certificate was read again", listener=name)
+        log.info("certificate reloaded", listener=name)
 
     def report_refused(error: Exception) -> None:  # perhaps only some of the files are replaced yet
-        log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
+        log.error("certificate reload failed, previous one in use", listener=name, error=str(error))
 
     files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]
     try:

@@ -269,7 +269,7 @@ def test_a_client_that_goes_while_its_command_is_pending_is_forgotten(
 @pytest.mark.parametrize("answer", [b"perhaps", b"", None])
 def test_no_answer_is_no(answer: bytes | None) -> None:
     server = Server()
-    but = "the authorizer does not answer, what it would decide is refused"
+    but = "authorizer not responding, its requests refused"
     try:
         with running(given(server, timeout_secs=0.5), but=but) as gateway:
             client, told = connect(gateway, "c", user=("eve", PASSWORD.encode()))

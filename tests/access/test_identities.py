@@ -99,7 +99,7 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
     row = f"{{password_hash: '{HASH.get_secret_value()}'}}"
     path.write_text(f"bob: {row}\nanonymous: {{receive_messages_per_sec_max: 7}}\n")
     settings = site(UsersBackend(backend="users", file=path), users=USERS)
-    with running(settings, but="rules not reloaded, the old ones stay in force") as gateway:
+    with running(settings, but="rules not reloaded, previous ones in force") as gateway:
         port = gateway.port(protocol)
         assert [log_in(protocol, port, name, "right") for name in ("ann", "bob", "eve")] == [
             0,
@@ -446,7 +446,7 @@ def test_keys_of_a_server_that_rotates_and_goes_away(monkeypatch: pytest.MonkeyP
         server.body = jwks(ONE)
         options = JwtBackend(backend="jwt", keys_url=server.url, timeout_secs=0.5)
         options = options.model_copy(update={"keys_refresh_secs": 3600.0})
-        with running(site(options), but="keys of tokens cannot be fetched") as gateway:
+        with running(site(options), but="token keys not fetched") as gateway:
             gateway.gateway.identities.fetched[0]._again_secs = 0.0
             port = gateway.port(protocol)
             assert log_in(protocol, port, "x", ONE.token()) == 0
@@ -469,7 +469,7 @@ def test_an_http_server_up_slow_and_down(protocol: str) -> None:
         server.answer = knows
         options = HttpBackend(backend="http", user_url=server.url, timeout_secs=0.4, cache_secs=0.0)
         settings = site(UsersBackend(backend="users"), options, users={"bob": User(password_hash=HASH)})
-        with running(settings, but="the back end of users does not answer, logins are refused") as gateway:
+        with running(settings, but="authentication server not responding, logins refused") as gateway:
             port = gateway.port(protocol)
             assert log_in(protocol, port, "ann", "right", client_id="press") == 0
             assert server.asked[-1].get("client_id") == ("press" if protocol == "mqtt" else None)

@@ -24,7 +24,7 @@ from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running
 from tests.passwords import hashed
 
-REFUSED: Final = "rules not reloaded, the old ones stay in force"
+REFUSED: Final = "rules not reloaded, previous ones in force"
 RIGHT, OTHER = hashed("right"), hashed("other")
 WRONG: Final = {"mqtt": 0x86, "amqp091": 403, "amqpfast": 403}
 EVERYTHING: Final = {
@@ -218,7 +218,7 @@ def test_sections_that_need_a_restart_are_named_once(tmp_path: Path) -> None:
         with structlog.testing.capture_logs() as lines:
             reloaded(gateway, "taken", lambda: written(path, given))
             gateway.await_(gateway.gateway.rules.reload)
-        told = [line for line in lines if line["event"] == "changed sections need a restart"]
+        told = [line for line in lines if line["event"] == "configuration sections changed, restart needed"]
         assert [line["sections"] for line in told] == [["drain_timeout_secs", "limits"]]
         assert [line["log_level"] for line in told] == ["warning"]
         assert not refused_publish(gateway), "what can be reloaded is in force all the same"

@@ -80,7 +80,7 @@ def gateway(folder: Path) -> Iterator[Running]:
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
     )
-    with running(settings, but="mappings not reloaded, the old ones stay in force") as started:
+    with running(settings, but="mappings not reloaded, previous ones in force") as started:
         yield started
 
 

@@ -92,7 +92,7 @@ def depth(running: Running, queue: str) -> int:
 
 
 def test_what_went_wrong_last_is_told_when_it_is_well_again(settings: Settings, broker: Running) -> None:
-    with running(settings, but="link is down") as gateway:
+    with running(settings, but="link disconnected") as gateway:
         scene = Scene(gateway)
         scene.link_is(True)
         link = scene.row("endpoints", "erp")

@@ -182,7 +182,7 @@ def test_what_a_link_brought_is_kept_unless_its_broker_shall_be_told(said: str, 
     with structlog.testing.capture_logs() as lines:
         bench.link.parts[0].settle(REFUSED)
     assert [(line["event"], line["route"], line["reason"]) for line in lines] == [
-        ("a route's target rejected a message", "out", REFUSED.reason.value)
+        ("message rejected by route target", "out", REFUSED.reason.value)
     ]
     assert len(bench.letters) == kept
     assert source.outcomes == [ACCEPTED if kept else REFUSED]
@@ -336,7 +336,7 @@ def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
         for _ in range(2):
             bench.publish("mqtt", mqtt("q", properties=property_set(Properties(reply_to="r" * 300))))
     assert [(line["event"], line["route"], line["reason"]) for line in lines] == [
-        ("a reply address leads nowhere in a route's target", "up", "reply_kept")
+        ("reply address invalid in route's target", "up", "reply_kept")
     ] * 2
 
 

@@ -109,7 +109,7 @@ class Rig:
     def end(self) -> str:
         """The gateways are over: what they complained of is noted, and what the first one logged returned."""
         self.gateway.kill()
-        expected = ("the store cannot be written",) if "full-disk" in self.row.faults else ()
+        expected = ("store not writable",) if "full-disk" in self.row.faults else ()
         self.notes += complaints(self.gateway.log, expected)
         if self.other is not None:
             self.other.kill()

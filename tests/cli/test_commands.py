@@ -146,7 +146,7 @@ def test_a_changed_file_is_taken_and_a_bad_one_is_not(gateway: Process) -> None:
     gateway.wait_for("mappings reloaded")
     assert through(gateway, "#")["routing_key"] == "second.line.v1%2E2"
     gateway.mapping.write_text(MAPPING.replace("routing_key", "routing_kye"))
-    gateway.wait_for("the old ones stay in force")
+    gateway.wait_for("previous ones in force")
     assert f"{gateway.mapping}:6" in gateway.log.read_text()
     assert "routing_key" in gateway.log.read_text()  # the suggestion
     assert through(gateway, "#")["routing_key"] == "second.line.v1%2E2"

@@ -134,7 +134,7 @@ def test_a_reply_topic_that_is_too_long_is_kept_and_told_of(gateway: Running, to
         assert fast.question().reply_to == topic
         assert amqp.question().reply_to == (topic if len(topic) < 256 else None)  # else in a header
         assert kept(gateway) == 2
-    told = {one["route"]: one for one in lines if one["event"].startswith("a reply address leads nowhere")}
+    told = {one["route"]: one for one in lines if one["event"].startswith("reply address invalid")}
     assert sorted(told) == ["mqtt-to-amqp091", "mqtt-to-amqpfast"]
     assert told["mqtt-to-amqp091"]["client"] == "asks"
     assert "octets, at most 255 are allowed" in told["mqtt-to-amqp091"]["why"]
@@ -263,7 +263,7 @@ def test_amqp_hears_that_nobody_takes_an_answer(gateway: Running) -> None:
             answers.say(question, b"!")
         answers.say(question, b"!", mandatory=False)  # is acknowledged all the same
         assert lost(gateway, "amqp091") == {"gone": 2}
-    told = [one for one in lines if one["event"] == "nobody takes an answer"]
+    told = [one for one in lines if one["event"] == "response undeliverable"]
     assert [(one["listener"], one["reason"], one["log_level"]) for one in told] == [
         ("amqp091", "gone", "warning")
     ] * 2

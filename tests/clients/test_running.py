@@ -102,7 +102,7 @@ def test_a_bad_mapping_leaves_the_old_one_in_force_and_is_counted(tmp_path: Path
     mapping = tmp_path / "m.yaml"
     mapping.write_text(COPY.format(name="copy", source="in", target="out"))
     settings = settings_of(mappings=(str(mapping),))
-    with running(settings, but="mappings not reloaded, the old ones stay in force") as gateway:
+    with running(settings, but="mappings not reloaded, previous ones in force") as gateway:
         mapping.write_text(BAD)
         gateway.until(lambda: gateway.gateway.metrics.mapping_reloads["refused"] > 0)
         with connect(gateway)[0] as client:

@@ -32,7 +32,7 @@ from tests.store.crashes import Crashes
 from tests.store.parts import Disk
 
 __all__ = ["gateway", "small"]  # fixtures
-FULL: Final = "the store cannot be written, durable messages are refused"
+FULL: Final = "store not writable, durable messages refused"
 LASTING: Final = encode_basic_properties(BasicProperties(delivery_mode=2))
 
 

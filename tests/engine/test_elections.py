@@ -316,7 +316,7 @@ def test_an_owner_that_is_paused_or_alone_stays(
             until(lambda: first.consumes)
             second.kill()
             proxy.shut()
-            gave_up = "this replica gives an elected link up"
+            gave_up = "elected link released"
             until(lambda: first.log.count(gave_up) >= 2)
             proxy.open()
             until(lambda: first.consumes)

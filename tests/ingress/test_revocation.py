@@ -26,7 +26,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 
 NOW: Final = datetime.datetime.now(datetime.UTC)
 DAY: Final = datetime.timedelta(days=1)
-KEPT: Final = "certificate cannot be read again, the old one stays"
+KEPT: Final = "certificate reload failed, previous one in use"
 
 
 class Authority:

@@ -21,7 +21,7 @@ version: 1
 routes:
   - {name: other, from: {endpoint: mqtt, topic: "other/{x}"}, to: {endpoint: amqp091, queue: "{x}"}}
 """
-EVENT: Final = "messages that nobody wanted"
+EVENT: Final = "messages without recipient discarded"
 
 
 @pytest.fixture

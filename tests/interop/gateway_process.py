@@ -101,7 +101,7 @@ class GatewayProcess:
     @property
     def worker_pids(self) -> dict[int, int]:
         """Of the workers that were started last, by their numbers."""
-        lines = [json.loads(line) for line in self.log.splitlines() if "a worker is started" in line]
+        lines = [json.loads(line) for line in self.log.splitlines() if "worker started" in line]
         return {line["worker"]: line["pid"] for line in lines}
 
     def command(self, *words: str) -> str:

@@ -73,7 +73,7 @@ class HttpServer:
     async def _cannot_accept(self, error: OSError) -> None:
         if error.errno in NO_DESCRIPTORS:
             self._refused["descriptors"] += 1
-            log.warning("HTTP cannot accept", error=str(error))
+            log.warning("HTTP accept failed", error=str(error))
             self._evict()
         await trio.sleep(PAUSE_SECS)
 
@@ -81,7 +81,7 @@ class HttpServer:
         """Serve a connection, or refuse it. Raises OSError when it has already closed."""
         if len(self.connections) >= self._http.connections_max and not self._evict():
             self._refused["connections"] += 1
-            log.warning("HTTP connection refused: there are connections_max", of=self._http.connections_max)
+            log.warning("HTTP connection refused, limit reached", connections_max=self._http.connections_max)
             with accepted:
                 if self._tls is not None:
                     return  # No handshake has taken place, so there is no way to respond.

@@ -105,7 +105,7 @@ class FastDefinitions(HostRecords):
                     selects = selection(given["mime_type"], selector)
                 except SelectorRefused as error:
                     log.warning(
-                        "a durable subscription selects nothing: its selector is refused now",
+                        "durable subscription disabled, selector refused",
                         client=client,
                         identifier=identifier,
                         reason=str(error),

@@ -126,7 +126,7 @@ def _held(message: Message) -> Message:
             why = str(error)
     if not octets:
         log.warning(
-            "the body of a dead letter is not kept", client=message.sender.client, octets=body.size, why=why
+            "dead letter body not stored", client=message.sender.client, body_bytes=body.size, why=why
         )
     return message.holding(octets)
 
@@ -274,7 +274,7 @@ class DeadLetters:
         """Confirm dead letters to their sources when the disk works again, and log how many were refused."""
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
-            log.warning("dead letters are full, sources keep their messages", times=refused)
+            log.warning("dead letters full, messages stay with sources", refused=refused)
         if self._owed and self._store is not None and self._store.healthy:
             owed, self._owed = self._owed, []
             for then in owed:

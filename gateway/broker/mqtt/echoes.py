@@ -190,7 +190,7 @@ class Echoes:
             if key in ledger.sent and (found := ledger.hops(key, sender, now)) > most:
                 most = found
                 log.warning(
-                    "what a link sends comes back: a circle?",
+                    "link messages returned, possible loop",
                     link=ledger.link,
                     endpoint=sender.endpoint,
                     client=sender.client,

@@ -505,7 +505,7 @@ class MqttNamespace:
         if victim is None:
             return False
         self.evicted += 1
-        log.warning("a session has ended for another", client=victim.client_id, user=victim.user)
+        log.warning("session evicted", client=victim.client_id, user=victim.user)
         self.discard(victim)
         return True
 

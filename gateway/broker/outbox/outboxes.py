@@ -85,7 +85,7 @@ class Outboxes:
             outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._left)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
-                    "an outbox has lost its route and keeps its messages",
+                    "outbox lost its route, messages preserved",
                     outbox=outbox.name,
                     messages=len(outbox),
                     why=outbox.state().problem,

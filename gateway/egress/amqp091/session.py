@@ -239,7 +239,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         try:
             return self.machine.open_channel()
         except LocalProtocolError as error:
-            log.warning("no channel", link=self._session.name, error=str(error))
+            log.warning("channel not opened", link=self._session.name, error=str(error))
             return 0
 
     def _channel_opened(self, number: int) -> None:
@@ -256,7 +256,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if not event.by_peer:
             self._count_fault(event.reply_code)
         if number == self._publishing:
-            log.warning("publishing channel closed", link=self._session.name, error=event.text)
+            log.warning("channel closed by broker", link=self._session.name, error=event.text)
             self._confirming = False
             self._session.publisher.close_over(event.reply_code, event.text)
             self._publishing = self._new_channel()
@@ -276,10 +276,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _method(self, event: MethodReceived) -> None:
         method, number = event.method, event.channel
         if isinstance(method, m.ConnectionBlocked):
-            log.warning("the broker blocks publishing", link=self._session.name, reason=method.reason)
+            log.warning("publishing blocked by broker", link=self._session.name, reason=method.reason)
             self._block(True)
         elif isinstance(method, m.ConnectionUnblocked):
-            log.info("the broker takes publishes again", link=self._session.name)
+            log.info("publishing unblocked by broker", link=self._session.name)
             self._block(False)
         elif number == self._publishing:
             if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
@@ -301,7 +301,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _returned(self, event: Returned) -> None:
         if not self._session.publisher.returned(event):
             self._session.stats.protocol_errors.add("return_unknown")
-            log.error("the broker returned a message that is not on its way", link=self._session.name)
+            log.error("broker returned message not in flight", link=self._session.name)
 
     # Needs of the routes.
 
@@ -445,7 +445,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _refuse(self, consumer: AmqpLinkConsumer, tag: int, outcome: Outcome) -> None:
         """Reject a malformed or oversized message: the broker may have a dead-letter exchange for it."""
         self._session.stats.refuse(outcome)
-        log.warning("a message cannot be taken", link=self._session.name, error=outcome.text)
+        log.warning("message unusable", link=self._session.name, error=outcome.text)
         consumer.rejected(tag)
 
 
@@ -556,7 +556,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if self.topology.in_force(declaration) is not declaration:
             return False
         if declaration.why:
-            log.info("found what a route needs", link=self.name, kind=declaration.kind, name=declaration.name)
+            log.info("route requirement found", link=self.name, kind=declaration.kind, name=declaration.name)
         if declaration.was_there and (declaration.made or declaration.why):
             self.restored(declaration.made or declaration.kind, declaration)
         declaration.was_there = True
@@ -573,7 +573,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         """Count and log an object that a survey found missing and that exists again."""
         self.stats.restored.add(kind)
         log.warning(
-            "the broker had lost what a route needs, restored it",
+            "route requirement lost by broker, restored",
             link=self.name,
             kind=kind,
             name=declaration.exchange if kind == "exchange" and declaration.exchange else declaration.name,
@@ -587,7 +587,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.stats.lacking = self.topology.lacking()
         if news:
             log.warning(
-                "a route lacks something",
+                "route requirement missing",
                 link=self.name,
                 kind=declaration.kind,
                 name=declaration.name,
@@ -602,4 +602,4 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for old in forgotten:
             self.publisher.allow(old.name)
         if self.topology.failed(declaration, outcome.text, trio.current_time()):
-            log.warning("an exchange cannot be used", link=self.name, name=exchange, why=outcome.text)
+            log.warning("exchange unusable", link=self.name, name=exchange, why=outcome.text)

@@ -108,7 +108,7 @@ class FastLinkPublisher(ConfirmedSink):
     def _gone_behind_prepare(self, server: str) -> None:
         if server not in self._prepares:
             self._prepares[server] = False
-            log.warning("this server drops connections on PREPARE: large messages go plainly", server=server)
+            log.warning("PREPARE disabled, server drops connections", server=server)
 
     def close_over(self, code: int, text: str) -> None:
         """Handle the server's close of the channel or connection because of its content."""

@@ -233,7 +233,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         try:
             self._sending = self.machine.open_channel()
         except LocalProtocolError as error:
-            log.warning("no channel", link=self._session.name, error=str(error))
+            log.warning("channel not opened", link=self._session.name, error=str(error))
             self._sending = 0
             self._reopen_at = trio.current_time() + REOPEN_SECS
 
@@ -293,7 +293,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         elif event.channel == self._survey_channel:
             self._surveys.clear()  # the server does not support the queries on this connection
         elif event.channel == self._sending:
-            log.warning("sending channel closed", link=self._session.name, error=event.text)
+            log.warning("channel closed by server", link=self._session.name, error=event.text)
             idle = not publisher.in_flight
             publisher.close_over(event.reply_code, event.text)
             if idle:
@@ -369,7 +369,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 consumer = self._idle(source)
                 waits = bool(index.message_list) and consumer is not None
                 if survey.answered(waits=waits, now=trio.current_time()) and consumer is not None:
-                    log.info("consuming anew", link=self._session.name, prefix=source.name)
+                    log.info("consumer restarted", link=self._session.name, prefix=source.name)
                     consumer.stop()
                     self._consume(source)
 
@@ -524,7 +524,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     ) -> None:
         """Make a dead letter of a message that is malformed or too large; its body may be missing."""
         session = self._session
-        log.warning("a message cannot be taken", link=session.name, error=outcome.text)
+        log.warning("message unusable", link=session.name, error=outcome.text)
         entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
         message = Message(entry.address, body, NO_PROPERTIES, sender=self._sender)
         session.bury((consumer, number, message), outcome)
@@ -669,12 +669,12 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         if not self.sources.in_force(source):
             return
         if source.why:
-            log.info("found what a route needs", link=self.name, service=source.service, name=source.name)
+            log.info("route requirement found", link=self.name, service=source.service, name=source.name)
         self.sources.met(source)
 
     def failed(self, source: Source, why: str) -> None:
         """Record why the server refuses a source, and retry it later; other routes continue."""
         if self.sources.in_force(source) and self.sources.failed(source, why, trio.current_time()):
             log.warning(
-                "a route lacks something", link=self.name, service=source.service, name=source.name, why=why
+                "route requirement missing", link=self.name, service=source.service, name=source.name, why=why
             )

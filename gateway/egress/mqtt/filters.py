@@ -101,7 +101,7 @@ class Filters:
                 self._stats.filters_refused = len(self._refused)
             self._attempts.pop(one, None)
             if reason < self.qos:
-                log.warning("subscription with a lower qos", link=self._link, filter=one, qos=reason)
+                log.warning("link subscription granted lower QoS", link=self._link, filter=one, qos=reason)
 
     def tick(self, now: float) -> None:
         """Request refused filters whose wait is over."""
@@ -125,7 +125,7 @@ class Filters:
     def _give_up(self, one: str, why: str) -> None:
         """Refuse a filter for the rest of this connection."""
         self._refuse(one)
-        log.error("subscription impossible", link=self._link, filter=one, why=why)
+        log.error("link subscription failed", link=self._link, filter=one, why=why)
 
     def _ask_again(self, one: str, reason: str, now: float) -> None:
         if one not in self.wanted:
@@ -134,7 +134,11 @@ class Filters:
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, 6), RETRY_SECS_MAX)
         self._due[one] = now + wait
         log.warning(
-            "subscription refused", link=self._link, filter=one, reason=reason, retry_in_secs=round(wait, 1)
+            "link subscription refused",
+            link=self._link,
+            filter=one,
+            reason=reason,
+            retry_in_secs=round(wait, 1),
         )
 
     def _subscribe(self, filters: list[str]) -> None:

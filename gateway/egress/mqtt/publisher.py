@@ -255,7 +255,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._patient_until = None
             self._inherited = self._sweeps < SWEEPS_MAX
             if not self._inherited:
-                log.warning("a broker answers no PUBREL: it holds no packet ids", link=self._stats.name)
+                log.warning("broker left PUBREL unacknowledged", link=self._stats.name)
         received = len(self._received)
         for packet_id, number in self._numbers.items():
             run = self._run_of(number)

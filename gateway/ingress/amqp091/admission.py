@@ -87,7 +87,7 @@ class AmqpEntrance(ListenerSource):
 
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
-        log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)
+        log.warning("client refused by AMQP listener", listener=self.name, remote=remote, error=text)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

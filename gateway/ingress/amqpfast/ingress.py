@@ -194,4 +194,4 @@ class FastIngress(FastSource):
 
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
-        log.warning("amqpfast client was refused", listener=self.name, remote=remote, error=text)
+        log.warning("client refused by AMQP/Fast listener", listener=self.name, remote=remote, error=text)

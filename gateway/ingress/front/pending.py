@@ -59,7 +59,7 @@ class PendingConnection(Guest):
 
     def _turn_away(self, text: str, answer: bytes) -> None:
         log.warning(
-            "a connection was refused", listener=self.sender.endpoint, remote=self.stream.remote, error=text
+            "connection refused", listener=self.sender.endpoint, remote=self.stream.remote, error=text
         )
         self._answer = answer
         self.stream.end(text)

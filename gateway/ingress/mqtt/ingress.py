@@ -304,14 +304,19 @@ class MqttIngress(ListenerSource):
         """End a connection for what its client does not do, and count it."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
-        log.warning("mqtt client is let go", listener=self.name, client=connection.sender.client, reason=word)
+        log.warning(
+            "client disconnected by MQTT listener",
+            listener=self.name,
+            client=connection.sender.client,
+            reason=word,
+        )
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
     def tell_refused(self, message: Message, outcome: Outcome) -> None:
         """Say in the log that a client's message is not taken."""
         log.warning(
-            "a message was refused",
+            "message refused",
             listener=self.name,
             client=message.sender.client,
             topic=message.address.name,
@@ -322,7 +327,7 @@ class MqttIngress(ListenerSource):
     def tell_unsubscribed(self, client: str, topic_filter: str, reason: ReasonCode) -> None:
         """Say in the log that a client does not get a subscription."""
         log.warning(
-            "a subscription was refused",
+            "subscription refused",
             listener=self.name,
             client=client,
             filter=topic_filter,
@@ -332,7 +337,7 @@ class MqttIngress(ListenerSource):
     def tell_turned_away(self, packet: Connect, remote: str, reason: ReasonCode, why: str) -> None:
         """Say in the log that a client may not connect as it wants to."""
         log.warning(
-            "a client was refused",
+            "client refused by MQTT listener",
             listener=self.name,
             client=packet.client_id,
             user=self.logins.access.loggable(packet.user_name or ""),
@@ -475,7 +480,7 @@ class MqttIngress(ListenerSource):
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
         """Say what a client did wrong."""
-        log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))
+        log.warning("client violated MQTT protocol", listener=self.name, remote=remote, error=str(error))
 
 
 class SentWill:

@@ -310,7 +310,7 @@ def test_the_start_says_what_it_has_declared(tmp_path: Path) -> None:
     )
     with structlog.testing.capture_logs() as logs:
         Gateway(settings_of(tmp_path, TREE + fast))
-    (line,) = [one for one in logs if one["event"] == "declared"]
+    (line,) = [one for one in logs if one["event"] == "definitions declared"]
     assert {key: line[key] for key in ("exchanges", "queues", "bindings", "destinations", "new")} == {
         "exchanges": 2,
         "queues": 2,

@@ -39,7 +39,7 @@ TIMEOUT_SECS: Final = 2.0
 SERVING_SECS_MAX: Final = 20.0
 POLL_SECS: Final = 0.05
 EXCHANGE: Final = "amq.topic"
-OF_WORKERS: Final = ("a worker has ended", "a worker does not answer")  # what the faults bring about
+OF_WORKERS: Final = ("worker ended", "worker unresponsive")  # what the faults bring about
 LINK: Final = {
     "heartbeat_secs": 1,
     "connect_timeout_secs": 2.0,

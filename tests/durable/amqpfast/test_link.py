@@ -58,7 +58,7 @@ def pair(folder: Path, settle: str) -> Iterator[tuple[GatewayProcess, GatewayPro
         )
         stack.enter_context(near)
         deadline = time.monotonic() + PATIENCE_SECS
-        while "link is up" not in near.log:  # until then a topic keeps nothing for it
+        while "link connected" not in near.log:  # until then a topic keeps nothing for it
             assert time.monotonic() < deadline
             time.sleep(0.05)
         yield near, far

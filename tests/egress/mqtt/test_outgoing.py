@@ -234,7 +234,7 @@ async def test_a_broker_that_answers_no_pubrel_has_no_ids_to_release() -> None:
             world.session.tick(trio.current_time() + SWEEP_SECS)
         assert world.stream.why == "the broker does not answer PUBREL"
         assert len(lines) == (at == SWEEPS_MAX)
-    assert lines[0]["event"] == "a broker answers no PUBREL: it holds no packet ids"
+    assert lines[0]["event"] == "broker left PUBREL unacknowledged"
     world.acks = True
     remote = world.connect()
     assert world.sent() == [(4, b"one")]

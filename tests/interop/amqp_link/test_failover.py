@@ -118,9 +118,9 @@ async def test_what_was_not_confirmed_goes_to_the_next_url_with_the_same_message
                 assert len(ids) == 2
                 assert all(id for _, id in ids)
     await drop(rabbitmq, queue="link.sink")
-    ups = [line["address"] for line in lines if line["event"] == "link is up"]
+    ups = [line["address"] for line in lines if line["event"] == "link connected"]
     assert ups == [address_of(first), address_of(second)]
-    assert next(line for line in lines if line["event"] == "link is down")["next"] == address_of(second)
+    assert next(line for line in lines if line["event"] == "link disconnected")["next"] == address_of(second)
 
 
 async def test_a_url_that_refuses_us_is_passed_over(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_a_url_that_refuses_us_is_passed_over(rabbitmq: RabbitMQ, tmp_path
                 stats = gateway.links["erp"].stats
                 assert stats.address == f"{LOOPBACK}:{rabbitmq.port}"
                 assert stats.protocol_errors.counts == {"access_refused": 1}
-    refusal = next(line for line in lines if line["event"] == "link is down")
+    refusal = next(line for line in lines if line["event"] == "link disconnected")
     assert (refusal["retry_in_secs"], "ACCESS_REFUSED" in refusal["why"]) == (0.0, True)
 
 
@@ -373,7 +373,7 @@ async def test_each_url_has_its_own_name_in_certificates(rabbitmq: RabbitMQ, tmp
                 assert device.acked[mid] == 0
                 assert [len(body) for body, _, _ in await fetch(rabbitmq, "link.sink")] == [300_000]
                 assert gateway.links["erp"].stats.address == f"localhost:{port}"
-        why = next(line for line in lines if line["event"] == "link is down")["why"]
+        why = next(line for line in lines if line["event"] == "link disconnected")["why"]
         assert "not valid for '127.0.0.2'" in why
     finally:
         await in_thread(rabbitmq.control, "eval", stop)
