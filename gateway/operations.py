@@ -94,188 +94,191 @@ _page: Final = partial(Operation, "GET", paged=True)
 _act: Final = partial(Operation, "POST")
 _removal: Final = partial(Operation, "POST", removes=True)
 
-ALL: Final = Word(bool, "All of them, in place of a choice.")
-COUNT: Final = Word(int, "So many at most.")
-AFTER: Final = Word(str, "Those behind this key, which `next` of the page before said.")
-EXACT: Final = {"exact": Word(bool, "Names as they are: * is a *, and a topic no filter.")}
-NAME: Final = Word(str, "By name; * is any text.")
-ROUTE: Final = Word(str, "By the route's name.")
-HOST: Final = Word(str, "Of this virtual host.", "NAME")
-IDLE: Final = Word(float, "Unused for more than so many seconds.")
+ALL: Final = Word(bool, "Select everything, instead of a choice.")
+COUNT: Final = Word(int, "Maximum number of rows.")
+AFTER: Final = Word(str, "Key after which the list begins, from `next` of the previous page.")
+EXACT: Final = {"exact": Word(bool, "Compare names literally: * is a *, and a topic is no filter.")}
+NAME: Final = Word(str, "Name; * is any text.")
+ROUTE: Final = Word(str, "Name of the route.")
+HOST: Final = Word(str, "Name of the virtual host.", "NAME")
+IDLE: Final = Word(float, "Minimum time without use, in seconds.")
 
 # The process.
 
 NAMED: Final = {"name": NAME}
-STATUS: Final = _read("/status", "The state of the gateway")
+STATUS: Final = _read("/status", "Return the state of the gateway")
 ENDPOINTS: Final = _page(
-    "/endpoints", "Listeners and links", {"kind": Word(("listener", "link"), "By kind."), **NAMED}
+    "/endpoints",
+    "List listeners and links",
+    {"kind": Word(("listener", "link"), "Kind of endpoint."), **NAMED},
 )
-ROUTES: Final = _page("/routes", "Routes with their counters", NAMED)
-OUTBOXES: Final = _page("/outboxes", "What waits for links")
-USERS: Final = _page("/users", "Users and their roles", NAMED)
-ROLES: Final = _page("/roles", "Roles", NAMED)
-LIMITS: Final = _page("/limits", "How much of limits is used")
+ROUTES: Final = _page("/routes", "List routes with their counters", NAMED)
+OUTBOXES: Final = _page("/outboxes", "List outboxes of links")
+USERS: Final = _page("/users", "List users and their roles", NAMED)
+ROLES: Final = _page("/roles", "List roles", NAMED)
+LIMITS: Final = _page("/limits", "List limits and their use")
 JOURNAL: Final = _read(
     "/journal",
-    "The newest rows of the journal, the newest first",
+    "List the newest rows of the journal, newest first",
     {"route": ROUTE},
     {"count": COUNT, "after": AFTER},
     absent=True,
 )
 PUBLISH: Final = _act("/publish", "Publish a message")
-PAUSE_ROUTE: Final = _act("/routes/pause", "Have a route wait; what comes meanwhile is held", absent=True)
-RESUME_ROUTE: Final = _act("/routes/resume", "Have a route go on", absent=True)
-PAUSE_LINK: Final = _act("/links/pause", "Have a link wait; what comes meanwhile is held", absent=True)
-RESUME_LINK: Final = _act("/links/resume", "Have a link go on", absent=True)
-DRAIN: Final = _act("/drain", "Stop when what is under way has settled")
+PAUSE_ROUTE: Final = _act("/routes/pause", "Pause a route; messages are held meanwhile", absent=True)
+RESUME_ROUTE: Final = _act("/routes/resume", "Resume a route", absent=True)
+PAUSE_LINK: Final = _act("/links/pause", "Pause a link; messages are held meanwhile", absent=True)
+RESUME_LINK: Final = _act("/links/resume", "Resume a link", absent=True)
+DRAIN: Final = _act("/drain", "Stop the gateway when messages in flight have settled")
 RATES: Final = _page(
     "/rates",
-    "Rates of the last hour",
+    "List rates of the last hour",
     {
-        "kind": Word(("process", "listener", "link", "route"), "By kind."),
+        "kind": Word(("process", "listener", "link", "route"), "Kind of counter."),
         "name": NAME,
-        "what": Word(("in", "out", "settled", "refused", "dead_letters"), "By what is counted."),
+        "what": Word(("in", "out", "settled", "refused", "dead_letters"), "Counted quantity."),
     },
 )
 
 # Mapping files.
 
-MAPPINGS: Final = _page("/mappings", "The mapping files")
+MAPPINGS: Final = _page("/mappings", "List the mapping files")
 EXPLAIN: Final = _act(
-    "/mappings/explain", "What would become of a message, by the mapping or by a draft of it"
+    "/mappings/explain", "Explain the routing of a message by the mapping, or by a draft of it"
 )
 RELOAD: Final = _act("/mappings/reload", "Read the mapping files again")
-DRY_RUN: Final = _act("/mappings/dry-run", "What a reload would change")
+DRY_RUN: Final = _act("/mappings/dry-run", "Return the changes that a reload would make")
 
 # Clients.
 
 CLIENT_WORDS: Final = {
-    "client": Word(str, "By client id or connection name.", "ID"),
-    "user": Word(str, "By user.", "NAME"),
-    "address": Word(str, "By the client's address.", "HOST:PORT"),
-    "endpoint": Word(str, "At this listener only.", "NAME"),
-    "protocol": Word(protocols, "Of this protocol only."),
+    "client": Word(str, "Client id or connection name.", "ID"),
+    "user": Word(str, "User name.", "NAME"),
+    "address": Word(str, "Address of the client.", "HOST:PORT"),
+    "endpoint": Word(str, "Name of the listener.", "NAME"),
+    "protocol": Word(protocols, "Name of the protocol."),
 }
 CONNECTIONS: Final = _page(
     "/connections",
-    "Clients that are connected",
+    "List connected clients",
     CLIENT_WORDS,
-    {"rates": Word(bool, "Bytes per second, too; they are counted while the response waits, for a second.")},
+    {"rates": Word(bool, "Add bytes per second, which are measured for one second.")},
     by_host=True,
 )
-DISCONNECT: Final = _act("/connections/disconnect", "Send clients off", CLIENT_WORDS, by_host=True)
+DISCONNECT: Final = _act("/connections/disconnect", "Disconnect clients", CLIENT_WORDS, by_host=True)
 
 # MQTT sessions and retained messages.
 
 SESSION_WORDS: Final = {
-    "client": Word(str, "By client id; * is any text.", "PATTERN"),
-    "user": Word(str, "By user; * is any text.", "PATTERN"),
+    "client": Word(str, "Client id; * is any text.", "PATTERN"),
+    "user": Word(str, "User name; * is any text.", "PATTERN"),
     "idle_longer_than": IDLE,
 }
 SESSIONS: Final = _page(
     "/sessions",
-    "MQTT sessions",
-    {**SESSION_WORDS, "in_use": Word(bool, "Whose client is connected, or is not.")},
+    "List MQTT sessions",
+    {
+        **SESSION_WORDS,
+        "in_use": Word(bool, "Only sessions of connected clients, or only of disconnected ones."),
+    },
     EXACT,
 )
 REMOVE_SESSIONS: Final = _removal(
     "/sessions/remove",
-    "End sessions, with all that they are owed",
+    "End sessions and discard their messages",
     SESSION_WORDS,
-    {"in_use": Word(bool, "Also of connected clients."), **EXACT},
+    {"in_use": Word(bool, "Include sessions of connected clients."), **EXACT},
 )
-SESSION: Final = _read("/sessions/{client:path}", "One session", absent=True)
+SESSION: Final = _read("/sessions/{client:path}", "Return one session", absent=True)
 RETAINED_WORDS: Final = {
-    "topic": Word(str, "By topic, an MQTT filter with + and #.", "FILTER"),
-    "client": Word(str, "By who published it; * is any text.", "PATTERN"),
-    "user": Word(str, "By that client's user; * is any text.", "PATTERN"),
+    "topic": Word(str, "MQTT topic filter with + and #.", "FILTER"),
+    "client": Word(str, "Client that published it; * is any text.", "PATTERN"),
+    "user": Word(str, "User that published it; * is any text.", "PATTERN"),
 }
-RETAINED: Final = _page("/retained", "Retained messages", RETAINED_WORDS, EXACT)
+RETAINED: Final = _page("/retained", "List retained messages", RETAINED_WORDS, EXACT)
 REMOVE_RETAINED: Final = _removal("/retained/remove", "Clear retained messages", RETAINED_WORDS, EXACT)
 
 # Queues, and what else the embedded broker has.
 
 QUEUE_WORDS: Final = {
-    "protocol": Word(protocols_with_queues, "Of this protocol, which has queues."),
+    "protocol": Word(protocols_with_queues, "Name of a protocol with queues."),
     "virtual_host": HOST,
-    "kind": Word(
-        ("queue", "subscription"), "Queues, or durable subscriptions (named CLIENT/IDENTIFIER), only."
-    ),
-    "queue": Word(str, "By name; * is any text.", "PATTERN"),
-    "empty": Word(bool, "Without messages, or with some."),
+    "kind": Word(("queue", "subscription"), "Queues, or durable subscriptions (named CLIENT/IDENTIFIER)."),
+    "queue": Word(str, "Name; * is any text.", "PATTERN"),
+    "empty": Word(bool, "Only queues without messages, or only with messages."),
     "idle_longer_than": IDLE,
 }
 QUEUES: Final = _page(
     "/queues",
-    "Queues, and durable subscriptions",
-    {**QUEUE_WORDS, "in_use": Word(bool, "With consumers or an owner, or without.")},
-    {**EXACT, "sort": Word(("name", "messages"), "By name, or the longest first.")},
+    "List queues and durable subscriptions",
+    {**QUEUE_WORDS, "in_use": Word(bool, "Only queues with consumers or an owner, or only without.")},
+    {**EXACT, "sort": Word(("name", "messages"), "Order: by name, or the longest first.")},
     by_host=True,
 )
 REMOVE_QUEUES: Final = _removal(
     "/queues/remove",
     "Delete queues",
     QUEUE_WORDS,
-    {"in_use": Word(bool, "Also those with consumers."), **EXACT},
+    {"in_use": Word(bool, "Include queues with consumers."), **EXACT},
     by_host=True,
 )
 PURGE_QUEUES: Final = _removal(
-    "/queues/purge", "Drop the ready messages of queues", QUEUE_WORDS, EXACT, by_host=True
+    "/queues/purge", "Purge the ready messages of queues", QUEUE_WORDS, EXACT, by_host=True
 )
 PEEK: Final = _act(
-    "/queues/peek", "Look at the first messages of a queue, and take none", absent=True, by_host=True
+    "/queues/peek", "Return the first messages of a queue without consuming them", absent=True, by_host=True
 )
-EXCHANGES: Final = _page("/exchanges", "Exchanges", {**NAMED, "virtual_host": HOST}, by_host=True)
+EXCHANGES: Final = _page("/exchanges", "List exchanges", {**NAMED, "virtual_host": HOST}, by_host=True)
 BINDINGS: Final = _page(
     "/bindings",
-    "Bindings",
+    "List bindings",
     {
-        "source": Word(str, "By the exchange that it is bound to."),
-        "destination": Word(str, "By the name of what is bound."),
+        "source": Word(str, "Name of the source exchange."),
+        "destination": Word(str, "Name of the bound queue or exchange."),
         "virtual_host": HOST,
     },
     by_host=True,
 )
 TRANSFERS: Final = _page(
-    "/transfers", "Transfers of AMQP/Fast that can be gone on with", {"virtual_host": HOST}, by_host=True
+    "/transfers", "List resumable AMQP/Fast transfers", {"virtual_host": HOST}, by_host=True
 )
 DESTINATIONS: Final = _page(
-    "/destinations", "Destinations of AMQP/Fast", {**NAMED, "virtual_host": HOST}, by_host=True
+    "/destinations", "List AMQP/Fast destinations", {**NAMED, "virtual_host": HOST}, by_host=True
 )
 
 # Dead letters.
 
-DEAD_LETTERS: Final = _page("/dead-letters", "The newest dead letters", {"route": ROUTE})
+DEAD_LETTERS: Final = _page("/dead-letters", "List the newest dead letters", {"route": ROUTE})
 LETTER_WORDS: Final = {
-    "ids": Word(list, "Dead letters by id.", "[ID]..."),
-    "route": Word(str, "Those of a route."),
+    "ids": Word(list, "Ids of dead letters.", "[ID]..."),
+    "route": Word(str, "Name of the route."),
 }
 REDRIVE: Final = _act("/dead-letters/redrive", "Publish dead letters again", LETTER_WORDS, {"all": ALL})
-PURGE_DEAD_LETTERS: Final = _act("/dead-letters/purge", "Forget dead letters", LETTER_WORDS, {"all": ALL})
-DEAD_LETTER: Final = _read("/dead-letters/{id}", "A dead letter, whole", absent=True)
+PURGE_DEAD_LETTERS: Final = _act("/dead-letters/purge", "Delete dead letters", LETTER_WORDS, {"all": ALL})
+DEAD_LETTER: Final = _read("/dead-letters/{id}", "Return a dead letter with its whole body", absent=True)
 
 # Logins and tokens.
 
 LOG_IN: Final = _act("/login", "Log in", is_open=True)
 LOG_OUT: Final = _act("/logout", "End the session", is_open=True)
-OWN_SESSION: Final = _read("/session", "Who one is, and what one may", by_host=True)
-TOKENS: Final = _read("/tokens", "Tokens that were made")
+OWN_SESSION: Final = _read("/session", "Return the caller's user and rights", by_host=True)
+TOKENS: Final = _read("/tokens", "List tokens")
 MAKE_TOKEN: Final = _act("/tokens/make", "Make a token; its text is not shown again", conflicts=True)
 REVOKE_TOKEN: Final = _act("/tokens/revoke", "Revoke a token")
 
 # Streams of events.
 
 EVENTS: Final = _read(
-    "/events", "The state of the gateway, again and again, as server-sent events named `state`", streams=True
+    "/events", "Send the state of the gateway repeatedly, as server-sent events named `state`", streams=True
 )
 TAP: Final = _read(
     "/tap",
-    "Messages that pass, some of each second, as server-sent events named `message`",
+    "Send passing messages, up to a rate, as server-sent events named `message`",
     {
         "route": ROUTE,
-        "endpoint": Word(str, "By the endpoint's name."),
+        "endpoint": Word(str, "Name of the endpoint."),
         "name": NAME,
-        "per_second": Word(float, "So many at most."),
+        "per_second": Word(float, "Maximum messages per second."),
     },
     streams=True,
     absent=True,

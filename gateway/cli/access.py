@@ -12,46 +12,47 @@ from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.operations import protocols
 
 app = typer.Typer()
-group = typer.Typer(no_args_is_help=True, help="Who may do what.")
+group = typer.Typer(no_args_is_help=True, help="Explain access rights.")
 app.add_typer(group, name="access")
 
 
 @group.command(name="explain")
 def explain(
-    user: Annotated[str, typer.Argument(help='Who asks; "" is a client without a name.')],
+    user: Annotated[str, typer.Argument(help='User name; "" is a client without a name.')],
     action: Annotated[
         str,
         typer.Argument(
-            help="connect, publish, or a right that the protocol's rules know, as read or subscribe; a wrong"
-            " one is answered with those that there are."
+            help="Action: connect, publish, or a right of the protocol's rules, such as read or subscribe."
+            " An unknown one prints the list."
         ),
     ],
     protocol: Annotated[
         str,
         typer.Argument(
-            help="By its name in the configuration; a wrong one is answered with those that there are.",
+            help="Protocol, by its name in the configuration. An unknown one prints the list.",
             autocompletion=protocols,
         ),
     ],
     address: Annotated[
         str,
         typer.Argument(
-            help="Topic or filter; exchange:key; the name of a queue or exchange; service:destination. Within"
-            " the name of an exchange or queue a colon is %3A, a percent sign %25. To connect: the client"
-            " identifier, or the virtual host."
+            help="Topic or filter; exchange:key; name of a queue or exchange; service:destination. Within "
+            "the name of an exchange or queue write a colon as %3A, a percent sign as %25. For "
+            "connect: the client identifier, or the virtual host."
         ),
     ],
-    client_id: Annotated[str, typer.Option(help="Client identifier, for rules that name it.")] = "",
-    virtual_host: Annotated[str, typer.Option(help="Of AMQP.")] = "/",
-    role: Annotated[list[str] | None, typer.Option(help="A role that a token gives.")] = None,
-    scope: Annotated[list[str] | None, typer.Option(help="A scope of a token.")] = None,
+    client_id: Annotated[str, typer.Option(help="Client identifier, for rules that use it.")] = "",
+    virtual_host: Annotated[str, typer.Option(help="Virtual host of AMQP.")] = "/",
+    role: Annotated[list[str] | None, typer.Option(help="Role from a token; may repeat.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="Scope from a token; may repeat.")] = None,
     field: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=TEXT", help="What a certificate or token says.")
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help="Field of a certificate or token; may repeat."),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a client may do something, and which rule says so. Exit code 1 when it may not."""
+    """Print whether a client may do something, and which rule decides. Exit code 1 if it may not."""
     from gateway.access.authorization import Authorization
     from gateway.access.explaining import QUESTIONS
     from gateway.access.principal import Principal

@@ -20,29 +20,30 @@ def bench(
     topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
     exchange: Annotated[str, typer.Option(help="AMQP exchange.")] = "",
     routing_key: Annotated[str, typer.Option(help="AMQP routing key.")] = "",
-    queue: Annotated[str | None, typer.Option(help="AMQP queue, which has to be there.")] = None,
+    queue: Annotated[str | None, typer.Option(help="AMQP queue, which must exist.")] = None,
     service: Service = "topic",
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many messages.")] = 10_000,
-    size: Annotated[int, typer.Option(min=8, max=1 << 24, help="Octets of each body.")] = 100,
-    qos: Annotated[int, typer.Option(min=0, max=2, help="MQTT QoS; others: above 0 is persistent.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of messages.")] = 10_000,
+    size: Annotated[int, typer.Option(min=8, max=1 << 24, help="Size of each body in bytes.")] = 100,
+    qos: Annotated[
+        int, typer.Option(min=0, max=2, help="MQTT QoS; for other protocols, above 0 is persistent.")
+    ] = 1,
     in_flight: Annotated[
-        int, typer.Option(min=1, max=65_535, help="Published and not confirmed, at most.")
+        int, typer.Option(min=1, max=65_535, help="Maximum number of unconfirmed messages.")
     ] = 500,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Messages a second; default: as many as it takes.")
+        float | None, typer.Option(min=0.1, help="Messages per second; default: as fast as possible.")
     ] = None,
     receive: Annotated[
-        bool, typer.Option("--receive", help="Consume them, too, on a connection of its own.")
+        bool, typer.Option("--receive", help="Also consume the messages, on a second connection.")
     ] = False,
     timeout: Timeout = 10.0,
     ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish messages, and measure them. Exit code 1 when some are refused, or do not arrive.
-
-    Times are those until the broker has confirmed a group of --in-flight messages, or of what --rate has
-    for a hundredth of a second; with --receive, those until each message has come back.
+    """Publish messages and measure the time. Exit code 1 if some are refused or do not arrive.
+    Without --receive, times are from publishing a group of messages to its confirmation; a group has
+    --in-flight messages, or those of 10 ms at --rate. With --receive, times are until each message arrives.
     """
     from gateway.cli.benching import Load, measured
     from gateway.cli.sending import address_of, target_of

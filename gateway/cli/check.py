@@ -18,23 +18,23 @@ app = typer.Typer()
 @app.command()
 def check(
     config: ConfigFile = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     connect: Annotated[
         bool,
         typer.Option(
-            "--connect", help="Log in at the brokers of links, and say what these may not do there."
+            "--connect", help="Also log in to the brokers of links, and print which rights are missing there."
         ),
     ] = False,
     print_: Annotated[
         bool,
         typer.Option(
             "--print",
-            help="Print the configuration as it takes effect, without secrets; findings: on standard error.",
+            help="Print the effective configuration without secrets; findings go to standard error.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the configuration and its mapping files. Exit code 78 when something is wrong."""
+    """Check the configuration and its mapping files. Exit code 78 if there is an error."""
     from gateway.cli.checking import checked
 
     result = checked(config, connect=connect)

@@ -13,7 +13,7 @@ from gateway.cli.operations import Columns, Document, Group
 from gateway.operations import CONNECTIONS, DISCONNECT
 
 app = typer.Typer()
-clients = Group(app, "clients", "List and disconnect clients that are connected.")
+clients = Group(app, "clients", "List and disconnect clients.")
 
 
 def _check(choice: Document) -> None:
@@ -24,7 +24,7 @@ def _check(choice: Document) -> None:
 columns: Columns = {word: itemgetter(word) for word in ("endpoint", "protocol", "address", "client", "user")}
 clients.add_list(
     CONNECTIONS,
-    "Print the clients that are connected.",
+    "List connected clients.",
     columns,
     without=("rates",),  # no column has them
     pages=False,
@@ -32,7 +32,7 @@ clients.add_list(
 clients.add_action(
     "disconnect",
     DISCONNECT,
-    "Disconnect clients by --client, --user or --address. Exit code 1 when there is none.",
+    "Disconnect clients by --client, --user or --address. Exit code 1 if there is none.",
     lambda found: typer.echo(f"{found['disconnected']} disconnected"),
     failed=lambda found: not found["disconnected"],
     check=_check,

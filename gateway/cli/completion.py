@@ -13,7 +13,7 @@ app = typer.Typer()
 
 @app.command()
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="For this shell.")],
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Name of the shell.")],
 ) -> None:
     """Print a script that completes commands and options in a shell.
 

@@ -18,7 +18,7 @@ from gateway.cli.tables import table
 from gateway.operations import DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 
 app = typer.Typer()
-letters = Group(app, "deadletters", "List, redrive and purge messages that nothing would take.")
+letters = Group(app, "deadletters", "List, redrive and purge dead letters.")
 
 COLUMNS: Final = ("id", "time", "route", "protocol", "address", "body_bytes")
 
@@ -31,7 +31,7 @@ def list_letters(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest dead letters, newest first."""
+    """List the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
     found = ask(url, token_file, f"{DEAD_LETTERS.url}?{urlencode(query)}")
     if as_json:
@@ -51,12 +51,12 @@ def _why(one: dict[str, Any]) -> str:
 
 @letters.typer.command()
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="Of the dead letter, as `list` prints it.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the dead letter, as `list` prints it.")],
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one dead letter with its properties and its body. Exit code 1 when there is none."""
+    """Print one dead letter with its properties and its body. Exit code 1 if it does not exist."""
     found = ask(url, token_file, f"{DEAD_LETTERS.url}/{quote(id, safe='')}")
     if as_json:
         typer.echo(orjson.dumps(found))
@@ -100,9 +100,9 @@ def _check(choice: Document) -> None:
 letters.add_action(
     "redrive",
     REDRIVE,
-    """Publish dead letters again, each through the route that it failed on, and no other.
+    """Publish dead letters again, each only through the route on which it failed.
 
-    A letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
+    A dead letter that the target accepts is deleted; all others stay. Exit code 1 if there are others.
     """,
     _tell_redriven,
     failed=lambda found: any(found[word] for word in ("left", "waiting", "unknown", "untried")),
@@ -111,7 +111,7 @@ letters.add_action(
 letters.add_action(
     "purge",
     PURGE_DEAD_LETTERS,
-    "Forget dead letters. Exit code 1 when an id is not known.",
+    "Delete dead letters. Exit code 1 if an id does not exist.",
     _tell_purged,
     failed=lambda found: bool(found["unknown"]),
     check=_check,

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from gateway.cli.importing.made import Made
 
 group = typer.Typer(
-    name="import", no_args_is_help=True, help="A first configuration and mapping out of another broker's."
+    name="import",
+    no_args_is_help=True,
+    help="Convert another broker's configuration into a first configuration and mapping.",
 )
 app = typer.Typer()
 app.add_typer(group)
 
 To = Annotated[
     Path,
-    typer.Option(metavar="FOLDER", file_okay=False, help="Where gateway.yaml and mapping.yaml are written."),
+    typer.Option(metavar="FOLDER", file_okay=False, help="Folder for gateway.yaml and mapping.yaml."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over files that are there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 
 @group.command()
@@ -37,17 +39,16 @@ def rabbitmq(
             metavar="DEFINITIONS",
             exists=True,
             dir_okay=False,
-            help="What `rabbitmqctl export_definitions` writes.",
+            help="File that `rabbitmqctl export_definitions` has written.",
         ),
     ],
     to: To = Path("."),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take RabbitMQ's definitions: queues, users and policies as they are, shovels and federation as links.
-
-    What means nothing here, or cannot be taken, is told, and left out. When the file is none, nothing is
-    written: exit code 1.
+    """Convert RabbitMQ's definitions: queues, users and policies unchanged, shovels and federation to links.
+    Definitions without a counterpart are listed and left out. For an invalid file nothing is written, and the
+    exit code is 1.
     """
     from gateway.cli.importing.rabbitmq import made_of
 
@@ -57,17 +58,18 @@ def rabbitmq(
 @group.command()
 def mosquitto(
     file: Annotated[
-        Path, typer.Argument(metavar="CONF", exists=True, dir_okay=False, help="mosquitto.conf.")
+        Path,
+        typer.Argument(
+            metavar="CONF", exists=True, dir_okay=False, help="Configuration file mosquitto.conf."
+        ),
     ],
     to: To = Path("."),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take Mosquitto's configuration: listeners, access rules and limits, bridges as links with routes.
-
-    What means nothing here, or cannot be taken, is told with its line, and left out. When the file is none,
-    nothing is written: exit code 1. Passwords are hashed otherwise: users have to be given theirs again, by
-    `gateway passwd`.
+    """Convert Mosquitto's configuration: listeners, access rules and limits, bridges to links with routes.
+    Lines without a counterpart are listed and left out. For an invalid file nothing is written, and the exit
+    code is 1. Password hashes cannot be converted: set users' passwords again with `gateway passwd`.
     """
     from gateway.cli.importing.mosquitto import made_of
 

@@ -17,7 +17,9 @@ from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.cli.progress import shown
 from gateway.errors import PipelineError
 
-journal = typer.Typer(name="journal", help="Read the journal: what crossed, when, and what became of it.")
+journal = typer.Typer(
+    name="journal", help="Read, check and export the journal of messages that crossed the gateway."
+)
 app = typer.Typer()
 app.add_typer(journal)
 
@@ -29,10 +31,10 @@ Folder = Annotated[
         metavar="FOLDER",
         exists=True,
         file_okay=False,
-        help="The journal; default: that of the configuration.",
+        help="Folder of the journal; default: that of the configuration.",
     ),
 ]
-Shard = Annotated[str | None, typer.Option(help="One shard; default: all.")]
+Shard = Annotated[str | None, typer.Option(help="Shard; default: all.")]
 
 
 @journal.command()
@@ -40,16 +42,20 @@ def tail(
     config: ConfigFile = None,
     folder: Folder = None,
     shard: Shard = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="So many rows of each shard.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Number of rows of each shard.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for further rows and print them.")
+    ] = False,
     start: Annotated[
-        int | None, typer.Option(min=0, help="From this sequence number on, to the end.")
+        int | None, typer.Option(min=0, help="Sequence number of the first row, instead of --last.")
     ] = None,
-    route: Annotated[list[str] | None, typer.Option(help="Only this route; may repeat.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    route: Annotated[
+        list[str] | None, typer.Option(help="Route whose rows are printed; default: all; may repeat.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this number of rows.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest rows, one line each; gaps too, on standard error."""
+    """Print the newest rows, one per line, with gaps on standard error."""
     from gateway.cli.journal_rows import chosen_shards, newest, print_item, reader_of
     from gateway.store.journal.reader import Gap
 
@@ -72,7 +78,7 @@ def tail(
 def stat(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
-    """Print what there is of each shard: rows, gaps, files, octets, times, small blocks, limits."""
+    """Print statistics of each shard: rows, gaps, files, bytes, times, small blocks, limits."""
     from gateway.cli.journal_rows import chosen_shards, compaction, described, reader_of, retention
 
     limits = settings_of(config).journal
@@ -94,10 +100,9 @@ def stat(
 def verify(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
-    """Read and check every block. Exit code 1 when one is damaged or missing.
-
-    An incomplete end is reported, and is no damage: the gateway is writing it, or cuts it off when it starts.
-    So are rows that the gateway itself says it could not write.
+    """Read and check every block. Exit code 1 if one is damaged or missing.
+    An incomplete end is reported but is no damage: the gateway is writing it, or removes it when it starts.
+    The same is true of rows that the gateway itself has recorded as lost.
     """
     from gateway.cli.journal_rows import chosen_shards, finding_of, reader_of
     from gateway.store.journal.segments import Hole
@@ -128,22 +133,25 @@ def export(
     config: ConfigFile = None,
     folder: Folder = None,
     shard: Shard = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Parquet.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Parquet file to write.")] = None,
     arrow: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an Arrow IPC file (Feather 2).")
+        Path | None, typer.Option(metavar="FILE", help="Arrow IPC file (Feather 2) to write.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="These columns, with commas; default: all.")
+        str | None, typer.Option(metavar="NAMES", help="Columns, separated by commas; default: all.")
     ] = None,
-    route: Annotated[list[str] | None, typer.Option(help="Only this route; may repeat.")] = None,
+    route: Annotated[
+        list[str] | None, typer.Option(help="Route whose rows are exported; default: all; may repeat.")
+    ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Received then or later, ISO 8601.")
+        str | None, typer.Option(metavar="TIME", help="Earliest time of receipt, ISO 8601.")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Received before.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time before which rows were received, ISO 8601.")
+    ] = None,
 ) -> None:
-    """Write the rows into one file that other programs read, without Spark.
-
-    Needs pyarrow, which the extra `pipeline` has. Rows that are missing in the journal are told.
+    """Write rows into one file for other programs, without Spark.
+    Needs pyarrow, which the extra `pipeline` includes. Reports rows that are missing in the journal.
     """
     if (parquet is None) == (arrow is None):
         raise typer.BadParameter("say --parquet FILE or --arrow FILE")

@@ -25,7 +25,7 @@ Files = Annotated[
 
 @app.command(name="test")
 def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Run the tests that stand in mapping files. Exit code 1 when one fails."""
+    """Run the tests in mapping files. Exit code 1 if one fails."""
     from gateway.mapping import load
     from gateway.mapping.cases import run_cases
 
@@ -59,35 +59,37 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
 
 @app.command(name="explain")
 def explain_address(
-    endpoint: Annotated[str | None, typer.Argument(help="Endpoint that brings the message in.")] = None,
+    endpoint: Annotated[str | None, typer.Argument(help="Endpoint that receives the message.")] = None,
     topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
     exchange: Annotated[str | None, typer.Option(help="AMQP 0-9-1 exchange.")] = None,
     routing_key: Annotated[str, typer.Option(help="AMQP 0-9-1 routing key.")] = "",
     queue: Annotated[str | None, typer.Option(help="AMQP 0-9-1 queue.")] = None,
     service: Annotated[str, typer.Option(help="AMQP/Fast service: queue, topic or peer.")] = "topic",
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
-    client: Annotated[str, typer.Option(help="Client identifier, for templates that name it.")] = "",
-    user: Annotated[str, typer.Option(help="User, for templates that name it.")] = "",
+    client: Annotated[str, typer.Option(help="Client identifier, for templates that use it.")] = "",
+    user: Annotated[str, typer.Option(help="User, for templates that use it.")] = "",
     body: Annotated[
         str | None,
-        typer.Option(help="Body of a message, for which conditions are then decided; @FILE: of a file."),
+        typer.Option(help="Body of the message, for conditions; @FILE reads a file."),
     ] = None,
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the message; may repeat.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header NAME=VALUE of the message; may repeat.")
+    ] = None,
     qos: Annotated[
         int | None, typer.Option(min=0, max=2, help="QoS of the message; above 0 is persistent.")
     ] = None,
-    retain: Annotated[bool, typer.Option("--retain", help="The message is to be retained.")] = False,
-    content_type: Annotated[str | None, typer.Option(help="Of the message.")] = None,
-    reply_to: Annotated[str | None, typer.Option(help="Of the message.")] = None,
+    retain: Annotated[bool, typer.Option("--retain", help="Set the message's retain flag.")] = False,
+    content_type: Annotated[str | None, typer.Option(help="Content type of the message.")] = None,
+    reply_to: Annotated[str | None, typer.Option(help="Response topic or reply-to of the message.")] = None,
     message: Annotated[
-        str | None, typer.Option(metavar="ID", help="Instead: what the journal says became of this message.")
+        str | None,
+        typer.Option(metavar="ID", help="Instead: id of a message, to print its rows in the journal."),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which routes take an address, or a message, what they make of it, and why the others do not.
-
-    Or, with --message, what became of one; exit code 1 when the journal does not know it.
+    """Show which routes an address or a message matches, the results, and why other routes do not match.
+    With --message, show what happened to a message; exit code 1 if the journal does not have it.
     """
     settings = settings_of(config)
     if message is not None:
@@ -146,7 +148,7 @@ def _made(words: dict[str, Any]) -> str:
 @app.command()
 def schema(
     config: Annotated[
-        bool, typer.Option("--config", help="Of the configuration, in place of mapping files.")
+        bool, typer.Option("--config", help="Print the schema of the configuration instead.")
     ] = False,
 ) -> None:
     """Print the JSON Schema of mapping files, or of the configuration, for editors."""

@@ -16,12 +16,12 @@ Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="Of any broker, as amqp://user:password@host:port/virtual-host; a wrong scheme is answered with"
-        " those that there are.",
+        help="URL of any broker, such as amqp://user:password@host:port/virtual-host. An unknown "
+        "scheme prints the list.",
     ),
 ]
-Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)]
+Service = Annotated[str, typer.Option(help="AMQP/Fast service: queue, topic or peer.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for a response.", min=0.1)]
 
 
 def _file(path: str) -> str:
@@ -31,7 +31,8 @@ def _file(path: str) -> str:
 
 
 CaFile = Annotated[
-    str | None, typer.Option(parser=_file, metavar="FILE", help="PEM file of the authorities to trust.")
+    str | None,
+    typer.Option(parser=_file, metavar="FILE", help="PEM file of trusted certificate authorities."),
 ]
 
 
@@ -56,28 +57,30 @@ def publish(
     topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
     exchange: Annotated[str, typer.Option(help="AMQP exchange.")] = "",
     routing_key: Annotated[str, typer.Option(help="AMQP routing key.")] = "",
-    queue: Annotated[str | None, typer.Option(help="AMQP queue (the default exchange).")] = None,
+    queue: Annotated[str | None, typer.Option(help="AMQP queue, through the default exchange.")] = None,
     service: Service = "topic",
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="The body.")] = None,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Body of the message.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="Read the body from a file; default: standard input.", exists=True)
+        Path | None, typer.Option(help="File with the body; default: standard input.", exists=True)
     ] = None,
     transaction: Annotated[
         int | None,
-        typer.Option(help="AMQP/Fast: each line is a message; commit after so many.", min=1),
+        typer.Option(help="AMQP/Fast: publish each line as a message, and commit after this number.", min=1),
     ] = None,
-    qos: Annotated[int, typer.Option(min=0, max=2, help="MQTT QoS; others: above 0 is persistent.")] = 1,
-    retain: Annotated[bool, typer.Option(help="MQTT: retain it.")] = False,
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may repeat.")] = None,
-    content_type: Annotated[str | None, typer.Option(help="Content type.")] = None,
+    qos: Annotated[
+        int, typer.Option(min=0, max=2, help="MQTT QoS; for other protocols, above 0 is persistent.")
+    ] = 1,
+    retain: Annotated[bool, typer.Option(help="MQTT: set the retain flag.")] = False,
+    header: Annotated[list[str] | None, typer.Option(help="Header NAME=VALUE; may repeat.")] = None,
+    content_type: Annotated[str | None, typer.Option(help="Content type of the message.")] = None,
     reply_to: Annotated[str | None, typer.Option(help="Response topic or reply-to.")] = None,
     timeout: Timeout = 10.0,
     ca_file: CaFile = None,
     mqtt_version: MqttVersionOption = "auto",
     byte_order: ByteOrderOption = "auto",
 ) -> None:
-    """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
+    """Publish one message and wait for its confirmation. Exit code 1 if the broker refuses it."""
     from gateway.cli.sending import (
         Shown,
         address_of,
@@ -125,38 +128,42 @@ def subscribe(
     url: Url,
     topic: Annotated[str | None, typer.Option(help="MQTT topic filter.")] = None,
     queue: Annotated[str | None, typer.Option(help="AMQP queue to consume from.")] = None,
-    exchange: Annotated[str | None, typer.Option(help="AMQP exchange to bind a queue of our own to.")] = None,
-    binding_key: Annotated[str, typer.Option(help="With --exchange.")] = "#",
+    exchange: Annotated[
+        str | None, typer.Option(help="AMQP exchange to which a temporary queue is bound.")
+    ] = None,
+    binding_key: Annotated[str, typer.Option(help="Binding key, with --exchange.")] = "#",
     service: Service = "topic",
     destination: Annotated[
         str | None, typer.Option(help="AMQP/Fast destination, or a prefix that ends in a dot.")
     ] = None,
-    browse: Annotated[bool, typer.Option(help="AMQP/Fast: show what waits, and take nothing.")] = False,
+    browse: Annotated[
+        bool, typer.Option(help="AMQP/Fast: show waiting messages without consuming them.")
+    ] = False,
     transaction: Annotated[
-        int | None, typer.Option(help="AMQP/Fast: commit after so many messages.", min=1)
+        int | None, typer.Option(help="AMQP/Fast: commit after this number of messages.", min=1)
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="AMQP/Fast: folder for the bodies.", exists=True, file_okay=False)
+        Path | None,
+        typer.Option(help="AMQP/Fast: folder in which bodies are saved.", exists=True, file_okay=False),
     ] = None,
-    selector: Annotated[
-        str, typer.Option(help='AMQP/Fast: only messages that it selects, as "size > 3".')
-    ] = "",
+    selector: Annotated[str, typer.Option(help='AMQP/Fast: selector for messages, such as "size > 3".')] = "",
     selector_type: Annotated[
-        str, typer.Option(help="AMQP/Fast: MIME type of its language; default: application/jms.")
+        str, typer.Option(help="AMQP/Fast: MIME type of the selector's language; default: application/jms.")
     ] = "",
     unreliable: Annotated[
-        bool, typer.Option(help="AMQP/Fast: a message that was sent counts as acknowledged.")
+        bool,
+        typer.Option(help="AMQP/Fast: have the server regard messages as acknowledged when they are sent."),
     ] = False,
     qos: Annotated[int, typer.Option(min=0, max=2)] = 1,
-    count: Annotated[int | None, typer.Option(help="Stop after so many messages.", min=1)] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.1)] = None,
+    count: Annotated[int | None, typer.Option(help="Stop after this number of messages.", min=1)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this number of seconds.", min=0.1)] = None,
     timeout: Timeout = 10.0,
     ca_file: CaFile = None,
     mqtt_version: MqttVersionOption = "auto",
     byte_order: ByteOrderOption = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
+    """Print messages as they arrive, one per line. Exit code 1 if --seconds end before --count messages."""
     from gateway.cli.sending import (
         Shown,
         Wanted,

@@ -43,9 +43,11 @@ Options = dict[str, tuple[Any, object]]
 """Annotations and defaults of a command's parameters, by name."""
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Maximum number of rows.")]
-After = Annotated[str, typer.Option(metavar="KEY", help="Those behind this one, as the page before said.")]
-All = Annotated[bool, typer.Option("--all", help="All of them; needs --yes.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Yes, all of them.")]
+After = Annotated[
+    str, typer.Option(metavar="KEY", help="Key after which the list begins, as the previous page printed it.")
+]
+All = Annotated[bool, typer.Option("--all", help="Select everything; needs --yes.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Confirm --all.")]
 GATEWAY: Final[Options] = {"url": (Url, HERE), "token_file": (TokenFile, None), "as_json": (AsJson, False)}
 
 

@@ -23,7 +23,7 @@ ConfigFile = Annotated[
         help="Configuration file; default: $GATEWAY_CONFIG, or none.",
     ),
 ]
-Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
+Url = Annotated[str, typer.Option(metavar="URL", help="URL of the gateway's HTTP interface.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -31,10 +31,10 @@ TokenFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with a token; on its own machine it is found.",
+        help="File with a token; default: the temporary token of a gateway on this machine.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def settings_of(config: Path | None) -> Settings:

@@ -14,12 +14,15 @@ app = typer.Typer()
 
 @app.command()
 def passwd(
-    scram: bool = typer.Option(False, "--scram", help="Make keys for users.NAME.scram instead."),
+    scram: bool = typer.Option(False, "--scram", help="Compute keys for users.NAME.scram instead."),
     iterations: int = typer.Option(
-        ITERATIONS, min=ITERATIONS, max=ITERATIONS_MAX, help="Of --scram: more cost clients, and thieves."
+        ITERATIONS,
+        min=ITERATIONS,
+        max=ITERATIONS_MAX,
+        help="Iterations of --scram; more slow down clients as well as attackers.",
     ),
 ) -> None:
-    """Hash a password for users.NAME.password_hash; it is asked for, or read from standard input."""
+    """Hash a password for users.NAME.password_hash. Prompts for it, or reads it from standard input."""
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:

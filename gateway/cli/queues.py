@@ -40,19 +40,19 @@ columns: Columns = {
     "idle": lambda one: age(one["idle_secs"]),
 }
 queues.add_list(
-    QUEUES, "Print queues, in order of protocol, virtual host, kind and name, or the longest first.", columns
+    QUEUES, "List queues by protocol, virtual host, kind and name, or the longest first.", columns
 )
 queues.add_action(
     "remove",
     REMOVE_QUEUES,
-    "Delete queues with their messages. Exit code 1 when there is none.",
+    "Delete queues with their messages. Exit code 1 if there is none.",
     _tell_removed,
     failed=lambda found: not found["removed"],
 )
 queues.add_action(
     "purge",
     PURGE_QUEUES,
-    "Drop the ready messages of queues, which stay. Exit code 1 when there are none.",
+    "Purge the ready messages of queues. Exit code 1 if there are none.",
     lambda found: typer.echo(f"{found['purged']} purged of {found['messages']} messages"),
     failed=lambda found: not found["purged"],
     without=("empty",),  # an empty queue has nothing to purge

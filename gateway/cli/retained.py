@@ -23,11 +23,11 @@ columns: Columns = {
     "user": itemgetter("user"),
     "expires": itemgetter("expires"),
 }
-retained.add_list(RETAINED, "Print topics with a retained message, in their order.", columns)
+retained.add_list(RETAINED, "List topics with a retained message, by topic.", columns)
 retained.add_action(
     "remove",
     REMOVE_RETAINED,
-    "Clear retained messages; subscribers hear nothing of it. Exit code 1 when there is none.",
+    "Clear retained messages without notifying subscribers. Exit code 1 if there is none.",
     lambda found: typer.echo(f"{found['removed']} removed"),
     failed=lambda found: not found["removed"],
 )

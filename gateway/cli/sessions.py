@@ -33,11 +33,11 @@ columns: Columns = {
     "waiting": itemgetter("waiting"),
     "in flight": itemgetter("in_flight"),
 }
-sessions.add_list(SESSIONS, "Print sessions, in order of client id.", columns)
+sessions.add_list(SESSIONS, "List sessions by client id.", columns)
 sessions.add_action(
     "remove",
     REMOVE_SESSIONS,
-    "End sessions, with all that they are owed. Exit code 1 when there is none, or some are left.",
+    "End sessions and discard their messages. Exit code 1 if there is none, or some remain.",
     _tell_removed,
     failed=lambda found: not found["removed"] or found["leaving"],
 )

@@ -19,7 +19,7 @@ from gateway.cli.progress import shown
 if TYPE_CHECKING:
     from gateway.store.damage import Findings
 
-store = typer.Typer(name="store", help="The store of a gateway that does not run: check, repair.")
+store = typer.Typer(name="store", help="Check and repair the store of a gateway that is not running.")
 app = typer.Typer()
 app.add_typer(store)
 
@@ -37,7 +37,7 @@ Folder = Annotated[
 
 @store.command()
 def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Say what cannot be read, and change nothing. Exit code 1 when something is lost."""
+    """Print what cannot be read, without changes. Exit code 1 if something is lost."""
     from gateway.store import repair as repairing
 
     at = _folder(config, folder)
@@ -53,7 +53,7 @@ def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = Fa
 
 @store.command()
 def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Put what can be read into a new database, and the old one aside."""
+    """Copy everything readable into a new database, and keep the old one under another name."""
     from gateway.store import repair as repairing
 
     at = _folder(config, folder)

@@ -13,21 +13,21 @@ app = typer.Typer()
 
 @app.command()
 def tap(
-    route: Annotated[str | None, typer.Option(help="Of this route only.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="That came by this listener or link only.")] = None,
+    route: Annotated[str | None, typer.Option(help="Route of the messages.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Listener or link that received the messages.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="To such topics, keys or destinations only; * is any text.")
+        str | None, typer.Option(help="Topic, key or destination of the delivered messages; * is any text.")
     ] = None,
     per_second: Annotated[
         float,
-        typer.Option(min=0.1, max=100.0, help="So many at most; the others pass unseen."),
+        typer.Option(min=0.1, max=100.0, help="Maximum messages per second; further ones are not shown."),
     ] = 10.0,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this number of messages.")] = None,
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch messages pass, as they are delivered, without disturbing them; Ctrl-C ends it."""
+    """Watch messages as they are delivered, without disturbing them, until Ctrl-C."""
     from gateway.cli.tapping import watch
 
     wanted = {"route": route, "endpoint": endpoint, "name": name, "per_second": str(per_second)}

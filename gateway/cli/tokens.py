@@ -19,12 +19,12 @@ app.add_typer(tokens)
 
 COLUMNS: Final = ("name", "may", "made by", "made", "expires")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
 
 
 @tokens.command(name="list")
 def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Print the tokens that were made; their texts are not known."""
+    """List tokens; their texts are not stored."""
     found = ask(url, token_file, TOKENS.url)
     if as_json:
         typer.echo(orjson.dumps(found))
@@ -39,16 +39,18 @@ def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson =
 @tokens.command()
 def make(
     name: Name,
-    write: Annotated[bool, typer.Option("--write", help="It may change things, too.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Permit changes.")] = False,
     bodies: Annotated[
-        bool, typer.Option("--bodies", help="Show bodies of messages. A token that may change things does.")
+        bool, typer.Option("--bodies", help="Show bodies of messages; tokens with --write always do.")
     ] = False,
-    days: Annotated[float | None, typer.Option(min=0, help="It ends after so many; default: never.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Days until the token expires; default: never.")
+    ] = None,
     url: Url = HERE,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token, and print its text, which is not shown again."""
+    """Make a token and print its text, which cannot be shown again."""
     choice: dict[str, Any] = {"name": name, "console": "write" if write else "read"}
     if bodies:
         choice["bodies"] = True
@@ -59,7 +61,7 @@ def make(
 
 @tokens.command()
 def revoke(name: Name, url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Revoke a token: it opens nothing any more. Exit code 1 when there is none of that name."""
+    """Revoke a token, so that it is no longer accepted. Exit code 1 if it does not exist."""
     act(
         REVOKE_TOKEN,
         url,

@@ -14,15 +14,13 @@ app = typer.Typer()
 @app.command()
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.2, max=60.0, help="Seconds between two looks.")
+        float, typer.Option("--interval", "-i", min=0.2, max=60.0, help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Two looks, one page without control characters, and an end.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     url: Url = HERE,
     token_file: TokenFile = None,
 ) -> None:
-    """Watch endpoints, routes, outboxes and the longest queues, with rates; Ctrl-C ends it."""
+    """Watch endpoints, routes, outboxes and the longest queues, with rates, until Ctrl-C."""
     from gateway.cli.watching import once_to, watch
 
     if once:

@@ -35,7 +35,7 @@ FILES: Final = {
 pipeline = typer.Typer(
     name="pipeline",
     cls=group_of(__name__, FILES),
-    help="Jobs over the journal, on Spark: keep it, measure it, try mappings on it, send it again.",
+    help="Run Spark jobs over the journal: archive, measure, reconcile, try mappings, replay.",
     no_args_is_help=True,
 )
 app = typer.Typer()

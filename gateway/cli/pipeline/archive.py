@@ -30,36 +30,46 @@ app = typer.Typer()
 
 @app.command()
 def archive(
-    to: Annotated[str, typer.Option(metavar="FOLDER", help="Folder or URI of the archive; or a table.")],
+    to: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Folder or URI of the archive, or name of a table.")
+    ],
     journal: JournalFolder = None,
     config: ConfigFile = None,
     format_: Annotated[
-        str, typer.Option("--format", help="parquet; a table: delta, iceberg; or what the session has: orc.")
+        str,
+        typer.Option(
+            "--format",
+            help="Format: parquet; for a table delta or iceberg; or one of the session, such as orc.",
+        ),
     ] = "parquet",
     keep_days: Annotated[
-        int | None, typer.Option(min=0, help="Drop days before these; default: none.")
+        int | None, typer.Option(min=0, help="Delete rows older than this number of days; default: never.")
     ] = None,
-    file_mib: Annotated[int, typer.Option(min=1, help="A useful size of a file, in MiB.")] = 128,
+    file_mib: Annotated[int, typer.Option(min=1, help="Target size of a file in MiB.")] = 128,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Of another format: where to keep the position.")
+        str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for other formats.")
     ] = None,
     grace_minutes: Annotated[
-        int, typer.Option(min=0, help="Of parquet: how long files stay that were merged or dropped.")
+        int, typer.Option(min=0, help="Parquet: time that merged or deleted files stay on disk.")
     ] = 60,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
+    ] = False,
     every: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="With --follow: from one run to the next.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Interval between two runs, with --follow.")
     ] = 60.0,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on where rows were deleted or damaged before.")
+        bool,
+        typer.Option(
+            "--skip-lost", help="Continue where rows were deleted or damaged before they were archived."
+        ),
     ] = False,
     summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Bring the archive up to the end of the journal: new rows once, small files merged, old days dropped.
-
-    With --follow again and again, in one session of Spark, until it is interrupted.
+    """Append new rows of the journal to an archive, merge small files, and delete old days.
+    With --follow, repeat this in one Spark session until it is interrupted.
     """
     from gateway.pipeline.telling import told
 

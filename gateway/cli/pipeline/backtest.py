@@ -36,11 +36,14 @@ app = typer.Typer()
 @app.command()
 def backtest(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="The candidate's mapping files; default: the configuration's.")
+        list[Path] | None,
+        typer.Argument(
+            help="Mapping file of the candidate; default: those of the configuration; may repeat."
+        ),
     ] = None,
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="Compare with this mapping file, not with what happened; may repeat."),
+        typer.Option(help="Mapping file to compare with, instead of the recorded results; may repeat."),
     ] = None,
     journal: JournalFolder = None,
     archive: Archive = None,
@@ -49,11 +52,11 @@ def backtest(
     where: Where = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="VERDICT", help="A difference that is meant; may repeat."),
+        typer.Option(metavar="VERDICT", help="Permitted difference; may repeat."),
     ] = None,
     tests: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the candidate there, with tests of recorded messages."),
+        typer.Option(metavar="FILE", help="File for the candidate with tests of recorded messages."),
     ] = None,
     tests_per_route: Annotated[int, typer.Option(min=1, max=100)] = 2,
     config: ConfigFile = None,
@@ -61,9 +64,8 @@ def backtest(
     conf: SparkOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Route recorded messages by a candidate mapping, and say which would fare otherwise.
-
-    Exit code 1 when some would, and --allow does not name it.
+    """Route recorded messages by a candidate mapping, and print the differences.
+    Exit code 1 if there are differences that --allow does not permit.
     """
     mappings = mappings_of(files or [], config)
     if tests is not None and len(mappings) != 1:

@@ -15,17 +15,16 @@ app = typer.Typer()
 
 @app.command()
 def bundle(
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("bundle"),
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the files.")] = Path("bundle"),
     environment: Annotated[
         bool,
         typer.Option(
-            "--environment", help="Pack what the gateway depends on, too, for a cluster that has only Spark."
+            "--environment", help="Also pack the gateway's dependencies, for a cluster that has only Spark."
         ),
     ] = False,
 ) -> None:
-    """Write the program and the code that a cluster runs, and say how they are submitted.
-
-    The driver's Python and the executors' have the same version as this one.
+    """Write the program and the code for a Spark cluster, and print how to submit them.
+    Driver and executors need the same version of Python as this program.
     """
     installed()
     from gateway.pipeline.bundle import ENVIRONMENT, write

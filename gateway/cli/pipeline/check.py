@@ -13,7 +13,7 @@ app = typer.Typer()
 
 @app.command()
 def check() -> None:
-    """Say which Spark and Java the pipeline would run on, or what to install."""
+    """Print which Spark and Java the pipeline uses, or what to install."""
     common.installed()
     from gateway.pipeline.session import java
 

@@ -28,16 +28,16 @@ JournalFolder = Annotated[
     typer.Option(
         "--journal",
         metavar="FOLDER",
-        help="The journal, a folder or URI; default: the configuration's.",
+        help="Folder or URI of the journal; default: that of the configuration.",
     ),
 ]
 Master = Annotated[
     str | None,
-    typer.Option(help="Where Spark runs; default: what spark-submit says, else all cores of this machine."),
+    typer.Option(help="Spark master; default: that of spark-submit, else all cores of this machine."),
 ]
 SparkOption = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="An option of Spark; may repeat."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="Spark option; may repeat."),
 ]
 
 SummaryFile = Annotated[
@@ -45,7 +45,7 @@ SummaryFile = Annotated[
     typer.Option(
         "--summary",
         metavar="FILE",
-        help="Write what was done here, for schedulers: JSON, or of FILE.prom Prometheus' text format.",
+        help="File for a summary of the run: JSON, or Prometheus' text format if it ends in .prom.",
     ),
 ]
 

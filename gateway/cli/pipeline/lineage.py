@@ -23,15 +23,15 @@ def lineage(
     end: End = None,
     where: Where = None,
     to: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Write it as Parquet, with the text of each file.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder for the result as Parquet, with the text of each file."),
     ] = None,
     config: ConfigFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Say for each route by which versions of its mapping file rows were made, and from when to when.
-
-    The files lie beside the journal; with --archive the rows are the archive's.
+    """Print by which versions of its mapping file the rows of each route were made, with times.
+    The versions are stored beside the journal; with --archive the rows are those of the archive.
     """
     check_span(begin, end)
     spark = started("lineage", master, conf, archive=archive)

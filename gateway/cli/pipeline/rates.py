@@ -28,27 +28,41 @@ def rates(
     journal: JournalFolder = None,
     config: ConfigFile = None,
     archive: Archive = None,
-    window: Annotated[str, typer.Option(help="As Spark says it.")] = "1 minute",
-    clients: Annotated[bool, typer.Option("--clients", help="By client, too.")] = False,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on, ISO 8601.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
-    to: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write them here, or to a table.")] = None,
+    window: Annotated[str, typer.Option(help="Length of a window, in Spark's notation.")] = "1 minute",
+    clients: Annotated[bool, typer.Option("--clients", help="Also group by client.")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Earliest time of receipt, ISO 8601.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time before which rows were received, ISO 8601.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Folder, table or database for the rates.")
+    ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="parquet; a table, in which windows are replaced: delta, iceberg.")
+        str,
+        typer.Option(
+            "--format", help="Format: parquet; for a table, in which windows are replaced, delta or iceberg."
+        ),
     ] = "parquet",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="With --follow into a named table: for the position.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder of the position, with --follow into a named table."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page with charts to write.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
+    ] = False,
     late: Annotated[
-        str, typer.Option(help="How long a window waits at most for what is still open.")
+        str, typer.Option(help="Longest time that a window waits for unsettled messages.")
     ] = "10 minutes",
     summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Measure what crossed: a table (Parquet), a page with plots (HTML), once or for as long as it runs."""
+    """Measure rates and latencies of messages, once or continuously, as a table or an HTML page."""
     from gateway.pipeline.telling import told, watch
 
     with told("rates", summary) as made:

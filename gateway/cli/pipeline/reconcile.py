@@ -45,7 +45,7 @@ def reconcile(
         typer.Option(
             "--until",
             metavar="TIME",
-            help="Judge what was accepted before that; what became of it is looked for to the end.",
+            help="Time before which judged messages were accepted; their outcome is searched to the end.",
         ),
     ] = None,
     where: Where = None,
@@ -53,16 +53,18 @@ def reconcile(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="What the consumer got: Parquet with message_id or body, or another journal.",
+            help="Record of the consumer: Parquet with message_id or body, or another journal.",
         ),
     ] = None,
-    still: Annotated[int, typer.Option(min=0, help="Messages that still wait for that consumer.")] = 0,
+    still: Annotated[
+        int, typer.Option(min=0, help="Number of messages that still wait for that consumer.")
+    ] = 0,
     urls: Annotated[
         list[str] | None,
         typer.Option(
             "--url",
             metavar="URL",
-            help="HTTP side of the gateway: asks what its outboxes hold now; may repeat, for each replica.",
+            help="URL of a gateway's HTTP interface, to query its outboxes; may repeat, for each replica.",
         ),
     ] = None,
     token_file: TokenFile = None,
@@ -70,19 +72,19 @@ def reconcile(
         str,
         typer.Option(
             metavar="N|N%",
-            help="So many may be lost, repeated, unknown or double: a number, or of what was accepted.",
+            help="Tolerated faults (lost, repeated, unknown or double): a number, or a percentage of "
+            "accepted messages.",
         ),
     ] = "0",
-    show: Annotated[int, typer.Option(min=0, help="Name so many messages.")] = 20,
+    show: Annotated[int, typer.Option(min=0, help="Number of messages to name.")] = 20,
     config: ConfigFile = None,
     summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold what was accepted against what was delivered, is dead or waits, and name what is lost or repeated.
-
-    Exit code 1 when more is than --tolerance, or rows of the journal itself are missing.
+    """Compare accepted messages with delivered, dead and waiting ones, and name lost and repeated messages.
+    Exit code 1 if faults exceed --tolerance, or rows of the journal itself are missing.
     """
     from gateway.pipeline.telling import told
 

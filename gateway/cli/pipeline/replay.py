@@ -33,40 +33,44 @@ app = typer.Typer()
 
 @app.command()
 def replay(
-    url: Annotated[str, typer.Argument(help="Where to: the URL of any broker, as amqp://host:port")],
+    url: Annotated[str, typer.Argument(help="URL of the broker to publish to, such as amqp://host:port")],
     journal: JournalFolder = None,
     archive: Archive = None,
     begin: Begin = None,
     end: End = None,
     where: Where = None,
     speed: Annotated[
-        float | None, typer.Option(min=0.001, help="Times the recorded speed; default: as fast as it goes.")
+        float | None, typer.Option(min=0.001, help="Factor of the recorded speed; default: unlimited.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Messages a second.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Messages per second.")] = None,
     at_target: Annotated[
-        bool, typer.Option("--at-target", help="Send to where each went, not to where it was published.")
+        bool,
+        typer.Option(
+            "--at-target", help="Publish each message to its recorded target instead of its original address."
+        ),
     ] = False,
-    topic: Annotated[str | None, typer.Option(help="Send all to this MQTT topic.")] = None,
-    exchange: Annotated[str | None, typer.Option(help="Send all to this AMQP exchange.")] = None,
-    routing_key: Annotated[str, typer.Option(help="With --exchange.")] = "",
-    queue: Annotated[str | None, typer.Option(help="Send all to this AMQP queue.")] = None,
-    service: Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")] = "topic",
-    destination: Annotated[str | None, typer.Option(help="Send all to this AMQP/Fast destination.")] = None,
+    topic: Annotated[str | None, typer.Option(help="MQTT topic for all messages.")] = None,
+    exchange: Annotated[str | None, typer.Option(help="AMQP exchange for all messages.")] = None,
+    routing_key: Annotated[str, typer.Option(help="Routing key, with --exchange.")] = "",
+    queue: Annotated[str | None, typer.Option(help="AMQP queue for all messages.")] = None,
+    service: Annotated[str, typer.Option(help="AMQP/Fast service: queue, topic or peer.")] = "topic",
+    destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination for all messages.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Remembers how far it came; go on there when it is started again."),
+        typer.Option(metavar="FILE", help="File of the position; a later run with it continues there."),
     ] = None,
-    password_file: Annotated[Path | None, typer.Option(help="For the user in the URL.", exists=True)] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 30.0,
-    ca_file: Annotated[str | None, typer.Option(help="PEM file of the authorities to trust.")] = None,
+    password_file: Annotated[
+        Path | None, typer.Option(help="File with the password of the user in the URL.", exists=True)
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a response.", min=0.1)] = 30.0,
+    ca_file: Annotated[str | None, typer.Option(help="PEM file of trusted certificate authorities.")] = None,
     config: ConfigFile = None,
     summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Send recorded messages again, in order, each with an id that stays the same.
-
-    Exit code 1 when some were refused, or their bodies are not in the journal.
+    """Publish recorded messages again, in order, with unchanged ids.
+    Exit code 1 if some were refused, or their bodies are not in the journal.
     """
     from gateway.pipeline.telling import told
 

@@ -31,13 +31,16 @@ app = typer.Typer()
 
 @app.command()
 def schema(
-    route: Annotated[str, typer.Argument(help="A route of the mapping.")],
+    route: Annotated[str, typer.Argument(help="Name of a route in the mapping.")],
     files: Annotated[
-        list[Path] | None, typer.Option("--mapping", help="Mapping file; default: the configuration's.")
+        list[Path] | None,
+        typer.Option("--mapping", help="Mapping file; default: those of the configuration."),
     ] = None,
     json_schema: Annotated[
         Path | None,
-        typer.Option(help="JSON Schema of the bodies; default: inferred.", exists=True, dir_okay=False),
+        typer.Option(
+            help="JSON Schema of the bodies; default: inferred from bodies.", exists=True, dir_okay=False
+        ),
     ] = None,
     journal: JournalFolder = None,
     archive: Archive = None,
@@ -45,17 +48,18 @@ def schema(
     end: End = None,
     where: Where = None,
     last: Annotated[
-        int | None, typer.Option(min=1, help="Print the last values of so many addresses, too.")
+        int | None, typer.Option(min=1, help="Also print the last value of this number of addresses.")
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Write the last value of each address as Parquet.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder for the last value of each address, as Parquet."),
     ] = None,
     config: ConfigFile = None,
     master: Master = None,
     conf: SparkOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the schema of a route's messages: captures are columns, a JSON body is a struct."""
+    """Print the schema of a route's messages, with captures as columns and a JSON body as a struct."""
     check_span(begin, end)
     mappings = mappings_of(files or [], config)
     spark = started("schema", master, conf, archive=archive)

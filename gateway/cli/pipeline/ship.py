@@ -23,18 +23,25 @@ app = typer.Typer()
 
 @app.command()
 def ship(
-    to: Annotated[str, typer.Option(metavar="URI", help="s3a://, gs://, abfs://, hdfs://, or a folder.")],
+    to: Annotated[
+        str,
+        typer.Option(metavar="URI", help="URI of the store (s3a://, gs://, abfs://, hdfs://), or a folder."),
+    ],
     keep_days: Annotated[
-        int | None, typer.Option(min=1, help="Delete files there whose newest row is older; default: none.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Delete files in the store whose newest row is older than this number of days; default: "
+            "never.",
+        ),
     ] = None,
     journal: JournalFolder = None,
     config: ConfigFile = None,
     summary: SummaryFile = None,
     conf: SparkOption = None,
 ) -> None:
-    """Copy the files of the journal that are complete, and not there yet, to a store. Starts no Spark.
-
-    The other commands, and Spark's jobs, read the journal there: --journal URI.
+    """Copy complete files of the journal to a store, without Spark.
+    Other commands and Spark jobs read the journal there with --journal URI.
     """
     from gateway.pipeline.telling import told
 

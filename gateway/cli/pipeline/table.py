@@ -31,29 +31,41 @@ app = typer.Typer()
 
 @app.command()
 def table(
-    route: Annotated[str, typer.Argument(help="A route of the mapping.")],
+    route: Annotated[str, typer.Argument(help="Name of a route in the mapping.")],
     to: Annotated[str, typer.Option(metavar="FOLDER", help="Folder, URI or name of the table.")],
     rejected: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="The table of bodies that do not fit; default: TO_rejected."),
+        typer.Option(metavar="FOLDER", help="Table for bodies that do not fit; default: TO_rejected."),
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="parquet; a table: delta, iceberg.")] = "parquet",
+    format_: Annotated[
+        str, typer.Option("--format", help="Format: parquet; for a table delta or iceberg.")
+    ] = "parquet",
     files: Annotated[
-        list[Path] | None, typer.Option("--mapping", help="Mapping file; default: the configuration's.")
+        list[Path] | None,
+        typer.Option("--mapping", help="Mapping file; default: those of the configuration."),
     ] = None,
     json_schema: Annotated[
         Path | None, typer.Option(help="JSON Schema of the bodies; default: the route's body_schema.")
     ] = None,
     event_time: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="Of the body, as sent.at, or sent.at:s where it counts seconds."),
+        typer.Option(
+            metavar="FIELD",
+            help="Field of the body with the event time, such as sent.at, or sent.at:s if it counts seconds.",
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue as the journal is written.")
+    ] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Of a named table: where to keep the position.")
+        str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for a named table.")
     ] = None,
     tolerance: Annotated[
-        str, typer.Option(metavar="N|N%", help="So many may not fit: a number, or of all messages.")
+        str,
+        typer.Option(
+            metavar="N|N%",
+            help="Tolerated bodies that do not fit: a number, or a percentage of all messages.",
+        ),
     ] = "0",
     journal: JournalFolder = None,
     config: ConfigFile = None,
@@ -61,10 +73,9 @@ def table(
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Bring a route's table up to the end of the journal: captures and the fields of bodies are columns.
-
-    Each message is there once; bodies that do not fit their JSON Schema are in a table of their own, with the
-    reason. Exit code 1 when more do not than --tolerance.
+    """Append new messages of a route to its table, with captures and the fields of bodies as columns.
+    Each message is inserted once. Bodies that do not fit their JSON Schema go to a second table with the
+    reason. Exit code 1 if more do not fit than --tolerance permits.
     """
     from gateway.pipeline.telling import told, watch
 

@@ -20,16 +20,19 @@ Archive = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Read this archive; with --journal, of the journal what is not in it yet, too.",
+        help="Folder or table of an archive to read; with --journal, also rows that are not archived yet.",
     ),
 ]
 Begin = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
+    str | None, typer.Option("--since", metavar="TIME", help="Earliest time of receipt; ISO 8601, UTC.")
 ]
-End = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Received before that.")]
+End = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Time before which rows were received; ISO 8601, UTC."),
+]
 Where = Annotated[
     str | None,
-    typer.Option(metavar="SQL", help="Only rows for which this is true, e.g. \"source_endpoint = 'mqtt'\"."),
+    typer.Option(metavar="SQL", help="SQL condition on rows, e.g. \"source_endpoint = 'mqtt'\"."),
 ]
 
 
