@@ -127,9 +127,11 @@ class Identities:
         if self._path is not None:
             file = read_users(self._path, self._text)
             if both := sorted(users.keys() & file.users.keys()):
-                raise ConfigurationError(f"{self._path}: {both[0]!r} stands in the configuration, too")
+                raise ConfigurationError(
+                    f"{self._path}: {both[0]!r} is also in the configuration; remove one"
+                )
             if self._text and not file.users:
-                reason = "there are no users any more; restart the gateway if that is meant"
+                reason = "the file has no users; restart the gateway if that is intended"
                 raise ConfigurationError(reason, file=str(self._path))
             users, text = {**users, **file.users}, file.text
         hashes, scram = secrets_of(users)
@@ -237,7 +239,9 @@ def _hash_of(name: str, user: User) -> str:
     given = user.password_hash is not None or user.password_hash_file is not None
     if given and not is_hash(text):
         key = "password_hash" if user.password_hash_file is None else "password_hash_file"
-        raise ConfigurationError(f"users.{name}.{key}: this is no argon2 hash; `gateway passwd` makes one")
+        raise ConfigurationError(
+            f"users.{name}.{key}: not an argon2 hash; write what `gateway passwd` prints"
+        )
     return text
 
 
@@ -246,4 +250,6 @@ def _keys_of(name: str, user: User) -> Keys | None:
     try:
         return parse_keys(text) if text else None
     except ValueError as error:
-        raise ConfigurationError(f"users.{name}.scram: {error}; `gateway passwd --scram` makes it") from error
+        raise ConfigurationError(
+            f"users.{name}.scram: {error}; write what `gateway passwd --scram` prints"
+        ) from error

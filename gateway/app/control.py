@@ -79,7 +79,7 @@ class Ordered:
         while not line.endswith(b"\n"):
             octet = sock.recv(1)
             if not octet:
-                raise EOFError("nobody says which worker this is")
+                raise EOFError("no order received: start workers by the setting `workers`")
             line += octet
         return cls(sock, Order(**orjson.loads(line)))
 

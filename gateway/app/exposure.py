@@ -58,13 +58,13 @@ def _urls(settings: Settings) -> Iterator[Exposure]:
     named: list[tuple[Place, str, str | None]] = []
     for at, backend in enumerate(settings.authentication):
         if isinstance(backend, JwtBackend):
-            text = "whoever is between can replace the keys that sign tokens"
+            text = "anyone on the network path can replace the keys that sign tokens"
             named.append((("authentication", at, "keys_url"), text, backend.keys_url))
         elif isinstance(backend, HttpBackend):
             text = "passwords cross the network in plain text"
             named.append((("authentication", at, "user_url"), text, backend.user_url))
     if (authorizer := settings.authorizer) is not None:
-        text = "whoever is between can allow anything"
+        text = "anyone on the network path can permit everything"
         for key in ("vhost_url", "resource_url", "topic_url"):
             named.append((("authorizer", key), text, getattr(authorizer, key)))
     for place, text, url in named:
@@ -81,7 +81,9 @@ def _unverified(settings: Settings) -> Iterator[Exposure]:
         remotes.append((("broker",), settings.broker.tls))
     for place, tls in remotes:
         if not tls.verify:
-            text = "any certificate is accepted, so whoever is between reads passwords and messages"
+            text = (
+                "any certificate is accepted, so anyone on the network path can read passwords and messages"
+            )
             advice = "remove verify, and name the broker's authority in ca_file"
             yield Exposure((*place, "tls", "verify"), text, advice)
 
@@ -93,18 +95,18 @@ def _anybody(settings: Settings) -> Iterator[Exposure]:
             and listener.anonymous == "always"
             and not _is_local(listener.host)
         ):
-            text = "whoever reaches the port may connect without a password"
+            text = "every client that reaches the port can connect without a password"
             advice = "write loopback or never, and give clients users, tokens or certificates"
             yield Exposure(("listeners", name, "anonymous"), text, advice)
     if settings.guest == "always" and any(not _is_local(one.host) for one in settings.listeners.values()):
-        text = "everybody knows the password of guest"
+        text = "the password of guest is well known"
         yield Exposure(("guest",), text, "write loopback or never, and give clients users of their own")
 
 
 def _weak_hashes(settings: Settings, hashes: Mapping[str, str]) -> Iterator[Exposure]:
     for name, found in hashes.items():
         if found.startswith(MD5):
-            text = "its password hash is MD5, whose password is guessed in minutes"
+            text = "its password hash is MD5, and its password can be found in minutes"
             advice = "write what `gateway passwd` prints as password_hash"
             yield Exposure(("users", name), text, advice)
 

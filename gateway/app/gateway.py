@@ -406,7 +406,7 @@ class Gateway:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
             log.warning("memory short, publishers paused", **figures)
-            self.readiness.lost("memory", "it is short, publishers are stopped")
+            self.readiness.lost("memory", "short, publishers paused")
             for listener in self.listeners.values():
                 listener.forget_entries()
             for link in self.links.values():

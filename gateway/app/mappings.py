@@ -122,7 +122,7 @@ class MappingFiles:
         if refused := refused_routes(router.routes, given):
             raise _all(refused)
         if self._routed and not drafts and not router.routes:
-            raise MappingError("there are no routes any more; restart the gateway if that is meant")
+            raise MappingError("the files have no routes; restart the gateway if that is intended")
         return router, mappings
 
     def _load(self, path: Path) -> list[MappingFile]:

@@ -20,7 +20,7 @@ from gateway.state.interface import MatchRetained, Reply, Retention
 from gateway.store.store import Store
 
 ANSWER_SECS: Final = 60.0  # Longest wait for a reply of the database.
-AWAY: Final = "the database of retained messages is away"
+AWAY: Final = "the database of retained messages is unreachable"
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -77,7 +77,7 @@ class SharedMessages:
             with trio.move_on_after(ANSWER_SECS):
                 await all_there.wait()
         if len(replies) < len(given):
-            raise UnavailableError(f"the database has not answered for {ANSWER_SECS:g} s")
+            raise UnavailableError(f"the database has not responded for {ANSWER_SECS:g} s")
         return replies
 
 

@@ -149,8 +149,7 @@ class Rules:
             refuse_lost_end(before.text, settings.text, str(before.file))
             if lost := [name for name in before.sections if name not in settings.sections]:
                 raise ConfigurationError(
-                    f"{lost[0]}: the section is missing, and was there before; restart the gateway if that is"
-                    " meant",
+                    f"{lost[0]}: the section was removed; restart the gateway if that is intended",
                     file=str(before.file),
                 )
         taken = {name: getattr(settings, name) for name in RELOADED}
@@ -166,9 +165,7 @@ class Rules:
             ("users", self._gateway.identities.access.users.names, found.hashes),
         ):
             if before and not now:
-                raise ConfigurationError(
-                    f"{word}: there are none any more; restart the gateway if that is meant"
-                )
+                raise ConfigurationError(f"{word}: none are left; restart the gateway if that is intended")
 
     def _report_restart(self, settings: Settings) -> None:
         """Log which changed sections of the configuration need a restart, once for each set of them."""

@@ -42,7 +42,7 @@ AGAIN_SECS_MIN: Final = 0.5
 AGAIN_SECS_MAX: Final = 30.0
 STABLE_SECS: Final = 10.0  # A worker that has served this long is restarted after the shortest wait.
 KILL_SECS: Final = 10.0  # In addition to drain_timeout_secs.
-UNANSWERED: Final = "does not answer"
+UNANSWERED: Final = "not responding"
 DIED: Final = "died"
 SILENT: Final = "silent"
 
@@ -275,7 +275,7 @@ class Supervisor:
         """Ports of the workers' consoles, as a text."""
         port = self.settings.http.port
         if not port:
-            return "at ports that their logs say"
+            return "at the ports in their logs"
         return f"worker 1 at port {port + 1}, worker {len(self.workers)} at port {port + len(self.workers)}"
 
     # Sources of the HTTP server.

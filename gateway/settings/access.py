@@ -29,9 +29,11 @@ def _listed(given: Any) -> Any:
 
 def _a_filter(given: str) -> str:
     if given.startswith("$share/"):
-        raise ValueError("say the filter alone; `shared` is about shared subscriptions")
+        raise ValueError(
+            "write the filter without $share/GROUP/; the key `shared` permits shared subscriptions"
+        )
     if not is_filter(PLACEHOLDER.sub("x", given)):
-        raise ValueError("no topic filter: + fills a level, # the last one")
+        raise ValueError("not a topic filter: + must fill a whole level, # must be the last level")
     return given
 
 
@@ -39,13 +41,13 @@ def _an_expression(given: str) -> str:
     try:
         Regex(PLACEHOLDER.sub("x", given))
     except RegexError as error:
-        raise ValueError(f"no regular expression: {error}") from None
+        raise ValueError(f"not a regular expression: {error}") from None
     return given
 
 
 def _a_beginning(given: str) -> str:
     if "*" in given[:-1]:
-        raise ValueError("a destination, or its beginning and a * at the end")
+        raise ValueError("write a destination, or its beginning with a * at the end")
     return given
 
 

@@ -22,7 +22,7 @@ def _names(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     if any(given.values()):
-        raise ValueError("virtual hosts of AMQP 0-9-1 are a list of names")
+        raise ValueError("virtual hosts of AMQP 0-9-1 have no options: write a list of names")
     return tuple(given)
 
 

@@ -36,7 +36,7 @@ class PeerService(Section):
     def _address(self) -> Self:
         stated = bool(self.host), bool(self.port)
         if stated != ((True, True) if self.kind == "tcp" else (False, False)):
-            raise ValueError("a peer of kind tcp has a host and a port, and no other has")
+            raise ValueError("a peer of kind tcp needs host and port; other kinds must not have them")
         return self
 
 

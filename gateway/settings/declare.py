@@ -29,13 +29,13 @@ class Origin(NamedTuple):
 
 def _short(text: str) -> str:
     if (octets := len(text.encode())) > SHORT_OCTETS_MAX:
-        raise ValueError(f"{octets} octets; a client could say {SHORT_OCTETS_MAX} at most")
+        raise ValueError(f"{octets} bytes; the maximum is {SHORT_OCTETS_MAX}")
     return text
 
 
 def _name(text: str) -> str:
     if set(text) & set("\r\n"):
-        raise ValueError(f"{text!r} has a line end, and a name that clients declare loses those")
+        raise ValueError(f"{text!r} contains a line end, which names of clients never have; remove it")
     return _short(text)
 
 
@@ -51,7 +51,7 @@ def headers(arguments: dict[str, Any]) -> Headers:
     """
     typed = Value(ValueType.TABLE, tuple((_short(name), _typed(one)) for name, one in arguments.items()))
     if not fits(typed):
-        raise ValueError("arguments: a number beyond 64 bits, or nested too deeply")
+        raise ValueError("arguments: a number exceeds 64 bits, or tables are nested too deeply")
     return tuple(typed.value)
 
 
@@ -70,7 +70,7 @@ def _typed(given: Any) -> Value:
         return Value(ValueType.ARRAY, tuple(_typed(one) for one in given))
     if isinstance(given, dict):
         return Value(ValueType.TABLE, tuple((_short(str(name)), _typed(one)) for name, one in given.items()))
-    raise ValueError(f"{given!r} is no value of an argument; put it in quotes for a text")
+    raise ValueError(f"{given!r} is not a valid argument value; put it in quotes to make it a text")
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_name)]

@@ -41,7 +41,7 @@ def secret_from(path: Path) -> str:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path}: this secret cannot be read: {why}") from error
+        raise ConfigurationError(f"{path}: secret cannot be read: {why}") from error
 
 
 class ListenerTls(Section):
@@ -93,7 +93,7 @@ class LinkTls(Section):
     @model_validator(mode="after")
     def _pairs(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file belong together")
+            raise ValueError("set both cert_file and key_file, or neither")
         return self
 
 
@@ -173,7 +173,7 @@ class SharedListener(Listener):
     @classmethod
     def _says_a_port(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("port") is None:
-            raise ValueError(f"protocol {SHARED} has no port of its own: say port")
+            raise ValueError(f"protocol {SHARED} has no standard port: set port")
         return given
 
 
@@ -193,10 +193,10 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
             path = websocket_path(one)
             spoken = one.protocol if path is None else f"WebSocket at {path}"
             if (first := taken.setdefault(spoken, other)) != other:
-                raise ValueError(f"{at}: {first} and {other} both speak {spoken}; name one of them")
+                raise ValueError(f"{at}: {first} and {other} both use {spoken}; name one of them")
             if one.tls is not None and (port.tls is None or port.tls.asked != one.tls.asked):
                 raise ValueError(
-                    f"{at}: {other} is for TLS only; give listeners.{name} a tls with the same client_ca_file"
+                    f"{at}: {other} needs TLS; set listeners.{name}.tls with the same client_ca_file"
                 )
 
 
@@ -208,7 +208,7 @@ def websocket_path(listener: Listener) -> str | None:
 def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
     """Return the reason why the listener `name` cannot be shared, with a suggestion."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
-    fault = "itself a shared port" if name in listeners else "no listener"
+    fault = "itself a shared port" if name in listeners else "not a listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
 
 
@@ -233,13 +233,15 @@ def parse_url(url: str) -> Target:
     try:
         parts = urlsplit(url)
     except ValueError:  # The text of this error may contain a password.
-        raise ValueError(f"this is no URL; {QUOTED}") from None
+        raise ValueError(f"not a URL; {QUOTED}") from None
     if parts.scheme not in SCHEMES:
-        raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
+        raise ValueError(
+            f"a broker's URL must begin with one of {', '.join(f'{name}://' for name in SCHEMES)}"
+        )
     if not parts.hostname:
-        raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
+        raise ValueError(f"the URL has no host; write {parts.scheme}://host:port")
     if UNFIT_FOR_HOST.search(unquote(parts.hostname)) or any(one in url for one in DROPPED):
-        raise ValueError(f"the URL has a blank or another character that no host has; {QUOTED}")
+        raise ValueError(f"the host in the URL has a space or another invalid character; {QUOTED}")
     if parts.fragment or url.endswith("#"):
         raise ValueError(f"the URL has a #; {QUOTED}")
     dialect, scheme = SCHEMES[parts.scheme]
@@ -250,10 +252,10 @@ def parse_url(url: str) -> Target:
         websocket = (parts.path or WEBSOCKET_PATH) + (f"?{parts.query}" if parts.query else "")
         path = ""
     elif parts.query:
-        raise ValueError(f"the URL has a query, behind a ?: what it says are options of the link; {QUOTED}")
+        raise ValueError(f"the URL has a query after ?: set its values as options of the link; {QUOTED}")
     elif path and not dialect.has_virtual_hosts:
         raise ValueError(
-            f"the URL of an {dialect.title} broker has no path, unless it is of WebSocket: ws:// or wss://"
+            f"the URL of an {dialect.title} broker must not have a path, except with ws:// or wss://"
         )
     tls = scheme.transport.endswith("tls")
     return Target(dialect.name, tls, parts.hostname, port, path or "/", username, password, websocket)
@@ -271,7 +273,7 @@ def port_of(parts: SplitResult) -> int | None:
     try:
         return parts.port
     except ValueError:
-        raise ValueError(f"the port of the URL is no number up to 65535; {QUOTED}") from None
+        raise ValueError(f"the port in the URL must be a number up to 65535; {QUOTED}") from None
 
 
 def masked_url(url: str) -> str:
@@ -311,8 +313,8 @@ class Outbox(Section):
     def _of_a_queue(self) -> Self:
         if self.shared and self.age_secs_max is not None and self.policy == "reject":
             raise ValueError(
-                "age_secs_max of a shared outbox needs policy: drop_oldest or dead_letter, for a queue cannot"
-                " refuse what is new because of what is old"
+                "age_secs_max of a shared outbox needs policy: drop_oldest or dead_letter, because a queue"
+                " cannot refuse new messages when old ones expire"
             )
         return self
 
@@ -352,9 +354,9 @@ class Remote(Section):
     def _consistent(self) -> Self:
         targets = [parse_url(url) for url in self.all_urls]
         if not targets:
-            raise ValueError("say url, or urls: where the broker is")
+            raise ValueError("set url or urls, the address of the broker")
         if len({target.protocol for target in targets}) > 1:
-            raise ValueError("the urls of a link are of one protocol")
+            raise ValueError("all urls of a link must have the same protocol")
         dialect = DIALECTS[targets[0].protocol]
         if not dialect.link:
             raise ValueError(f"the gateway has no links to {dialect.title} brokers, only listeners")
@@ -362,7 +364,7 @@ class Remote(Section):
             raise ValueError("the urls name the same host and port twice")
         stated = any(target.password for target in targets)
         if stated + (self.password is not None) + (self.password_file is not None) > 1:
-            raise ValueError("say the password once: in the url, as password, or in password_file")
+            raise ValueError("set the password once: in the url, as password, or in password_file")
         if self.reconnect_min_secs > self.reconnect_max_secs:
             raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
         return self

@@ -46,7 +46,7 @@ class StateDatabase(Section):
         if parts.scheme not in ("postgresql", "postgres"):
             raise ValueError("the url of a PostgreSQL database begins with postgresql://")
         if self.password_file is not None and parts.password is not None:
-            raise ValueError("say the password once: in the url, or in password_file")
+            raise ValueError("set the password once: in the url, or in password_file")
         return self
 
     @field_serializer("url")

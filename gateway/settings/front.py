@@ -24,7 +24,9 @@ def _network(given: str) -> str:
 def _origin(given: str) -> str:
     scheme, found, place = given.partition("://")
     if given != "null" and (not (scheme and found and place) or "/" in place):
-        raise ValueError("an origin is a scheme and a host, as https://app.example.com, without a path")
+        raise ValueError(
+            "write an origin as scheme and host, such as https://app.example.com, without a path"
+        )
     return given
 
 

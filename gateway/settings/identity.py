@@ -37,12 +37,12 @@ def _http_url(given: str) -> str:
     try:
         parts = urlsplit(given)
     except ValueError:  # The text of this error may contain a password.
-        raise ValueError(f"this is no URL; {QUOTED}") from None
+        raise ValueError(f"not a URL; {QUOTED}") from None
     port_of(parts)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address begins with https:// or http:// and names a host")
+        raise ValueError("the URL must begin with https:// or http:// and have a host")
     if parts.fragment:
-        raise ValueError("an address has no fragment")
+        raise ValueError("the URL must not have a fragment")
     return given
 
 
@@ -121,12 +121,12 @@ class JwtBackend(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.keys_file is None) == (self.keys_url is None):
-            raise ValueError("say one of keys_file and keys_url")
+            raise ValueError("set exactly one of keys_file and keys_url")
         symmetric = SYMMETRIC & set(self.algorithms)
         if symmetric and len(symmetric) < len(self.algorithms):
-            raise ValueError("algorithms: a key is a secret (HS…) or public, and never both")
+            raise ValueError("algorithms: HS… cannot be combined with others")
         if symmetric and self.keys_url is not None:
-            raise ValueError("algorithms: a secret (HS…) is not fetched; say keys_file")
+            raise ValueError("algorithms: HS… needs keys_file, because a secret cannot be fetched")
         return self
 
     @field_serializer("keys_url")
@@ -177,4 +177,4 @@ def check_backends(backends: tuple[Backend, ...]) -> None:
     kinds = [one.backend for one in backends]
     for kind in ("users", "certificates"):
         if kinds.count(kind) > 1:
-            raise ValueError(f"authentication: {kind} stands there twice")
+            raise ValueError(f"authentication: {kind} occurs twice")

@@ -60,5 +60,5 @@ class Journal(Section):
     @classmethod
     def _long_enough(cls, given: SecretStr | None) -> SecretStr | None:
         if given is not None and len(given.get_secret_value()) < HASH_KEY_CHARACTERS_MIN:
-            raise ValueError(f"has less than {HASH_KEY_CHARACTERS_MIN} characters")
+            raise ValueError(f"must have at least {HASH_KEY_CHARACTERS_MIN} characters")
         return given

@@ -57,7 +57,7 @@ class MqttListener(WebListener, AnonymousListener):
     @classmethod
     def _a_topic(cls, given: str | None) -> str | None:
         if given is not None and (not given or set(given) & set("+#\0")):
-            raise ValueError("a topic without wildcards, as reply/{client_id}")
+            raise ValueError("must be a topic without wildcards, such as reply/{client_id}")
         return given
 
 
@@ -95,7 +95,7 @@ class MqttLink(Link):
                 raise ValueError(f"authentication {self.authentication} needs a username")
         old = self.version in ("3.1", "mqipdp")
         if self.share is not None and old:
-            raise ValueError("share is for MQTT from version 3.1.1 on")
+            raise ValueError("share needs MQTT 3.1.1 or later")
         if self.byte_order != "auto" and not old:
             raise ValueError("byte_order is for brokers of MQTT 3.1 and before: set version to 3.1 or mqipdp")
         if self.version == "mqipdp":

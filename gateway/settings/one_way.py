@@ -31,18 +31,18 @@ def common_world(
             yield f"{at}: protocol {listener.protocol} has queues"
             continue
         if listener.retain:
-            yield f"{at}.retain: say false"
+            yield f"{at}.retain: set false"
         if listener.qos_max > 1:
-            yield f"{at}.qos_max: say 1 or 0"
+            yield f"{at}.qos_max: set 1 or 0"
     if not roles:
-        yield "roles: without any clients may subscribe"
+        yield "roles: without roles clients may subscribe"
     for name, role in roles.items():
         if role.mqtt.subscribe:
-            yield f"roles.{name}.mqtt.subscribe: leave it out"
+            yield f"roles.{name}.mqtt.subscribe: remove it"
         if role.mqtt.as_virtual_host is not None:
-            yield f"roles.{name}.mqtt.as_virtual_host: leave it out"
+            yield f"roles.{name}.mqtt.as_virtual_host: remove it"
     if authorizer is not None:
-        yield "authorizer: it could let clients subscribe"
+        yield "authorizer: it may permit clients to subscribe"
     for number, backend in enumerate(authentication):
         if not isinstance(backend, UsersBackend | CertificatesBackend):
-            yield f"authentication[{number}]: it could let clients subscribe"
+            yield f"authentication[{number}]: it may permit clients to subscribe"

@@ -38,7 +38,7 @@ class FileSource(InitSettingsSource):
         self.document = document
         stated = {} if document.content is None else document.content
         if not isinstance(stated, dict):
-            reason = "a configuration is a table of keys, such as `listeners:`"
+            reason = "a configuration must be a table of keys, such as `listeners:`"
             raise ConfigurationError(reason, file=document.file, line=1, column=1)
         # A key without a value (`links:` with everything below it commented out) stands for its default.
         tree = {str(key): value for key, value in stated.items() if value is not None}
@@ -65,12 +65,12 @@ class EnvironmentSource(EnvSettingsSource):
                 continue
             place, wanted = _key(variable, name.split(DELIMITER), file.init_kwargs)
             if (other := self.variables.setdefault(place, variable)) != variable:
-                raise ConfigurationError(f"{other} says the same key", file=_called(variable))
+                raise ConfigurationError(f"{other} sets the same key", file=_called(variable))
             values[place] = parse(text, _called(variable)).content if _parts(wanted) else text
         for place, variable in self.variables.items():
             for end in range(1, len(place)):
                 if not isinstance(values.get(place[:end], {}), dict):
-                    reason = f"{self.variables[place[:end]]} says that there is no {dotted(place[:end])}"
+                    reason = f"{self.variables[place[:end]]} sets no table for {dotted(place[:end])}"
                     raise ConfigurationError(reason, file=_called(variable))
         # A variable that sets a whole table comes before those that set keys in it.
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}

@@ -153,11 +153,11 @@ class Forward(Section):
     @model_validator(mode="after")
     def _one_address(self) -> Self:
         if sum(word is not None for word in (self.topic, self.exchange, self.queue)) != 1:
-            raise ValueError("give one address: topic, exchange (with routing_key) or queue")
+            raise ValueError("set exactly one address: topic, exchange (with routing_key) or queue")
         if self.routing_key is not None and self.exchange is None:
-            raise ValueError("routing_key stands with exchange")
+            raise ValueError("routing_key needs exchange")
         if self.topic is not None and set(self.topic) & set("+#\0"):
-            raise ValueError("topic has wildcards; a message is published to one topic")
+            raise ValueError("topic must not have wildcards")
         return self
 
     def _stated(self) -> dict[str, str]:
@@ -183,7 +183,7 @@ class DeadLetters(Section):
     """Address that receives a copy of each dead letter."""
 
 
-ONE_OF_EACH: Final = "say one of password_hash and password_hash_file, one of scram and scram_file"
+ONE_OF_EACH: Final = "set one of password_hash and password_hash_file, or one of scram and scram_file"
 
 
 class User(Section):
@@ -246,7 +246,7 @@ def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
     """
     for name, user in users.items():
         if name == ANONYMOUS and user.proves:
-            raise ValueError(f"users.{name}: this is who says no name, and so no password")
+            raise ValueError(f"users.{name}: clients without a name cannot have a password; remove it")
         if not user.proves and name not in (ANONYMOUS, GUEST) and not elsewhere:
             raise ValueError(f"users.{name}: {ONE_OF_EACH}")
 
@@ -350,9 +350,7 @@ class Settings(Documented, BaseSettings):
             if not ENDPOINT_NAME.fullmatch(name):
                 raise ValueError(f"the endpoint name {name!r} must match {ENDPOINT_NAME.pattern}")
         if both := sorted(self.listeners.keys() & self.links.keys()):
-            raise ValueError(
-                f"{both[0]!r} names a listener and a link; a mapping file could not tell them apart"
-            )
+            raise ValueError(f"{both[0]!r} names a listener and a link; rename one of them")
         return self
 
     @model_validator(mode="after")
@@ -360,29 +358,29 @@ class Settings(Documented, BaseSettings):
         if not isinstance(self.broker, RabbitEngine):
             return self
         if ENGINE in self.listeners or ENGINE in self.links:
-            raise ValueError(f"no endpoint is called {ENGINE!r} with engine: rabbitmq, whose connection is")
+            raise ValueError(f"the endpoint name {ENGINE!r} is reserved with engine: rabbitmq")
         for name, one in self.listeners.items():
             dialect = DIALECTS.get(one.protocol)
             if dialect is not None and not dialect.on_engine:
                 spoken = ", ".join(known.title for known in DIALECTS.values() if known.on_engine)
                 raise ValueError(
-                    f"listeners.{name}: protocol {one.protocol} is for the embedded broker; with"
-                    f" engine: rabbitmq listeners speak {spoken}"
+                    f"listeners.{name}: protocol {one.protocol} needs the embedded broker; with"
+                    f" engine: rabbitmq use {spoken}"
                 )
         if self.declare != Declare():
-            raise ValueError("declare is for the embedded broker; declare queues at the cluster itself")
+            raise ValueError("declare needs the embedded broker; declare queues in the cluster itself")
         return self
 
     @model_validator(mode="after")
     def _elected(self) -> Self:
         for name, link in self.links.items():
             if link.elected and not isinstance(self.broker, RabbitEngine):
-                raise ValueError(f"links.{name}.elected: replicas are elected by broker.engine: rabbitmq")
+                raise ValueError(f"links.{name}.elected: needs broker.engine: rabbitmq")
             if link.outbox.shared and not isinstance(self.broker, RabbitEngine):
-                raise ValueError(f"links.{name}.outbox.shared: that needs broker.engine: rabbitmq")
+                raise ValueError(f"links.{name}.outbox.shared: needs broker.engine: rabbitmq")
             if link.elected and REPLICA not in link.client_id:
                 raise ValueError(
-                    f"links.{name}.client_id: with elected it contains {REPLICA}, for each replica publishes"
+                    f"links.{name}.client_id: must contain {REPLICA} with elected: each replica publishes"
                 )
         return self
 
@@ -394,14 +392,14 @@ class Settings(Documented, BaseSettings):
             needs = common_world(self.listeners, self.roles, self.authentication, self.authorizer)
             for need in needs:
                 raise ValueError(
-                    f"workers: {self.workers} needs broker.engine: rabbitmq. With the embedded broker clients"
-                    f" of different workers do not meet, and may only publish to links: {need}"
+                    f"workers: {self.workers} needs broker.engine: rabbitmq. With the embedded broker,"
+                    f" workers are separate, so clients may only publish to links: {need}"
                 )
         for name, link in self.links.items():
             if REPLICA not in link.client_id:
                 raise ValueError(
-                    f"links.{name}.client_id: with workers it contains {REPLICA}, else they would take the"
-                    " broker's session from each other"
+                    f"links.{name}.client_id: must contain {REPLICA} with workers, else they take over each"
+                    " other's session at the broker"
                 )
         return self
 
@@ -449,7 +447,7 @@ class Settings(Documented, BaseSettings):
                 raise ValueError(f"{at}: unknown endpoint {forward.endpoint!r}; known: {', '.join(known)}")
             if known[forward.endpoint] != forward.dialect.name:
                 raise ValueError(
-                    f"{at}: {forward.endpoint!r} speaks {known[forward.endpoint]}, the address is"
+                    f"{at}: {forward.endpoint!r} uses {known[forward.endpoint]}, but the address is"
                     f" {forward.dialect.name}'s"
                 )
             forward.address()
@@ -462,13 +460,11 @@ class Settings(Documented, BaseSettings):
             for host, given in one.virtual_hosts.items() if isinstance(one, FastListener) else ():
                 other, same = stated.setdefault(host, (name, given))
                 if same != given:
-                    raise ValueError(
-                        f"{other} and {name} share virtual host {host!r} and say different things"
-                    )
+                    raise ValueError(f"{other} and {name} configure virtual host {host!r} differently")
                 for words, most in (("queues", self.limits.queues_max), ("topics", self.limits.topics_max)):
                     if (count := len(set(getattr(given.destinations, words)))) > most:
                         at = f"listeners.{name}.virtual_hosts.{host}.destinations.{words}"
-                        raise ValueError(f"{at}: {count}, and limits.{words}_max is {most}")
+                        raise ValueError(f"{at}: {count} names, but limits.{words}_max is {most}")
         return self
 
     def amqp_hosts(self) -> list[str]:
@@ -495,12 +491,14 @@ class Settings(Documented, BaseSettings):
                 places.append(("http.health", health.host, health.port))
             for number in range(1, self.workers + 1 if self.workers > 1 and self.http.port else 1):
                 if (port := self.http.port + number) > PORT_MAX:
-                    raise ValueError(f"http.port: the consoles of {self.workers} workers stand behind it")
+                    raise ValueError(
+                        f"http.port: too high, since {self.workers} workers use the ports above it"
+                    )
                 places.append((f"the console of worker {number}, behind http.port,", self.http.host, port))
         for name, host, port in places:
             place = "" if host in EVERYWHERE else host
             if port and (other := taken.setdefault((place, port), name)) != name:
-                raise ValueError(f"{other} and {name} both want port {port} of {host}")
+                raise ValueError(f"{other} and {name} both use port {port} of {host}; change one")
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:

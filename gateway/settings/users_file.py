@@ -39,7 +39,9 @@ def read_users(path: Path, before: str = "") -> UsersFile:
     refuse_lost_end(before, document.text, document.file, sections=False)
     stated = {} if document.content is None else document.content
     if not isinstance(stated, dict):
-        raise ConfigurationError("users are a table of names", file=document.file, line=1, column=1)
+        raise ConfigurationError(
+            "a users file must be a table of user names", file=document.file, line=1, column=1
+        )
     try:
         whole = {"users": {str(name): given or {} for name, given in stated.items()}}
         found = _Whole.model_validate(whole).users

@@ -312,10 +312,10 @@ def test_the_largest_limit_of_several_roles_counts() -> None:
 @pytest.mark.parametrize(
     "given, fault",
     [
-        ({"roles": {"r": {"mqtt": {"publish": "a/#/b"}}}}, "no topic filter"),
-        ({"roles": {"r": {"mqtt": {"subscribe": "$share/g/a"}}}}, "say the filter alone"),
-        ({"roles": {"r": {"amqp091": {"/": {"read": "("}}}}}, "no regular expression"),
-        ({"roles": {"r": {"amqpfast": {"/": {"queues": {"read": "a*b"}}}}}}, "its beginning and a"),
+        ({"roles": {"r": {"mqtt": {"publish": "a/#/b"}}}}, "not a topic filter"),
+        ({"roles": {"r": {"mqtt": {"subscribe": "$share/g/a"}}}}, "write the filter without"),
+        ({"roles": {"r": {"amqp091": {"/": {"read": "("}}}}}, "not a regular expression"),
+        ({"roles": {"r": {"amqpfast": {"/": {"queues": {"read": "a*b"}}}}}}, "its beginning with a"),
         ({"roles": {"reader": {}}, "default_roles": {"guest": "raeder"}}, "did you mean 'reader'"),
         ({"users": {"ann": {"scram": "x", "roles": ["r"]}}}, "users.ann.roles: there is no role 'r'"),
         ({"roles": {"r": {"mqtt": {"publich": "a"}}}}, "publich"),

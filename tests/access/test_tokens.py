@@ -336,12 +336,12 @@ async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({}, "say one of keys_file and keys_url"),
-        ({"keys_file": Path("a"), "keys_url": "https://a"}, "say one of keys_file and keys_url"),
-        ({"keys_url": "ftp://a"}, "begins with https"),
-        ({"keys_url": "https://"}, "begins with https"),
-        ({"keys_url": "https://a", "algorithms": ("HS256",)}, "is not fetched"),
-        ({"keys_file": Path("a"), "algorithms": ("HS256", "RS256")}, "never both"),
+        ({}, "set exactly one of keys_file and keys_url"),
+        ({"keys_file": Path("a"), "keys_url": "https://a"}, "set exactly one of keys_file and keys_url"),
+        ({"keys_url": "ftp://a"}, "begin with https"),
+        ({"keys_url": "https://"}, "begin with https"),
+        ({"keys_url": "https://a", "algorithms": ("HS256",)}, "cannot be fetched"),
+        ({"keys_file": Path("a"), "algorithms": ("HS256", "RS256")}, "cannot be combined"),
         ({"keys_file": Path("a"), "algorithms": ("none",)}, "algorithms"),
     ],
 )

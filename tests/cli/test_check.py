@@ -49,7 +49,7 @@ def test_a_listener_that_the_engine_does_not_serve_is_refused(tmp_path: Path, ru
     listeners = "listeners: {mqtt: {protocol: mqtt}, amqp091: {protocol: amqp091, port: 5673}}\n"
     ran = run("check", "--config", configuration(tmp_path, ROUTE, engine + listeners))
     assert ran.code == Exit.CONFIGURATION
-    assert "listeners.amqp091: protocol amqp091 is for the embedded broker" in ran.out
+    assert "listeners.amqp091: protocol amqp091 needs the embedded broker" in ran.out
 
 
 def test_what_takes_effect_is_printed_and_nothing_else(tmp_path: Path, run: Run) -> None:
@@ -115,7 +115,7 @@ WRONG = [
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
         "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read (unreadable)",
     ),
-    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: this is no argon2 hash"),
+    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: not an argon2 hash"),
     (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),
 ]
 

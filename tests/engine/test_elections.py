@@ -353,13 +353,13 @@ def test_a_queue_is_consumed_in_order_by_one(rabbitmq: RabbitMQ, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({}, "links.far.elected: replicas are elected by broker.engine"),
+        ({}, "links.far.elected: needs broker.engine"),
         (
             {
                 "broker": NO_CLUSTER,
                 "listeners": {"mqtt": {"protocol": "mqtt"}},
             },
-            "links.far.client_id: with elected it contains {replica}",
+            "links.far.client_id: must contain {replica} with elected",
         ),
     ],
 )

@@ -494,7 +494,7 @@ def test_what_the_far_broker_refuses_becomes_a_dead_letter(rabbitmq: RabbitMQ, t
 @pytest.mark.parametrize(
     ("outbox", "engine", "said"),
     [
-        ({"shared": True}, False, "links.far.outbox.shared: that needs broker.engine: rabbitmq"),
+        ({"shared": True}, False, "links.far.outbox.shared: needs broker.engine: rabbitmq"),
         ({"shared": True, "age_secs_max": 1.0}, True, "age_secs_max of a shared outbox needs policy:"),
     ],
 )

@@ -282,7 +282,7 @@ def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: py
     with Supervised(file) as supervisor:
         frozen, other = supervisor.workers
         frozen.signal(signal.SIGSTOP)
-        until(lambda: "worker 1: does not answer" in supervisor.reasons())
+        until(lambda: "worker 1: not responding" in supervisor.reasons())
         until(lambda: frozen.restarts["silent"] == 1)
-        until(lambda: frozen.up and frozen.reasons != ["does not answer"])
+        until(lambda: frozen.up and frozen.reasons != ["not responding"])
         assert not other.restarts

@@ -303,7 +303,7 @@ def test_whoever_stops_in_the_middle_is_stopped_and_then_let_go(gateway: Watched
 
 def test_readiness_and_the_log_say_so(gateway: Watched) -> None:
     gateway.use(SHORT)
-    assert gateway.ask(gateway.gateway.readiness.reasons) == ["memory: it is short, publishers are stopped"]
+    assert gateway.ask(gateway.gateway.readiness.reasons) == ["memory: short, publishers paused"]
     gateway.use(PLENTY)
     assert gateway.ask(gateway.gateway.readiness.reasons) == []
 

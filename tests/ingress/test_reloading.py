@@ -134,7 +134,7 @@ def test_all_files_of_a_folder_never_vanish(tmp_path: Path) -> None:
     two.unlink()
     assert len(files.load().routes) == 1
     one.unlink()
-    with pytest.raises(MappingError, match="no routes any more"):
+    with pytest.raises(MappingError, match="have no routes"):
         files.load()
 
 

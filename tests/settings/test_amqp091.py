@@ -37,7 +37,7 @@ def test_the_hosts_of_all_listeners(tmp_path: Path, listeners: str, names: list[
     "listeners, text",
     [
         ("  a: {protocol: amqp091, virtual_hosts: []}\n", "virtual_hosts"),
-        ("  a: {protocol: amqp091, virtual_hosts: {/: {auto_create: false}}}\n", "are a list of names"),
+        ("  a: {protocol: amqp091, virtual_hosts: {/: {auto_create: false}}}\n", "have no options"),
         ("  a: {protocol: amqp091, virtual_hosts: [1]}\n", "virtual_hosts"),
         (
             "  m: {protocol: mqtt, virtual_hosts: [b]}\n",

@@ -46,16 +46,16 @@ REFUSED = [
     ("  m: {protocol: mqtt, compatibility: openamq-2005}\n", "m.compatibility: for protocol amqpfast only"),
     ("  f: {protocol: amqpfast, virtual_hosts: {}}\n", "virtual_hosts"),
     ("  f: {protocol: amqpfast, virtual_hosts: {/: {destinations: {queues: [a/b]}}}}\n", "queues"),
-    ("  f: {protocol: amqpfast, virtual_hosts: {/: {peers: {p: {host: h}}}}}\n", "a host and a port"),
+    ("  f: {protocol: amqpfast, virtual_hosts: {/: {peers: {p: {host: h}}}}}\n", "needs host and port"),
     (
         "  f: {protocol: amqpfast, virtual_hosts: {/: {peers: {p: {kind: echo, port: 3}}}}}\n",
-        "a host and a port",
+        "needs host and port",
     ),
     ("  f: {protocol: amqpfast, compatibility: new}\n", "compatibility"),
     (
         "  f: {protocol: amqpfast}\n"
         "  g: {protocol: amqpfast, port: 1, virtual_hosts: {/: {auto_create: false}}}\n",
-        "f and g share virtual host '/' and say different things",
+        "f and g configure virtual host '/' differently",
     ),
 ]
 

@@ -44,7 +44,7 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, why",
     [
-        (f"broker: {{engine: rabbitmq, {STATE}}}\n", "broker: say url, or urls"),
+        (f"broker: {{engine: rabbitmq, {STATE}}}\n", "broker: set url or urls"),
         (f"broker: {{engine: rabbitmq, urls: ['mqtt://one'], {STATE}}}\n", "begin with amqp://"),
         ("broker: {engine: rabbitmq, urls: ['amqp://one']}\n", "broker: needs 'postgresql'"),
         (RABBIT.replace("postgresql://", "mysql://"), "begins with postgresql://"),
@@ -53,8 +53,8 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
         ("broker: {namespace: plant}\n", "broker.namespace: "),
         (RABBIT.replace("broker: {", "broker: {namespace: 'a b', "), "broker.namespace: "),
         (RABBIT.replace("broker: {", "broker: {replica: one, "), "broker.replica: "),
-        (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
-        (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
+        (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "the endpoint name 'engine' is reserved"),
+        (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare needs the embedded broker"),
     ],
 )
 def test_what_does_not_go_together_is_a_sentence(tmp_path: Path, text: str, why: str) -> None:
@@ -68,13 +68,13 @@ def test_a_protocol_may_be_for_the_embedded_broker(tmp_path: Path, monkeypatch: 
     text = RABBIT + "listeners: {a: {protocol: amqpfast}}\n"
     load(tmp_path, text)
     monkeypatch.setattr(type(DIALECTS["amqpfast"]), "on_engine", False)
-    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqpfast is for the embedded"):
+    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqpfast needs the embedded"):
         load(tmp_path, text)
 
 
 def test_clients_of_amqp_connect_to_the_cluster(tmp_path: Path) -> None:
     text = RABBIT + "listeners: {a: {protocol: amqp091, port: 5673}, m: {protocol: mqtt}}\n"
-    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqp091 is for the embedded"):
+    with pytest.raises(ConfigurationError, match=r"listeners\.a: protocol amqp091 needs the embedded"):
         load(tmp_path, text)
     assert load(tmp_path, RABBIT).endpoints() == {"mqtt": "mqtt"}
 

@@ -78,11 +78,11 @@ FAULTS = {
     ),
     "origin with a path": (
         ["a: {protocol: mqtt, websocket_path: /x, websocket_origins: ['https://a/b']}"],
-        "listeners.a.websocket_origins[0]: an origin is a scheme and a host",
+        "listeners.a.websocket_origins[0]: write an origin as scheme and host",
     ),
     "origin without a scheme": (
         ["a: {protocol: mqtt, websocket_path: /x, websocket_origins: [a.example]}"],
-        "listeners.a.websocket_origins[0]: an origin is a scheme and a host",
+        "listeners.a.websocket_origins[0]: write an origin as scheme and host",
     ),
     "another word": (
         ["a: {protocol: mqtt, proxy_protocol: optional}"],
@@ -99,7 +99,7 @@ FAULTS = {
     ),
     "shared without a port": (
         ["a: {protocol: mqtt}", "b: {protocol: shared, shares: [a]}"],
-        "listeners.b: protocol shared has no port of its own: say port",
+        "listeners.b: protocol shared has no standard port: set port",
     ),
     "shared without shares": (["b: {protocol: shared, port: 1}"], "listeners.b: needs 'shares'"),
     "shares without shared": (
@@ -108,11 +108,11 @@ FAULTS = {
     ),
     "a misspelt listener": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [mqt]}"],
-        "listeners.b.shares: 'mqt' is no listener; did you mean 'mqtt'?",
+        "listeners.b.shares: 'mqt' is not a listener; did you mean 'mqtt'?",
     ),
     "no such listener": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [x]}"],
-        "listeners.b.shares: 'x' is no listener; known: mqtt",
+        "listeners.b.shares: 'x' is not a listener; known: mqtt",
     ),
     "itself": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [b]}"],
@@ -124,7 +124,7 @@ FAULTS = {
             "y: {protocol: mqtt, port: 2}",
             "b: {protocol: shared, port: 1, shares: [x, y]}",
         ],
-        "listeners.b.shares: x and y both speak mqtt; name one of them",
+        "listeners.b.shares: x and y both use mqtt; name one of them",
     ),
     "two at one path": (
         [
@@ -132,18 +132,18 @@ FAULTS = {
             "y: {protocol: mqtt, websocket_path: /m, port: 2}",
             "b: {protocol: shared, port: 1, shares: [x, y]}",
         ],
-        "listeners.b.shares: x and y both speak WebSocket at /m",
+        "listeners.b.shares: x and y both use WebSocket at /m",
     ),
     "TLS only, shared without": (
         [f"x: {{protocol: mqtt, tls: {TLS}}}", "b: {protocol: shared, port: 1, shares: [x]}"],
-        "listeners.b.shares: x is for TLS only; give listeners.b a tls",
+        "listeners.b.shares: x needs TLS; set listeners.b.tls",
     ),
     "client certificates, shared without": (
         [
             f"x: {{protocol: mqtt, tls: {MUTUAL}}}",
             f"b: {{protocol: shared, port: 1, shares: [x], tls: {TLS}}}",
         ],
-        "listeners.b.shares: x is for TLS only; give listeners.b a tls with the same client_ca_file",
+        "listeners.b.shares: x needs TLS; set listeners.b.tls with the same client_ca_file",
     ),
 }
 

@@ -19,15 +19,21 @@ TLS = "{cert_file: a, key_file: b, client_ca_file: c}"
         ("authentication: []", ":1:1: authentication: tuple should have at least 1 item"),
         ("authentication: [{}]", "authentication[0]: unable to extract tag using discriminator 'backend'"),
         ("authentication: [{backend: ldap}]", "'ldap' found using 'backend' does not match"),
-        ("authentication: [{backend: jwt}]", ":1:18: authentication[0]: say one of keys_file and keys_url"),
+        (
+            "authentication: [{backend: jwt}]",
+            ":1:18: authentication[0]: set exactly one of keys_file and keys_url",
+        ),
         (
             "authentication:\n- backend: jwt\n  keys_fle: a",
             ":3:3: authentication[0].keys_fle: unknown key; did you mean 'keys_file'?",
         ),
-        ("authentication: [{backend: http, user_url: x}]", "authentication[0].user_url: an address begins"),
-        ("authentication: [{backend: users}, {backend: users}]", "users stands there twice"),
-        ("users: {ann: {receive_messages_per_sec_max: 1}}", "users.ann: say one of password_hash"),
-        ("users: {anonymous: {password_hash: x}}", "users.anonymous: this is who says no name"),
+        ("authentication: [{backend: http, user_url: x}]", "authentication[0].user_url: the URL must begin"),
+        ("authentication: [{backend: users}, {backend: users}]", "users occurs twice"),
+        ("users: {ann: {receive_messages_per_sec_max: 1}}", "users.ann: set one of password_hash"),
+        (
+            "users: {anonymous: {password_hash: x}}",
+            "users.anonymous: clients without a name cannot have a password",
+        ),
         (
             "listeners: {m: {protocol: mqtt, tls: {cert_file: a, key_file: b,"
             " client_certificate: optional}}}",
@@ -71,13 +77,16 @@ def test_passwords_in_addresses_are_masked() -> None:
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("- ann", ":1:1: users are a table of names"),
-        ("ann:", ":1:1: ann: say one of password_hash"),
-        ("ann: {}\n", ":1:1: ann: say one of password_hash"),
+        ("- ann", ":1:1: a users file must be a table of user names"),
+        ("ann:", ":1:1: ann: set one of password_hash"),
+        ("ann: {}\n", ":1:1: ann: set one of password_hash"),
         ("ann: {password: secret}", ":1:7: ann.password: unknown key; did you mean"),
         ("ann: [secret]", ":1:1: ann: input should be a valid dictionary"),
-        ("ann: {password_hash: a, password_hash_file: secret}", ":1:1: ann: say one of password_hash"),
-        ("anonymous: {password_hash: secret}", "users.anonymous: this is who says no name"),
+        ("ann: {password_hash: a, password_hash_file: secret}", ":1:1: ann: set one of password_hash"),
+        (
+            "anonymous: {password_hash: secret}",
+            "users.anonymous: clients without a name cannot have a password",
+        ),
     ],
 )
 def test_faults_of_a_file_of_users(tmp_path: Path, text: str, told: str) -> None:

@@ -22,8 +22,8 @@ REFUSED = [
         "m.announce: for protocol amqp091 only",
     ),
     ("listeners:\n  a: {protocol: amqp091, announce: activemq}\n", "announce"),
-    ("users:\n  ann: {}\n", "say one of"),
-    ("users:\n  ann: {scram: a, scram_file: b}\n", "say one of"),
+    ("users:\n  ann: {}\n", "set one of"),
+    ("users:\n  ann: {scram: a, scram_file: b}\n", "set one of"),
 ]
 
 

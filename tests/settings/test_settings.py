@@ -130,16 +130,19 @@ FAULTS = [
     ("links: {a: {url: 'amqp://x', share: g}}\n", ":1:30: links.a.share: for protocol mqtt only"),
     (
         "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
-        ":1:9: links.a: share is for MQTT from version 3.1.1 on",
+        ":1:9: links.a: share needs MQTT 3.1.1 or later",
     ),
     ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1:30: links.a.bridge: for protocol mqtt only"),
     ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1:30: links.a.share: "),
-    ("links: {a: {url: 'http://x'}}\n", ":1:9: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
-    ("links: {a: {url: 'amqp:///x'}}\n", ":1:9: links.a: the URL names no host"),
-    ("links: {a: {url: 'amqp://a b/x'}}\n", ":1:9: links.a: the URL has a blank"),
-    ("links: {a: {url: 'mqtt://a%20b'}}\n", ":1:9: links.a: the URL has a blank"),
-    ('links: {a: {url: "mqtt://a\\tb"}}\n', ":1:9: links.a: the URL has a blank"),
-    ("links: {a: {urls: ['mqtts://a', 'mqtts://b,c']}}\n", ":1:9: links.a: the URL has a blank"),
+    (
+        "links: {a: {url: 'http://x'}}\n",
+        ":1:9: links.a: a broker's URL must begin with one of mqtt://, mqtts://",
+    ),
+    ("links: {a: {url: 'amqp:///x'}}\n", ":1:9: links.a: the URL has no host"),
+    ("links: {a: {url: 'amqp://a b/x'}}\n", ":1:9: links.a: the host in the URL has a space"),
+    ("links: {a: {url: 'mqtt://a%20b'}}\n", ":1:9: links.a: the host in the URL has a space"),
+    ('links: {a: {url: "mqtt://a\\tb"}}\n', ":1:9: links.a: the host in the URL has a space"),
+    ("links: {a: {urls: ['mqtts://a', 'mqtts://b,c']}}\n", ":1:9: links.a: the host in the URL has a space"),
     ("links: {a: {url: 'amqp://a/x?heartbeat=5'}}\n", ":1:9: links.a: the URL has a query"),
     ("links: {a: {url: 'mqtt://a?clean=1'}}\n", ":1:9: links.a: the URL has a query"),
     ("links: {a: {url: 'amqpfast://a/x?y'}}\n", ":1:9: links.a: the URL has a query"),
@@ -147,24 +150,24 @@ FAULTS = [
         "links: {a: {url: 'MQTT://x', consumer_priority: 1}}\n",
         "links.a.consumer_priority: for protocol amqp091",
     ),
-    ("links: {a: {url: 'mqtt://x/y'}}\n", ":1:9: links.a: the URL of an MQTT broker has no path"),
-    ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1:9: links.a: say the password once"),
+    ("links: {a: {url: 'mqtt://x/y'}}\n", ":1:9: links.a: the URL of an MQTT broker must not have a path"),
+    ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1:9: links.a: set the password once"),
     (
         "links: {a: {url: 'amqp://x', reconnect_min_secs: 60}}\n",
         ":1:9: links.a: reconnect_min_secs is greater",
     ),
     (
         "links: {a: {url: 'amqp://x', tls: {cert_file: f}}}\n",
-        "links.a.tls: cert_file and key_file belong together",
+        "links.a.tls: set both cert_file and key_file, or neither",
     ),
     ("links: {mqtt: {url: 'mqtt://x'}}\n", "'mqtt' names a listener and a link"),
-    ("links: {a: {required: true}}\n", ":1:9: links.a: say url, or urls: where the broker is"),
+    ("links: {a: {required: true}}\n", ":1:9: links.a: set url or urls, the address of the broker"),
     (
         "links: {a: {urls: ['amqp://x', 'mqtt://x']}}\n",
-        ":1:9: links.a: the urls of a link are of one protocol",
+        ":1:9: links.a: all urls of a link must have the same protocol",
     ),
     ("links: {a: {url: 'amqp://x', urls: ['amqp://x/v']}}\n", "name the same host and port twice"),
-    ("links: {a: {urls: ['amqp://u:p@x', 'amqp://y'], password: f}}\n", "links.a: say the password once"),
+    ("links: {a: {urls: ['amqp://u:p@x', 'amqp://y'], password: f}}\n", "links.a: set the password once"),
     (
         "links: {a: {url: 'mqtt://x', consumer_priority: 1}}\n",
         ":1:30: links.a.consumer_priority: for protocol amqp091 only",
@@ -179,27 +182,30 @@ FAULTS = [
     ("links: {'a b': {url: 'mqtt://x'}}\n", "the endpoint name 'a b' must match"),
     (
         "listeners: {a: {protocol: mqtt}, b: {protocol: mqtt}}\n",
-        "listeners.a and listeners.b both want port 1883",
+        "listeners.a and listeners.b both use port 1883",
     ),
-    ("http: {port: 1883}\n", "listeners.mqtt and http both want port 1883"),
-    ("dead_letters: {forward: {endpoint: mqtt}}\n", ":1:16: dead_letters.forward: give one address"),
+    ("http: {port: 1883}\n", "listeners.mqtt and http both use port 1883"),
+    ("dead_letters: {forward: {endpoint: mqtt}}\n", ":1:16: dead_letters.forward: set exactly one address"),
     (
         "dead_letters: {forward: {endpoint: mqtt, topic: a, queue: b}}\n",
-        ":1:16: dead_letters.forward: give one address",
+        ":1:16: dead_letters.forward: set exactly one address",
     ),
     (
         "dead_letters: {forward: {endpoint: mqtt, topic: a, routing_key: b}}\n",
-        ":1:16: dead_letters.forward: routing_key stands with exchange",
+        ":1:16: dead_letters.forward: routing_key needs exchange",
     ),
-    ("dead_letters: {forward: {endpoint: mqtt, topic: a/#}}\n", "topic has wildcards"),
+    ("dead_letters: {forward: {endpoint: mqtt, topic: a/#}}\n", "topic must not have wildcards"),
     ("dead_letters: {forward: {endpoint: erp, queue: a}}\n", "dead_letters.forward: unknown endpoint 'erp'"),
-    ("dead_letters: {forward: {endpoint: mqtt, queue: a}}\n", "'mqtt' speaks mqtt, the address is amqp091's"),
+    (
+        "dead_letters: {forward: {endpoint: mqtt, queue: a}}\n",
+        "'mqtt' uses mqtt, but the address is amqp091's",
+    ),
     (ERP + "    outbox: {policy: block}\n", ":4:14: links.erp.outbox.policy: input should be 'reject'"),
     (ERP + "    outbox: {mesages_max: 1}\n", "did you mean 'messages_max'?"),
-    ("users: {ann: {}}\n", ":1:9: users.ann: say one of password_hash and password_hash_file"),
+    ("users: {ann: {}}\n", ":1:9: users.ann: set one of password_hash and password_hash_file"),
     ("http: {}\nhttp: {}\n", ":2:1: http: said before in line 1"),
     ("http: [1\n", ":2:1: not YAML"),
-    ("- a\n", ":1: a configuration is a table of keys"),
+    ("- a\n", ":1: a configuration must be a table of keys"),
     ("http: {\x00}\n", "not YAML"),
 ]
 
@@ -247,12 +253,12 @@ def test_an_error_names_the_variable(variable: str, text: str, expected: str) ->
 def test_variables_that_contradict_each_other_are_named() -> None:
     whole = {"GATEWAY_LINKS__ERP__TLS": "null", "GATEWAY_LINKS__ERP__TLS__CA_FILE": "/ca.pem"}
     with pytest.raises(
-        ConfigurationError, match=r"__CA_FILE: GATEWAY_LINKS__ERP__TLS says .* no links.erp.tls$"
+        ConfigurationError, match=r"__CA_FILE: GATEWAY_LINKS__ERP__TLS sets no table for links.erp.tls$"
     ):
         load_settings(None, whole)
     twice = {"GATEWAY_REPLICA": "a", "GATEWAY_replica": "b"}
     with pytest.raises(
-        ConfigurationError, match="^environment GATEWAY_replica: GATEWAY_REPLICA says the same key$"
+        ConfigurationError, match="^environment GATEWAY_replica: GATEWAY_REPLICA sets the same key$"
     ):
         load_settings(None, twice)
 
@@ -324,7 +330,7 @@ def test_a_secret_is_read_from_its_file_each_time(tmp_path: Path) -> None:
     places = [("links", "erp", "password_file"), ("users", "ann", "password_hash_file")]
     assert settings.files() == [(place, secret) for place in places]
     secret.unlink()
-    with pytest.raises(ConfigurationError, match="this secret cannot be read: No such file or directory$"):
+    with pytest.raises(ConfigurationError, match="secret cannot be read: No such file or directory$"):
         settings.links["erp"].target()
 
 
@@ -377,13 +383,13 @@ def test_settings_do_not_change() -> None:
 DECLARED_WRONG = [
     ("queues: [{name: a, durible: true}]", "declare.queues[0].durible: unknown key; did you mean 'durable'?"),
     ("queues: [{name: ''}]", "declare.queues[0].name: string should have at least 1 character"),
-    ('queues: [{name: "a\\r"}]', "declare.queues[0].name: 'a\\r' has a line end"),
-    (f"queues: [{{name: {'é' * 128}}}]", "declare.queues[0].name: 256 octets; a client could say 255"),
+    ('queues: [{name: "a\\r"}]', "declare.queues[0].name: 'a\\r' contains a line end"),
+    (f"queues: [{{name: {'é' * 128}}}]", "declare.queues[0].name: 256 bytes; the maximum is 255"),
     ("exchanges: [{name: a, type: tpic}]", "declare.exchanges[0].type: "),
     ("exchanges: [{name: a}]", "declare.exchanges[0]: needs 'type'"),
     ("bindings: [{source: a}]", "declare.bindings[0]: needs 'destination'"),
-    ("queues: [{name: a, arguments: {x: 2020-01-01}}]", "is no value of an argument"),
-    ("queues: [{name: a, arguments: {x: 99999999999999999999}}]", "a number beyond 64 bits"),
+    ("queues: [{name: a, arguments: {x: 2020-01-01}}]", "is not a valid argument value"),
+    ("queues: [{name: a, arguments: {x: 99999999999999999999}}]", "a number exceeds 64 bits"),
     (f"queues: [{{name: a, arguments: {{x: {'[' * 70}{']' * 70}}}}}]", "nested too deeply"),
     ("queues: [{name: a, arguments: {1: 1}}]", "declare.queues[0].arguments"),
 ]
@@ -409,7 +415,9 @@ def test_what_is_declared_knows_where_it_is_said(tmp_path: Path) -> None:
 
 def test_more_destinations_than_the_limit_are_told(tmp_path: Path) -> None:
     text = "listeners: {f: {protocol: amqpfast, virtual_hosts: {a: {destinations: {topics: [x, y]}}}}}\n"
-    with pytest.raises(ConfigurationError, match=r"a\.destinations\.topics: 2, and limits\.topics_max is 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.destinations\.topics: 2 names, but limits\.topics_max is 1"
+    ):
         load_settings(written(tmp_path, f"{text}limits: {{topics_max: 1}}\n"), {})
 
 

@@ -35,13 +35,13 @@ def read(folder: Path, text: str) -> Settings:
         ("workers: 65\n" + ENGINE, "workers"),
         (
             "workers: 2\nlinks: {far: {url: 'mqtt://far', client_id: we}}\n" + ENGINE,
-            "links.far.client_id: with workers it contains {replica}",
+            "links.far.client_id: must contain {replica} with workers",
         ),
         (
             "workers: 2\nhttp: {health: {}}\n" + ENGINE,
-            "http.health and the console of worker 1, behind http.port, both want port 8081",
+            "http.health and the console of worker 1, behind http.port, both use port 8081",
         ),
-        ("workers: 2\nhttp: {port: 65534}\n" + ENGINE, "the consoles of 2 workers stand behind it"),
+        ("workers: 2\nhttp: {port: 65534}\n" + ENGINE, "too high, since 2 workers use the ports above it"),
         ("workers: 3\nhttp: {port: 1881}\n" + ENGINE, "listeners.mqtt and the console of worker 2"),
     ],
 )
@@ -69,15 +69,15 @@ links: {far: {url: "mqtt://far"}}
     ("before", "instead", "said"),
     [
         ("", "", ""),
-        ("retain: false, ", "", "listeners.mqtt.retain: say false"),
-        ("qos_max: 1, ", "", "listeners.mqtt.qos_max: say 1 or 0"),
+        ("retain: false, ", "", "listeners.mqtt.retain: set false"),
+        ("qos_max: 1, ", "", "listeners.mqtt.qos_max: set 1 or 0"),
         (
             'roles: {device: {mqtt: {publish: "#"}}}\ndefault_roles: {anonymous: device}\n',
             "",
-            "roles: without any",
+            "roles: without roles",
         ),
-        ('publish: "#"', 'publish: "#", subscribe: "a"', "roles.device.mqtt.subscribe: leave it out"),
-        ('publish: "#"', 'as_virtual_host: "/"', "roles.device.mqtt.as_virtual_host: leave it out"),
+        ('publish: "#"', 'publish: "#", subscribe: "a"', "roles.device.mqtt.subscribe: remove it"),
+        ('publish: "#"', 'as_virtual_host: "/"', "roles.device.mqtt.as_virtual_host: remove it"),
         (
             "listeners: {",
             "listeners: {amqp: {protocol: amqp091}, ",
@@ -86,17 +86,17 @@ links: {far: {url: "mqtt://far"}}
         (
             "links:",
             "authorizer: {vhost_url: 'http://a/', resource_url: 'http://a/', topic_url: 'http://a/'}\nlinks:",
-            "authorizer: it could",
+            "authorizer: it may",
         ),
         (
             "links:",
             "authentication: [{backend: http, user_url: 'http://a/'}]\nlinks:",
-            "authentication[0]: it could",
+            "authentication[0]: it may",
         ),
         (
             "listeners: {mqtt: {protocol: mqtt, retain: false, qos_max: 1, anonymous: always}}\n",
             "",
-            "listeners.mqtt.retain: say false",
+            "listeners.mqtt.retain: set false",
         ),
     ],
 )

@@ -277,7 +277,7 @@ BROKEN: Final = [
     ('{"exchanges": [{"name": "d", "type": "x-recent-history"}]}', "exchanges[0] ('d'): type: input should"),
     ('{"queues": [{"name": "a", "type": "stream"}]}', "unsupported queue type 'stream'"),
     ('{"queues": [{"name": "\\ud800"}]}', "not JSON"),
-    ('{"queues": [{"name": "' + "é" * 128 + '"}]}', "256 octets; a client could say 255 at most"),
+    ('{"queues": [{"name": "' + "é" * 128 + '"}]}', "256 bytes; the maximum is 255"),
 ]
 
 
