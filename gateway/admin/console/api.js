@@ -1,4 +1,4 @@
-// What the views ask the gateway, and what it tells by itself.
+// Requests of the views, and events from the gateway.
 import {useEffect, useRef, useState} from "./vendor/htm.js";
 
 const listeners = new Set();
@@ -15,7 +15,7 @@ async function asked(path, options = {}) {
 
 export const query = words => new URLSearchParams(Object.entries(words).filter(([, value]) => value !== "" && value !== undefined)).toString();
 export const get = (path, words = {}) => asked(`${path}?${query(words)}`);
-// All pages of a list, one after the other.
+// Return the rows of all pages of a list.
 export async function everything(path, words = {}) {
   const rows = [];
   for (let after = ""; after !== null;) {
@@ -31,10 +31,10 @@ export const post = (path, body = {}) => asked(path, {method: "POST", body: JSON
 export async function begin() { Object.assign(session, await get("session")); }
 export async function leave() { await post("logout"); location.replace("login"); }
 
-// Who sees some virtual hosts alone is not told the state of the gateway: its views ask anew as often.
+// A user with rights in some virtual hosts only receives no events; views are refreshed by a timer instead.
 export function listenAlone() { setInterval(() => { for (const one of listeners) one(null); }, 2000); }
 
-// The state of the gateway comes by itself, every two seconds; who is shown something that is not in it asks anew then.
+// The gateway sends its state every two seconds; views with other data are refreshed then.
 export function listen(state, lost) {
   const source = new EventSource("api/v1/events");
   source.addEventListener("state", event => {
@@ -48,7 +48,7 @@ export function listen(state, lost) {
   });
 }
 
-// What `ask` finds, asked anew when the gateway says that time has passed, and by `again`.
+// Result of `ask`, repeated at each event of the gateway, and by `again`.
 export function useAsked(ask, depends, live = true) {
   const [found, set] = useState({document: null, error: ""});
   const round = useRef(0);

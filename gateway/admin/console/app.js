@@ -1,4 +1,4 @@
-// The console: a page of views over the interface below /api/v1.
+// Console: one page with views of the API below /api/v1.
 import {html, render, useEffect, useState} from "./vendor/htm.js";
 import {begin, leave, listen, listenAlone, session} from "./api.js";
 import {Notice, period, said} from "./parts.js";
@@ -12,7 +12,7 @@ import {Tap} from "./tap.js";
 const Links = () => html`<h2>Links</h2><section><${Endpoints} kind="link" /></section>`;
 const VIEWS = {overview: ["Overview", Overview], routes: ["Routes", Routes], links: ["Links", Links], connections: ["Connections", Connections], sessions: ["Sessions", Sessions],
   queues: ["Queues", Queues], exchanges: ["Exchanges", Exchanges], retained: ["Retained", Retained], destinations: ["Destinations", Destinations], "dead-letters": ["Dead letters", DeadLetters], mappings: ["Mappings", Mappings], journal: ["Journal", Journal], tap: ["Tap", Tap], users: ["Users", Users], limits: ["Limits", Limits]};
-// What a user with rights in some virtual hosts alone may ask for.
+// Views for users with rights in some virtual hosts only.
 const OF_HOSTS = ["queues", "exchanges", "destinations", "connections"];
 const names = () => session.virtual_hosts ? OF_HOSTS : Object.keys(VIEWS);
 const chosen = () => names().includes(location.hash.slice(2)) ? location.hash.slice(2) : names()[0];
@@ -21,7 +21,7 @@ function Console() {
   const [view, turn] = useState(chosen()), [state, set] = useState(null), [lost, lose] = useState(false);
   useEffect(() => { addEventListener("hashchange", () => { turn(chosen()); said(""); }); if (session.virtual_hosts) listenAlone(); else listen(document => { set(document); lose(false); }, () => lose(true)); }, []);
   useEffect(() => { document.title = `gateway: ${VIEWS[view][0]}`; }, [view]);
-  const [text, kind] = session.virtual_hosts ? [`virtual hosts ${session.virtual_hosts.join(", ")}`, ""] : lost ? ["no answer", "bad"] : !state ? ["connecting", ""] : state.ready ? ["ready", "good"] : ["not ready", "bad"];
+  const [text, kind] = session.virtual_hosts ? [`virtual hosts ${session.virtual_hosts.join(", ")}`, ""] : lost ? ["no connection", "bad"] : !state ? ["connecting", ""] : state.ready ? ["ready", "good"] : ["not ready", "bad"];
   return html`<header><h1>gateway</h1><span class="pill ${kind}">${text}</span>
       ${state && html`<span class="soft">version ${state.version}, up ${period(state.uptime_secs)}</span>`}<span class="bad">${state?.not_ready.join("; ")}</span>
       <span class="soft leave">${session.user} (${session.right})</span>${session.csrf && html`<button onClick=${leave}>Log out</button>`}</header>

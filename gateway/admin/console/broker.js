@@ -4,7 +4,7 @@ import {get, post} from "./api.js";
 import {Act, Body, Dialog, List, moment, number, octets, period, said} from "./parts.js";
 
 export function Connections() {
-  return html`<h2>Connections</h2><section><${List} path="connections" caption="Clients that are connected" words=${{rates: true}} keyed=${row => `${row.address} ${row.endpoint}`}
+  return html`<h2>Connections</h2><section><${List} path="connections" caption="Connected clients" words=${{rates: true}} keyed=${row => `${row.address} ${row.endpoint}`}
     filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol"]]} columns=${again => [
     ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
     ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
@@ -14,40 +14,40 @@ export function Connections() {
 export function Sessions() {
   const [shown, show] = useState(null);
   return html`<h2>Sessions</h2><section><${List} path="sessions" caption="MQTT sessions" keyed=${row => row.client} filters=${[["client", "Client (* is any text)"], ["user", "User"], ["in_use", "Connected"]]} columns=${again => [
-    ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
+    ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Disconnected for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
     ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Subscriptions of ${row.client}`} onClick=${async () => show(await get(`sessions/${encodeURIComponent(row.client)}`))}>Show</button>
-      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
+      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client} and discard its messages?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
     ${shown && html`<${Dialog} title=${`Subscriptions of ${shown.client}`} close=${() => show(null)}><ul>${shown.filters.map(one => html`<li><code>${one.filter}</code> QoS ${one.qos}</li>`)}</ul><//>`}`;
 }
 
 export function Limits() {
   const share = row => row.limit ? Math.min(row.used / row.limit, 1) : 0;
   const shown = row => /bytes/.test(row.name) ? octets : number;
-  return html`<h2>Limits</h2><section><${List} path="limits" caption="How much of each limit is used" words=${{count: 1000}} keyed=${row => `${row.name} ${row.of}`} columns=${() => [
-    ["Limit", row => row.name], ["Of", row => row.of || "the gateway", "text"], ["Used", row => shown(row)(row.used), "number"], ["Limit", row => row.limit ? shown(row)(row.limit) : "none", "number"],
+  return html`<h2>Limits</h2><section><${List} path="limits" caption="Use of limits" words=${{count: 1000}} keyed=${row => `${row.name} ${row.of}`} columns=${() => [
+    ["Limit", row => row.name], ["Scope", row => row.of || "the gateway", "text"], ["Used", row => shown(row)(row.used), "number"], ["Maximum", row => row.limit ? shown(row)(row.limit) : "none", "number"],
     ["Share", row => html`<span class="bar ${share(row) > .8 ? "bad" : ""}"><span style=${{width: `${100 * share(row)}%`}}></span></span>`], ["", row => row.limit ? `${Math.round(100 * share(row))} %` : "", "number"]]} /></section>`;
 }
 
 export function DeadLetters() {
   const [shown, show] = useState(null);
-  const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + (told.waiting.length ? `, ${told.waiting.length} wait` : "");
+  const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + (told.waiting.length ? `, ${told.waiting.length} waiting` : "");
   let again = async () => {};
   return html`<h2>Dead letters</h2>
     <section><p class="acts"><${Act} label="Redrive all" sure="Publish all dead letters again?" act=${async () => { const told = await post("dead-letters/redrive", {all: true}); await again(); return redriven(told); }} />
-      <${Act} label="Purge all" sure="Forget all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} forgotten`; }} /></p>
-    <${List} path="dead-letters" caption="Dead letters, the newest first" choose=${one => { again = one; }} filters=${[["route", "Route"]]} keyed=${row => row.id} columns=${list => [
-    ["Time", row => moment(row.time)], ["Route", row => row.route || "–"], ["Address", row => row.address, "text"], ["Why", row => row.text ? `${row.reason}: ${row.text}` : row.reason, "text"], ["Octets", row => octets(row.body_bytes), "number"],
+      <${Act} label="Purge all" sure="Delete all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} deleted`; }} /></p>
+    <${List} path="dead-letters" caption="Dead letters, newest first" choose=${one => { again = one; }} filters=${[["route", "Route"]]} keyed=${row => row.id} columns=${list => [
+    ["Time", row => moment(row.time)], ["Route", row => row.route || "–"], ["Address", row => row.address, "text"], ["Reason", row => row.text ? `${row.reason}: ${row.text}` : row.reason, "text"], ["Size", row => octets(row.body_bytes), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Show ${row.id}`} onClick=${async () => { try { show(await get(`dead-letters/${row.id}`)); } catch (error) { said(error.message); } }}>Show</button>
       <${Act} label="Redrive" name=${row.id} act=${async () => { const told = await post("dead-letters/redrive", {ids: [row.id]}); await list(); return redriven(told); }} />
-      <${Act} label="Purge" name=${row.id} sure="Forget this dead letter?" act=${async () => { await post("dead-letters/purge", {ids: [row.id]}); await list(); return "forgotten"; }} /></span>`]]} /></section>
+      <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { await post("dead-letters/purge", {ids: [row.id]}); await list(); return "deleted"; }} /></span>`]]} /></section>
     ${shown && html`<${Dialog} title=${`Dead letter ${shown.id}`} close=${() => show(null)}><p>${shown.address}, ${shown.reason} ${shown.text}</p><${Body} of=${shown} /><pre class="soft">${JSON.stringify(shown.properties, null, 1)}</pre><//>`}`;
 }
 
 export function Journal() {
   const [live, follow] = useState(true);
-  return html`<h2>Journal</h2><section><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow what is new</label>
+  return html`<h2>Journal</h2><section><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow</label>
     <${List} path="journal" key=${live} caption="Newest rows of the journal" live=${live} filters=${[["route", "Route"]]} keyed=${row => `${row.shard} ${row.sequence}`} columns=${() => [
     ["Received", row => moment(row.received)], ["Route", row => row.route || "–"], ["From", row => `${row.source_endpoint} ${row.source_name ?? ""}`, "text"], ["To", row => row.target_endpoint ? `${row.target_endpoint} ${row.target_name ?? ""}` : "–", "text"],
-    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Octets", row => octets(row.body_size), "number"]]} /></section>`;
+    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Size", row => octets(row.body_size), "number"]]} /></section>`;
 }

@@ -8,7 +8,7 @@ async function logIn(said) {
     if (answer.ok) { location.replace("./"); return; }
     $("why").textContent = (await answer.json()).detail;
   } catch (error) {
-    $("why").textContent = "the gateway does not answer";
+    $("why").textContent = "the gateway does not respond";
   }
 }
 

@@ -1,4 +1,4 @@
-// What there is in the embedded broker beside queues, and who may do what: exchanges, bindings, retained topics, destinations, users, roles.
+// Views of the embedded broker without queues, and of access: exchanges, bindings, retained topics, destinations, users, roles.
 import {html} from "./vendor/htm.js";
 import {post} from "./api.js";
 import {Act, List, moment, number, octets} from "./parts.js";
@@ -10,32 +10,32 @@ export function Exchanges() {
   return html`<h2>Exchanges</h2>
     <section><${List} path="exchanges" caption="Exchanges" filters=${[["name", "Name (* is any text)"], ["virtual_host", "Virtual host"]]} keyed=${row => `${row.virtual_host} ${row.name}`} columns=${() => [
       ["Exchange", row => row.name || "(default)", "text"], ["Virtual host", row => row.virtual_host], ["Type", row => row.type], ["Durable", row => yes(row.durable)], ["Auto-delete", row => yes(row.auto_delete)],
-      ["Internal", row => yes(row.internal)], ["Alternate", row => row.alternate || "–", "text"], ["Leads to", row => number(row.bindings), "number"]]} /></section>
-    <section><${List} path="bindings" caption="Bindings" empty="Nothing is bound but queues to the default exchange." filters=${[["source", "Exchange"], ["destination", "Leads to"], ["virtual_host", "Virtual host"]]}
+      ["Internal", row => yes(row.internal)], ["Alternate", row => row.alternate || "–", "text"], ["Bindings", row => number(row.bindings), "number"]]} /></section>
+    <section><${List} path="bindings" caption="Bindings" empty="Only the default exchange has bindings." filters=${[["source", "Exchange"], ["destination", "Destination"], ["virtual_host", "Virtual host"]]}
       keyed=${row => [row.virtual_host, row.source, row.destination_kind, row.destination, row.key, shown(row.arguments)].join(" ")} columns=${() => [
-      ["Exchange", row => row.source || "(default)", "text"], ["Virtual host", row => row.virtual_host], ["Key", row => row.key || "–", "text"], ["Leads to", row => row.destination, "text"], ["Which is", row => row.destination_kind],
+      ["Exchange", row => row.source || "(default)", "text"], ["Virtual host", row => row.virtual_host], ["Key", row => row.key || "–", "text"], ["Destination", row => row.destination, "text"], ["Kind", row => row.destination_kind],
       ["Arguments", row => shown(row.arguments), "text"]]} /></section>`;
 }
 
 export function Retained() {
-  return html`<h2>Retained</h2><section><${List} path="retained" caption="Topics with a retained message" empty="Nothing is retained." keyed=${row => row.topic}
+  return html`<h2>Retained</h2><section><${List} path="retained" caption="Topics with a retained message" empty="No retained messages." keyed=${row => row.topic}
     filters=${[["topic", "Topic filter (+ and #)"], ["client", "Client (* is any text)"], ["user", "User"]]} columns=${again => [
-    ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Octets", row => octets(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
-    ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear what is retained at ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
+    ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Size", row => octets(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
+    ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear the retained message of ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
 }
 
 export function Destinations() {
   return html`<h2>Destinations</h2>
-    <section><${List} path="destinations" caption="Destinations of AMQP/Fast" empty="There is none." filters=${[["name", "Name (* is any text)"], ["virtual_host", "Virtual host"]]} keyed=${row => `${row.virtual_host} ${row.service} ${row.name}`} columns=${() => [
+    <section><${List} path="destinations" caption="AMQP/Fast destinations" empty="None." filters=${[["name", "Name (* is any text)"], ["virtual_host", "Virtual host"]]} keyed=${row => `${row.virtual_host} ${row.service} ${row.name}`} columns=${() => [
       ["Destination", row => row.name, "text"], ["Service", row => row.service], ["Virtual host", row => row.virtual_host], ["Temporary", row => yes(row.temporary)]]} /></section>
-    <section><${List} path="transfers" caption="Transfers that can be gone on with" empty="There is none." keyed=${row => `${row.virtual_host} ${row.client} ${row.heard}`} columns=${() => [
-      ["Client", row => row.client, "text"], ["Virtual host", row => row.virtual_host], ["Received", row => octets(row.received_bytes), "number"], ["Of", row => octets(row.body_bytes), "number"], ["Under way", row => yes(row.under_way)], ["Heard of", row => moment(row.heard)]]} /></section>`;
+    <section><${List} path="transfers" caption="Resumable transfers" empty="None." keyed=${row => `${row.virtual_host} ${row.client} ${row.heard}`} columns=${() => [
+      ["Client", row => row.client, "text"], ["Virtual host", row => row.virtual_host], ["Received", row => octets(row.received_bytes), "number"], ["Size", row => octets(row.body_bytes), "number"], ["Active", row => yes(row.under_way)], ["Last received", row => moment(row.heard)]]} /></section>`;
 }
 
 export function Users() {
   return html`<h2>Users</h2>
-    <section><${List} path="users" caption="Users" empty="The configuration names none." filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} columns=${() => [
+    <section><${List} path="users" caption="Users" empty="No users are configured." filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} columns=${() => [
       ["User", row => row.name, "text"], ["Roles", row => row.roles.join(", ") || "none", "text"]]} /></section>
-    <section><${List} path="roles" caption="Roles" empty="The configuration names none: whoever may connect may do everything." filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} columns=${() => [
-      ["Role", row => row.name, "text"], ["Console", row => row.console], ["Says", row => html`<code>${JSON.stringify(row.says)}</code>`, "text"]]} /></section>`;
+    <section><${List} path="roles" caption="Roles" empty="No roles are configured: every client may do everything." filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} columns=${() => [
+      ["Role", row => row.name, "text"], ["Console", row => row.console], ["Rules", row => html`<code>${JSON.stringify(row.says)}</code>`, "text"]]} /></section>`;
 }

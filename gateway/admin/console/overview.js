@@ -53,20 +53,20 @@ export function Overview({state}) {
       ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : ""]]} /></section>
     ${first && html`<div class="columns">
       <${Chart} title="Messages" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["in", "in", "--flow"], ["out", "out", "--good"]])} />
-      <${Chart} title="Settled, and not" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["settled", "settled", "--flow"], ["refused", "refused", "--bad"], ["dead_letters", "dead letters", "--warn"]])} />
+      <${Chart} title="Outcomes" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["settled", "settled", "--flow"], ["refused", "refused", "--bad"], ["dead_letters", "dead letters", "--warn"]])} />
     </div>`}
     <section><h3>Endpoints</h3><${Endpoints} /></section>
     ${state.outboxes.length > 0 && html`<section><h3>Outboxes</h3><${List} path="outboxes" caption="Outboxes" keyed=${row => row.route} columns=${() => [
-      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Wait", row => row.messages === null ? "–" : number(row.messages), "number"], ["Octets", row => octets(row.octets), "number"],
+      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => row.messages === null ? "–" : number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
       ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
     <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
 }
 
 function Disks({disks: {store, journal}}) {
-  const health = one => [one.healthy ? "healthy" : "not written", one.healthy ? "good" : "bad"];
+  const health = one => [one.healthy ? "healthy" : "not writable", one.healthy ? "good" : "bad"];
   return html`<${Numbers} pairs=${[
-    ...(store ? [["store", ...health(store)], ["wait for the disk", number(store.pending_messages)], ["refused for the disk", number(store.refused), store.refused ? "bad" : ""]] : [["store", "off", "soft"]]),
-    ...(journal ? [["journal", ...health(journal)], ["rows wait", number(journal.backlog_rows)], ["rows dropped", number(journal.dropped), journal.dropped ? "warn" : ""]] : [["journal", "off", "soft"]])]} />`;
+    ...(store ? [["store", ...health(store)], ["waiting for the disk", number(store.pending_messages)], ["refused because of the disk", number(store.refused), store.refused ? "bad" : ""]] : [["store", "off", "soft"]]),
+    ...(journal ? [["journal", ...health(journal)], ["rows waiting", number(journal.backlog_rows)], ["rows dropped", number(journal.dropped), journal.dropped ? "warn" : ""]] : [["journal", "off", "soft"]])]} />`;
 }
 
 const errorsOf = row => Object.entries(row.errors).map(([reason, count]) => `${reason} ${number(count)}`).join(", ") || "none";
@@ -76,14 +76,14 @@ export function Endpoints({kind}) {
   return html`<${List} path="endpoints" caption=${kind === "link" ? "Links" : "Listeners and links"} words=${kind ? {kind} : {}} keyed=${row => row.name} columns=${again => [
     ["Name", row => row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
     ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
-    ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["Half within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
+    ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["50 % within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
     ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"], ["Last error", row => row.last_error ? `${row.last_error}, ${moment(row.last_error_at)}` : "none", "text"],
     ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
 }
 
 export function Pause({at, row, again}) {
   const word = row.paused ? "resume" : "pause";
-  const act = async () => { await post(`${at}/${word}`, {name: row.name}); await again(); return `${row.name}: ${row.paused ? "goes on" : "paused"}`; };
+  const act = async () => { await post(`${at}/${word}`, {name: row.name}); await again(); return `${row.name}: ${row.paused ? "resumed" : "paused"}`; };
   return html`<${Act} label=${row.paused ? "Resume" : "Pause"} name=${row.name} act=${act} />`;
 }
 
@@ -125,13 +125,13 @@ export function Routes() {
     return {routes, endpoints};
   }, []);
   return html`<h2>Routes</h2>
-    ${found && html`<section><h3>What flows from where to where</h3>
-      ${found.routes.length > ROUTES_DRAWN_MAX && html`<p class="soft">${ROUTES_DRAWN_MAX} of ${number(found.routes.length)} routes are drawn: those that fail, wait or are slow, then the busiest.</p>`}
+    ${found && html`<section><h3>Message flow</h3>
+      ${found.routes.length > ROUTES_DRAWN_MAX && html`<p class="soft">${ROUTES_DRAWN_MAX} of ${number(found.routes.length)} routes are drawn: failing, paused and slow ones first, then the busiest.</p>`}
       <${Picture} ...${found} /></section>`}
     <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => [
       ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
       ["99 % within", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
       ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => red(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
-      ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["Where", row => `${row.file}:${row.line}`, "text"],
+      ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["File", row => `${row.file}:${row.line}`, "text"],
       ["", row => html`<${Pause} at="routes" row=${row} again=${async () => { await list(); await again(); }} />`]]} /></section>`;
 }

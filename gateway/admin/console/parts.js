@@ -1,4 +1,4 @@
-// What views are made of.
+// Building blocks of the views.
 import {html, useEffect, useRef, useState} from "./vendor/htm.js";
 import {get, may, useAsked} from "./api.js";
 import {TEXTS} from "./words.js";
@@ -14,14 +14,14 @@ export const red = n => n > 0 ? html`<span class="bad">${number(n)}</span>` : nu
 let tell = () => {};
 export const said = text => tell(text);
 
-// Says what became of an act; read out to who does not see it.
+// Result of an action, announced by screen readers.
 export function Notice() {
   const [text, set] = useState("");
   tell = set;
   return html`<p class="notice" role="status">${text}</p>`;
 }
 
-// A button for those who may; `sure` asks first.
+// Button, shown with the right to write; `sure` is a question to confirm first.
 export function Act({label, act, sure, name}) {
   const [busy, set] = useState(false);
   if (!may()) return null;
@@ -34,8 +34,8 @@ export function Act({label, act, sure, name}) {
   return html`<button disabled=${busy} onClick=${go} aria-label=${name ? `${label} ${name}` : null}>${label}</button>`;
 }
 
-// Columns are [head, cell of a row, "number" or "text" or nothing].
-export function Table({caption, columns, rows, keyed, empty = "There are none."}) {
+// Columns are [heading, function from row to cell, "number" or "text" or nothing].
+export function Table({caption, columns, rows, keyed, empty = "None."}) {
   if (!rows) return html`<p class="soft">…</p>`;
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
@@ -45,7 +45,7 @@ export function Table({caption, columns, rows, keyed, empty = "There are none."}
   </table></div>`;
 }
 
-// A list of the interface, a page at a time, that is asked for anew while it is looked at.
+// List of the API, page by page, refreshed while it is shown.
 export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true}) {
   const [chosen, setChosen] = useState({});
   const [pages, setPages] = useState([""]);
@@ -80,7 +80,7 @@ export const Body = ({of}) => html`<pre>${of.body_encoding === "withheld" ? "(wi
 export const WORDS = {mqtt: [["topic", "Topic"]], amqp091: [["exchange", "Exchange"], ["routing_key", "Routing key or queue"]],
   amqpfast: [["service", "Service (queue or topic)"], ["destination", "Destination"]]};
 
-// Fields of a message as somebody publishes it, and what they say.
+// Input fields of a message to publish.
 export function MessageFields({endpoints, endpoint, setEndpoint}) {
   const known = endpoints || [];
   const protocol = (known.find(one => one.name === endpoint) || known[0])?.protocol;
@@ -88,10 +88,10 @@ export function MessageFields({endpoints, endpoint, setEndpoint}) {
       ${known.map(one => html`<option value=${one.name}>${one.name}</option>`)}</select></label>
     ${(WORDS[protocol] || []).map(([word, label]) => html`<label key=${word}>${label}<input name=${word} /></label>`)}
     <label>Content type<input name="content_type" /></label><label>Reply to<input name="reply_to" /></label>
-    <label>By client<input name="client" /></label><label>By user<input name="user" /></label>
+    <label>Client<input name="client" /></label><label>User<input name="user" /></label>
     <label>QoS<select name="qos"><option>0</option><option>1</option>${protocol === "mqtt" && html`<option>2</option>`}</select></label>
     ${protocol === "mqtt" && html`<label>Retain<select name="retain"><option value="">no</option><option value="true">yes</option></select></label>`}
-    <label style="flex-basis: 100%; max-width: none">Headers, one a line: NAME=VALUE<textarea name="headers"></textarea></label>
+    <label style="flex-basis: 100%; max-width: none">Headers, one per line: NAME=VALUE<textarea name="headers"></textarea></label>
     <label style="flex-basis: 100%; max-width: none">Body<textarea name="body"></textarea></label>`;
 }
 

@@ -1,4 +1,4 @@
-// Messages as they pass, for as long as somebody watches.
+// Messages as they pass, while the view is open.
 import {html, useEffect, useState} from "./vendor/htm.js";
 import {get, query} from "./api.js";
 import {Body, Table, number, octets} from "./parts.js";
@@ -16,19 +16,19 @@ export function Tap() {
     source.addEventListener("error", () => {
       if (source.readyState !== EventSource.CLOSED) return;
       watch(null);
-      get("session").then(() => tell("The gateway watches none such: there is no route, listener or link of that name, or five watch already."), error => tell(error.message));
+      get("session").then(() => tell("Cannot watch: no route, listener or link has this name, or five clients are watching already."), error => tell(error.message));
     });
     return () => source.close();
   }, [words]);
   const begin = event => { event.preventDefault(); tell(""); see({rows: [], skipped: 0}); watch(Object.fromEntries(new FormData(event.target))); };
   return html`<h2>Tap</h2><section>
     <form class="line" onSubmit=${begin}><label>Route<input name="route" /></label><label>Listener or link<input name="endpoint" /></label>
-      <label>Topic, key or destination (* is any text)<input name="name" /></label><label>So many a second<input name="per_second" type="number" min="1" max="100" value="10" /></label>
+      <label>Topic, key or destination (* is any text)<input name="name" /></label><label>Messages per second<input name="per_second" type="number" min="1" max="100" value="10" /></label>
       <button class="act">Watch</button>${words && html`<button type="button" onClick=${() => watch(null)}>Stop</button>`}</form>
-    <p role="status" class="soft">${words ? "Watching." : "Nobody is disturbed by this: messages pass as ever."}${seen.skipped > 0 && ` ${number(seen.skipped)} more have passed unseen.`}</p>
+    <p role="status" class="soft">${words ? "Watching." : "Watching does not delay messages."}${seen.skipped > 0 && ` ${number(seen.skipped)} more passed without being shown.`}</p>
     ${why && html`<p class="bad" role="alert">${why}</p>`}
-    <${Table} caption="Messages that have passed, the last first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." columns=${[
+    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." columns=${[
       ["Address", row => row.message.address, "text"], ["Route", row => row.route || "–"], ["From", row => row.message.sender.client || row.message.sender.user || row.endpoint, "text"],
       ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"],
-      ["Octets", row => octets(row.message.body_bytes), "number"], ["Body", row => html`<${Body} of=${row.message} />`, "text"]]} /></section>`;
+      ["Size", row => octets(row.message.body_bytes), "number"], ["Body", row => html`<${Body} of=${row.message} />`, "text"]]} /></section>`;
 }
