@@ -42,7 +42,7 @@ READING: Final = frozenset(("GET", "HEAD"))
 COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")
 BODIES: Final = frozenset(("body", "payload"))
 TARGET_MAX: Final = 10  # Words of a request's choice that are written to the audit log.
-ELSEWHERE: Final = "sees its virtual hosts alone, and this concerns more"
+ELSEWHERE: Final = "has rights in some virtual hosts only, and this concerns more"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 
 Serve = Callable[[Request], Awaitable[Response]]
@@ -132,7 +132,7 @@ class Admission:
             what = "see anything here" if found.right == "none" else "change anything"
             return self._refused(request, f"{found.principal.name!r} may not {what}", 403, quiet=quiet)
         if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
-            return self._refused(request, "the request was not made by a page of this console", 403)
+            return self._refused(request, "the CSRF token is missing or wrong", 403)
         return found
 
     @staticmethod
@@ -214,7 +214,7 @@ class Admission:
                 return self._user(found, "jwt")
             if found is Denial.EXPIRED:
                 return "the token has expired"
-        return "the token is not the right one"
+        return "the token is invalid"
 
     async def _basic(self, request: Request, shown: str) -> Caller | str:
         """Authenticate a name and password, as programs for RabbitMQ send them. The password may be a token
@@ -225,9 +225,9 @@ class Admission:
         try:
             name, colon, secret = base64.b64decode(shown, validate=True).decode().partition(":")
         except ValueError:
-            return "this is no name and password"
+            return "the Authorization header has no name and password"
         if not colon or not name:
-            return "this is no name and password"
+            return "the Authorization header has no name and password"
         token = self.find_token(secret)
         if token is not None and token.name == name:
             return self._token(token)

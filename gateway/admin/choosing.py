@@ -217,6 +217,6 @@ async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = 
     with trio.move_on_after(secs):
         await there.wait()
     if not told:
-        raise UnavailableError(f"the disk has not answered for {secs:g} s")
+        raise UnavailableError(f"the disk has not responded for {secs:g} s")
     if told[0] is not ACCEPTED:
-        raise UnavailableError(f"they are gone from the disk when it takes that: {told[0].text}")
+        raise UnavailableError(f"the changes are not on disk yet: {told[0].text}")

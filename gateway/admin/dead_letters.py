@@ -109,7 +109,7 @@ class LettersApi:
 
         outcome = await self._read(ask)
         if outcome is not ACCEPTED:
-            raise UnavailableError(f"they are purged when the disk takes it: {outcome.text}")
+            raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
         known = set(there)
         return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
 
@@ -208,7 +208,7 @@ class LettersApi:
         with trio.move_on_after(self._read_secs):
             await there.wait()
         if not found:
-            raise UnavailableError(f"what keeps the letters has not answered for {self._read_secs:g} s")
+            raise UnavailableError(f"the store of dead letters has not responded for {self._read_secs:g} s")
         return found[0]
 
 

@@ -91,10 +91,10 @@ class EventsApi:
         wanted, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
             if wanted.get(word, "") not in ("", *names):
-                raise AbsentError(f"there is no {word} {wanted[word]!r}: nothing would ever pass")
+                raise AbsentError(f"there is no {word} {wanted[word]!r}, so no message would pass")
         taps = self._taps
         if taps is None:
-            raise UnavailableError("no messages can be watched here")
+            raise UnavailableError("messages cannot be watched here")
         owner = owner_of(request)
         _check_place(self._watched, owner)
         tap = Tap(

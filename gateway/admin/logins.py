@@ -66,7 +66,7 @@ class LoginsApi:
 
     async def _log_in(self, request: Request) -> Response:
         if not request.headers.get("content-type", "").startswith("application/json"):
-            return problem(415, "a login is JSON")
+            return problem(415, "a login must be JSON")
         try:
             choice = await choice_of(request)
         except BadChoiceError as error:
@@ -95,7 +95,7 @@ class LoginsApi:
             rights = admission.rights_of_token(token)
         right = rights.right
         if right == "none":
-            why = f"no role of {principal.name!r} lets it in here"
+            why = f"no role of {principal.name!r} permits the console"
             audit(
                 "refused",
                 endpoint="http",
@@ -127,14 +127,14 @@ class LoginsApi:
         admission = self._admission
         if "code" in choice:
             if not admission.sessions.use_link(choice["code"]):
-                return "this link has been used, or is too old"
+                return "this link was used already, or has expired"
             return Principal(ADMINISTRATOR), True, "link"
         if "token" in choice:
             token = admission.find_token(choice["token"].strip())
             if token is not None and token.console == "write":
                 return Principal(token.name, expires=token.expires), True, "token"
             if token is not None:
-                return "a token that only reads is for programs"
+                return "a token without write access is for programs only"
         access = admission.access
         if access is None:
             return "the name or password is wrong"
@@ -186,7 +186,7 @@ class LoginsApi:
         except TokenRefused as error:
             raise BadChoiceError(str(error)) from error
         except OSError as error:
-            raise UnavailableError(f"the token cannot be kept: {error.strerror or error}") from error
+            raise UnavailableError(f"the token cannot be stored: {error.strerror or error}") from error
         await trio.lowlevel.checkpoint()
         return answer({"token": text, "name": name})
 
@@ -197,16 +197,16 @@ class LoginsApi:
         try:
             revoked = self._admission.tokens.revoke(choice["name"])
         except OSError as error:
-            raise UnavailableError(f"the tokens cannot be kept: {error.strerror or error}") from error
+            raise UnavailableError(f"the tokens cannot be stored: {error.strerror or error}") from error
         return answer({"revoked": int(revoked)})
 
 
 DENIED: Final = {
     Denial.WRONG: "the name or password is wrong",
     Denial.EXPIRED: "the token has expired",
-    Denial.UNAVAILABLE: "nobody can say who this is now",
+    Denial.UNAVAILABLE: "authentication is temporarily unavailable",
     Denial.REFUSED: "too many logins have failed; wait a minute",
-    Denial.BUSY: "too many logins wait",
+    Denial.BUSY: "too many logins are waiting; try again later",
 }
 
 

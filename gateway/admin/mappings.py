@@ -115,7 +115,7 @@ def _file(name: str) -> dict[str, Any]:
         with Path(name).open("rb") as file:
             octets = file.read(TEXT_OCTETS_MAX + 1)
         if len(octets) > TEXT_OCTETS_MAX:
-            return {"file": name, "text": None, "why": f"it has more than {TEXT_OCTETS_MAX} octets"}
+            return {"file": name, "text": None, "why": f"it has more than {TEXT_OCTETS_MAX} bytes"}
         return {"file": name, "text": octets.decode(), "why": ""}
     except OSError as error:
         return {"file": name, "text": None, "why": error.strerror or str(error)}

@@ -45,11 +45,11 @@ def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, u
     protocol = protocols.get(asked.endpoint)
     if protocol is None:
         known = ", ".join(protocols)
-        raise BadChoiceError(f"endpoint: {asked.endpoint!r} is none; there are: {known}")
+        raise BadChoiceError(f"endpoint: {asked.endpoint!r} is unknown; known: {known}")
     words = {word: text for word in ADDRESS_WORDS if (text := getattr(asked, word)) is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other or not words:
-        raise BadChoiceError(f"{asked.endpoint!r} speaks {protocol}, the address does not")
+        raise BadChoiceError(f"{asked.endpoint!r} uses {protocol}, but the address does not")
     try:
         address: Address = DIALECTS[protocol].published(words)[0]
         body = base64.b64decode(asked.body, validate=True) if asked.body_encoding == "base64" else None

@@ -66,7 +66,7 @@ def _taking_nothing(one: Served) -> Serve:
 
     async def serve(request: Request) -> Response:
         if await request.body() and await choice_of(request) != {}:
-            raise BadChoiceError(f"{request.url.path} takes nothing")
+            raise BadChoiceError(f"{request.url.path} takes no body")
         return await one.serve(request)
 
     return serve
@@ -85,7 +85,7 @@ def description_of(operations: Iterable[Served], version: str) -> dict[str, Any]
         "info": {
             "title": "Gateway",
             "version": version,
-            "summary": "What an operator sees and does of one gateway process.",
+            "summary": "Monitoring and operation of one gateway process.",
         },
         "paths": paths,
         "components": {
@@ -114,20 +114,22 @@ PROBLEM: Final = {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What is wrong, for people."},
+        "detail": {"type": "string", "description": "Description of the problem for people."},
     },
 }
-ANY: Final = "405: the path takes other methods; 400, 408, 431, 501, 505: this is no request that is taken."
+ANY: Final = (
+    "405: the path has other methods; 400, 408, 431, 501, 505: the request is invalid or not supported."
+)
 FAILURES: Final = {
-    400: "What is asked for cannot be.",
+    400: "The request is invalid.",
     401: "A login or a token is needed.",
-    403: "The right to do this is needed.",
-    404: "There is no such thing.",
-    409: "What there is already is in the way.",
+    403: "The caller lacks the right.",
+    404: "The object does not exist.",
+    409: "The request conflicts with existing state.",
     413: "The body is larger than `http.body_bytes_max`.",
-    415: "The body is of another type.",
-    429: "The user has its share of what there is already.",
-    503: "It cannot be had now.",
+    415: "The body has another content type.",
+    429: "The user has reached a limit.",
+    503: "Temporarily unavailable.",
 }
 
 
@@ -139,11 +141,11 @@ def _described(served: Served, schemas: dict[str, Any]) -> dict[str, Any]:
             "type": "object",
             "required": ["total", "items", "next"],
             "properties": {
-                "total": {"type": "integer", "description": "So many match in all."},
+                "total": {"type": "integer", "description": "Number of all matching objects."},
                 "items": {"type": "array", "items": answers},
                 "next": {
                     "type": ["string", "null"],
-                    "description": "What to say as `after` to get the next page; null: this is the last.",
+                    "description": "Value of `after` for the next page; null on the last one.",
                 },
             },
         }

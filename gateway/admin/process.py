@@ -248,12 +248,12 @@ class ProcessApi:
     async def _journal(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, table.JOURNAL.choice)
         if self._process.journal is None:
-            raise AbsentError("the journal is off (journal.enabled)")
+            raise AbsentError("the journal is disabled (journal.enabled)")
         route = wanted.get("route")
         try:
             before = _places(after)
         except ValueError:
-            raise BadChoiceError("after is what `next` of another page said") from None
+            raise BadChoiceError("after must be `next` of another page") from None
         rows, reached = await computed(partial(_newest, self._process.journal, count, route, before))
         caller: Caller = request.state.caller
         if not caller.rights.bodies:
@@ -278,7 +278,7 @@ class ProcessApi:
         with trio.move_on_after(PUBLISH_SECS):
             await heard.wait()
         if not told:
-            return answer({"outcome": "waiting", "reason": "", "text": "nobody has settled it yet"})
+            return answer({"outcome": "waiting", "reason": "", "text": "not settled yet"})
         outcome = told[0]
         return answer(
             {"outcome": outcome.verdict.name.lower(), "reason": outcome.reason.value, "text": outcome.text}

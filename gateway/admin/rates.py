@@ -30,7 +30,7 @@ class Meter:
         self._known: dict[str, tuple[float, int, float]] = {}  # Time, count and rate of the previous request.
 
     def rate(self, key: str, count: int) -> float:
-        """Return the rate per second; 0.0 at the first request."""
+        """Return the rate per second of the counter `key`, which is now `count`; 0.0 at the first request."""
         now = self._clock()
         known = self._known.pop(key, None)
         if known is None:

@@ -119,7 +119,7 @@ def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
     if wanted.get("exact") and "topic" in wanted:
         return said.__eq__
     if not is_filter(said):
-        raise BadChoiceError(f"topic: {said!r} is no topic filter")
+        raise BadChoiceError(f"topic: {said!r} is not a topic filter")
     pattern = said.split("/")
     return lambda topic: topic_matches(pattern, topic.split("/"))
 

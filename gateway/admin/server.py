@@ -207,9 +207,9 @@ async def _other(request: Request, error: HTTPException) -> Response:
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
     detail = error.detail
     if error.status_code == 404:
-        detail = "there is nothing at this path; see /api/v1/openapi.json"
+        detail = "there is no such path; see /api/v1/openapi.json"
     elif error.headers and "Allow" in error.headers:
-        detail = f"{request.method} is none of what this path takes: {error.headers['Allow']}"
+        detail = f"this path has no method {request.method}, but {error.headers['Allow']}"
     return problem(error.status_code, detail, error.headers)
 
 

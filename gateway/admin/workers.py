@@ -51,7 +51,7 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
         return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def elsewhere(_: Request) -> Response:
-        return problem(404, f"each worker has a console and an API of its own: {state.consoles}")
+        return problem(404, f"each worker has its own console and API: {state.consoles}")
 
     return [
         *probes(livez, readyz),

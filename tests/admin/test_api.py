@@ -360,9 +360,9 @@ def test_a_message_is_published(filled: httpx.Client, described: dict[str, Any])
     last = filled.post(f"{V1}/queues/peek", json=peek).json()["shown"][-1]
     assert (last["body"], last["headers"], last["sender"]["user"]) == ("hot", {"a": "b"}, "command line")
     for wrong, why in (
-        ({"endpoint": "none", "topic": "a"}, "endpoint: 'none' is none"),
-        ({"endpoint": "mqtt", "queue": "a"}, "speaks mqtt"),
-        ({"endpoint": "mqtt"}, "speaks mqtt"),
+        ({"endpoint": "none", "topic": "a"}, "endpoint: 'none' is unknown"),
+        ({"endpoint": "mqtt", "queue": "a"}, "uses mqtt"),
+        ({"endpoint": "mqtt"}, "uses mqtt"),
         ({"endpoint": "mqtt", "topic": "a/#"}, ""),
         ({"endpoint": "amqp091", "queue": "a", "qos": 2}, "qos: amqp091 has no 2"),
         ({"endpoint": "mqtt", "topic": "a", "body": "!", "body_encoding": "base64"}, "body: "),
@@ -510,7 +510,7 @@ def test_a_path_takes_no_other_methods(client: httpx.Client, described: dict[str
             assert answer.status_code == 405, (method, path)
             assert answer.headers["content-type"] == "application/problem+json"
             told = answer.json()["detail"]
-            assert told.startswith(f"{method.upper()} is none of what this path takes: "), told
+            assert told.startswith(f"this path has no method {method.upper()}, but "), told
             checked(described, path, next(iter(methods)), answer)
     assert client.get("/api/v1").status_code == client.get("/api/v1/").status_code == 404
     assert client.get("/api/v2").json()["reason"] == "Not Found", "that is RabbitMQ's"

@@ -188,8 +188,8 @@ async def test_the_answer_waits_for_the_disk(autojump_clock: trio.testing.MockCl
     disk: Any = Disk(ACCEPTED)
     await on_disk(disk, disk.flush)
     disk.outcome = Outcome(Verdict.RELEASED, Reason.STORE, "it is full")
-    with pytest.raises(UnavailableError, match="when it takes that: it is full"):
+    with pytest.raises(UnavailableError, match="not on disk yet: it is full"):
         await on_disk(disk, disk.flush)
     disk.outcome = None
-    with pytest.raises(UnavailableError, match="not answered for 100 s"):
+    with pytest.raises(UnavailableError, match="not responded for 100 s"):
         await on_disk(disk, disk.flush)

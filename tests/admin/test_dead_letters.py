@@ -119,7 +119,7 @@ async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest
     async with serving(bench) as client:
         answer = await client.post(f"{AT}/purge", json={"all": True})
         assert answer.status_code == 503
-        assert answer.json()["detail"] == "they are purged when the disk takes it: no space"
+        assert answer.json()["detail"] == "the dead letters are not deleted on disk yet: no space"
 
 
 async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
     async with serving(bench, read_secs=0.01) as client:
         answer = await client.get(AT)
         assert answer.status_code == 503
-        assert answer.json()["detail"] == "what keeps the letters has not answered for 0.01 s"
+        assert answer.json()["detail"] == "the store of dead letters has not responded for 0.01 s"
 
 
 @pytest.mark.parametrize(

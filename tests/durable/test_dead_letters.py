@@ -166,7 +166,7 @@ def test_a_wrong_use_or_no_gateway_is_told(gateway: GatewayProcess, ran: Ran, tm
     wrong = tmp_path / "token"
     wrong.write_text("x")
     code, text = ran("purge", "--all", "--token-file", str(wrong))
-    assert (code, "401: the token is not the right one" in text) == (1, True)
+    assert (code, "401: the token is invalid" in text) == (1, True)
     gateway.kill()
     code, text = ran("list")
     assert (code, "no answer of a gateway" in text) == (1, True)

@@ -124,7 +124,7 @@ def test_workers_share_a_port_and_a_world(rabbitmq: RabbitMQ, tmp_path: Path) ->
             assert connected(gateway, 1) + connected(gateway, 2) == len(clients)
         code, page = asked(gateway, "/api/v1/status")
         assert code == 404
-        assert "each worker has a console and an API of its own" in page
+        assert "each worker has its own console and API" in page
         assert asked(gateway, "/livez") == (200, "alive\n")
         assert sample(gateway, "gateway_worker_up") == 2
         assert (tmp_path / "world/data/worker-1/gateway.db").is_file()

@@ -130,24 +130,24 @@ class HttpConnection:
             self._body_octets = 0
             self._body_deadline = clock.now() + http.body_timeout_secs
             return event
-        raise Refusal(408, "head_timeout", f"no whole head within {http.head_timeout_secs:g} s")
+        raise Refusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
 
     def _check(self, request: h11.Request) -> None:
-        """Raise Refusal for requests that the application need not see."""
+        """Raise Refusal for another HTTP version, CONNECT, or a head or announced body that is too large."""
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
-            raise Refusal(505, "unsupported", "this server speaks HTTP/1.1")
+            raise Refusal(505, "unsupported", "this server supports only HTTP/1.1")
         head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
         if head > self._http.head_bytes_max:  # h11 limits only heads that are incomplete.
-            raise Refusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} octets")
+            raise Refusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} bytes")
         if request.method == b"CONNECT":
-            raise Refusal(501, "unsupported", "this is no proxy")
+            raise Refusal(501, "unsupported", "this server is not a proxy")
         lengths = [int(value) for name, value in request.headers if name == b"content-length"]
         if lengths and lengths[0] > self._http.body_bytes_max:
             raise self._too_large()
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} octets")
+        return Refusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
 
     async def _event(self) -> object:
         """Return the next h11 event; read until there is one. Raises Refusal or Gone."""
@@ -156,7 +156,7 @@ class HttpConnection:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
                 reason = "head_bytes" if error.error_status_hint == 431 else "malformed"
-                raise Refusal(error.error_status_hint, reason, f"this is not HTTP/1.1: {error}") from error
+                raise Refusal(error.error_status_hint, reason, f"invalid HTTP/1.1: {error}") from error
             if event is not h11.NEED_DATA:
                 return event
             await self._read()
@@ -186,7 +186,7 @@ class HttpConnection:
                 await trio.lowlevel.checkpoint()
                 return self._piece(await self._event())
             secs = self._http.body_timeout_secs
-            raise Refusal(408, "body_timeout", f"no whole body within {secs:g} s")
+            raise Refusal(408, "body_timeout", f"incomplete body after {secs:g} s")
         except Refusal as refusal:
             self._refusal = refusal
         except Gone:
@@ -246,7 +246,7 @@ class HttpConnection:
         Raises BrokenPipeError when the client has disconnected, so that endless responses end.
         """
         if self._gone:
-            raise BrokenPipeError("the peer has gone")
+            raise BrokenPipeError("the client has disconnected")
         if self._refusal is not None:
             return
         if message["type"] == "http.response.start":

@@ -285,7 +285,7 @@ class JournalWriter:
         self._wake.set()
         self._disk_thread.join(timeout)
         if self._disk_thread.is_alive():
-            self._tell(f"the journal's disk does not answer; {self.backlog} rows are left to it")
+            self._tell(f"the journal's disk is not responding; {self.backlog} rows may be lost")
 
     # With the lock.
 
@@ -397,7 +397,7 @@ class JournalWriter:
         del self._laid[:written]
         if self.failure:
             self.failure = ""
-            self._tell(f"the journal in {self._appender.folder} is written again")
+            self._tell(f"the journal in {self._appender.folder} is writable again")
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Run an action on the disk. Return False if it failed."""

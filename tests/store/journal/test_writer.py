@@ -233,7 +233,7 @@ def test_a_full_disk_closes_nothing(tmp_path: Path) -> None:
     made.close()
     assert [line.rpartition(" ")[0].replace(str(tmp_path), "F") for line in told] == [
         "the journal in F cannot be written: No space left on",
-        "the journal in F is written",
+        "the journal in F is writable",
     ]
     items = list(JournalReader(tmp_path).rows("0"))
     gaps = [item for item in items if isinstance(item, Gap)]
