@@ -31,8 +31,7 @@ def raise_descriptors() -> None:
 
 
 def descriptors_for_clients(reserved: int) -> int:
-    """Return the number of descriptors that clients may use: all but `reserved`, or but 25 % if that is
-    less."""
+    """Return the number of descriptors that clients may use: all but `reserved`, and at least 75 %."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
     return limit - min(reserved, limit // 4)

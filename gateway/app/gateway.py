@@ -645,8 +645,8 @@ class Gateway:
             log.warning("sessions not released in time")
 
     def _publish_wills(self) -> bool:
-        """Disconnect clients with wills first, while links and subscribers can receive them. Return False if
-        there is no will."""
+        """Publish wills while links and subscribers can receive them: disconnect clients with a will, and end
+        the delays of other wills. Return False if there were none."""
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._say_goodbye(leaving)
         published = self.mqtt.end_delays()

@@ -47,7 +47,8 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 def headers(arguments: dict[str, Any]) -> Headers:
     """Convert arguments to typed AMQP headers, with the types that RabbitMQ gives to those of a file.
 
-    Raises ValueError for values without an AMQP type: dates of YAML, and numbers beyond 64 bits.
+    Raises ValueError for values without an AMQP type, such as dates of YAML and numbers beyond 64 bits, for
+    overlong names, and for tables that are nested too deeply.
     """
     typed = Value(ValueType.TABLE, tuple((_short(name), _typed(one)) for name, one in arguments.items()))
     if not fits(typed):

@@ -597,8 +597,10 @@ class Settings(Documented, BaseSettings):
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:
-        """Return the namespace of each listener by name. Clients of listeners with the same one can exchange
-        messages."""
+        """Return the namespace of each listener by name, without shared ports.
+
+        Clients of listeners with the same namespace can exchange messages.
+        """
         found = {}
         endpoints = self.endpoints()
         for name, one in self.listeners.items():
