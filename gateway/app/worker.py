@@ -36,7 +36,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
 
 
 async def _answer(gateway: Gateway, lines: Lines) -> None:
-    """Reply to the supervisor's requests. Stop the gateway when the supervisor has gone."""
+    """Reply to the supervisor's requests. Stop the gateway when the supervisor has ended."""
     try:
         await lines.send(started=True)
         while (asked := await lines.receive()) is not None:

@@ -46,7 +46,7 @@ class Journal(Section):
     """Largest body that is recorded; of a larger one only the size is recorded. 0: no bodies are recorded."""
     hash_key: SecretStr | None = None
     """Key of the hashes that a route's `private` writes, at least 16 characters. The same key always gives
-    the same hash of a value, and whoever has it can find values by trying. Best set by an environment
+    the same hash of a value, and anyone who has it can find values by trying. Best set by an environment
     variable."""
     flush_interval_secs: float = Field(0.2, gt=0)
     """Longest time until a row is written to the file. With little traffic, a longer time makes smaller
