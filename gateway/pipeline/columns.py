@@ -54,47 +54,50 @@ def _flag(name: str, says: str) -> JournalColumn:
 
 
 COLUMNS: Final = (
-    _text("shard", "number of the process that wrote the row, behind its folder's name and a slash if any"),
+    _text(
+        "shard",
+        "number of the process that wrote the row, after the name of its folder and a slash if it has one",
+    ),
     JournalColumn("sequence", "bigint", pa.int64(), "number of the row in its shard; never used twice"),
     _time("received", "when the message arrived, UTC"),
-    _time("settled", "when its source was told what became of it, UTC"),
-    JournalColumn("slot", "bigint", pa.int64(), "place in what was received together; see the journal"),
-    _text("source_endpoint", "listener or link that it came in by"),
+    _time("settled", "when its outcome was reported to its source, UTC"),
+    JournalColumn("slot", "bigint", pa.int64(), "position among messages received together; see the journal"),
+    _text("source_endpoint", "listener or link that received it"),
     _text("client", 'client identifier; "": unknown'),
     _text("user", 'user name; "": unknown'),
     _text("remote_address", 'host:port; "": unknown'),
-    _text("source_protocol", "its name, as a listener or link has it"),
-    _text("route", 'the route that it took; "": it stayed in its own world'),
-    _text("mapping_version", "of the mapping files then"),
-    _text("target_endpoint", "listener or link that it went to"),
+    _text("source_protocol", "name of the protocol, as in the configuration"),
+    _text("route", 'name of the route; "": it took none'),
+    _text("mapping_version", "version of the mapping file at that time"),
+    _text("target_endpoint", "listener or link to which it was routed"),
     _text("target_protocol", "as source_protocol"),
     _text("outcome", "accepted, released or rejected"),
-    _text("reason", "none, or why not"),
-    _text("reason_text", "the same in words"),
+    _text("reason", "none, or the reason"),
+    _text("reason_text", "the reason in words"),
     _text("source_address", "topic; exchange:routing key; service:destination"),
     _text("source_scope", "exchange or service; null in MQTT"),
     _text("source_name", "topic, routing key or destination"),
     _text("target_address", "as source_address; null: a route refused the message"),
     _text("target_scope", "as source_scope"),
     _text("target_name", "as source_name"),
-    JournalColumn("assurance", "tinyint", pa.int8(), "0, 1 or 2, as it came in"),
-    _flag("durable", "as it came in"),
-    _flag("retain", "as it came in"),
+    JournalColumn("assurance", "tinyint", pa.int8(), "0, 1 or 2, as received"),
+    _flag("durable", "as received"),
+    _flag("retain", "as received"),
     JournalColumn("hops", "smallint", pa.int16(), "routes crossed before; 255: or more"),
-    JournalColumn("delivered_assurance", "tinyint", pa.int8(), "as it went out"),
-    _flag("delivered_durable", "as it went out"),
-    _flag("delivered_retain", "as it went out"),
+    JournalColumn("delivered_assurance", "tinyint", pa.int8(), "as delivered"),
+    _flag("delivered_durable", "as delivered"),
+    _flag("delivered_retain", "as delivered"),
     _time("expires", "UTC; null: never"),
-    JournalColumn("body_size", "bigint", pa.int64(), "octets"),
-    _text("properties", "one JSON object, as it came in; {}: none"),
+    JournalColumn("body_size", "bigint", pa.int64(), "bytes"),
+    _text("properties", "one JSON object, as received; {}: none"),
     _text("message_id", "null: none"),
-    JournalColumn("body", "binary", pa.binary(), "the payload; null: it was left out"),
+    JournalColumn("body", "binary", pa.binary(), "the body; null: it was not recorded"),
     JournalColumn(
         "headers", f"array<{HEADER}>", pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"
     ),
 )
 LOW_WATER: Final = _time(
-    "low_water", "of all that was received before, no later row has anything to say; null: not known"
+    "low_water", "time up to which the shard is complete: no later row was received before it; null: unknown"
 )
 """Column that is read only if it is named: the low-water mark of the row's block."""
 

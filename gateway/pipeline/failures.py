@@ -74,4 +74,4 @@ def plain(text: str) -> str:
         if raised:
             return f"a Python worker of Spark: {raised[-1]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Spark: {lines[0] if lines else 'it did not say why'}"
+    return f"Spark: {lines[0] if lines else 'no reason given'}"

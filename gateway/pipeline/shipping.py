@@ -51,7 +51,7 @@ def ship(
     """
     system, root = to.reached().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
-        raise PipelineError(f"{to.uri} is the journal itself, of which ship would delete what is old")
+        raise PipelineError(f"{to.uri} is the journal itself; give another folder")
     try:
         oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
         _ship_mappings(journal, system, root)

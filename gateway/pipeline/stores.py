@@ -95,7 +95,7 @@ class Place:
         try:
             system.get_file_info(path)
         except OSError as error:
-            raise PipelineError(f"{self.uri} cannot be reached: {_short(error)}") from error
+            raise PipelineError(f"{self.uri} is unreachable: {_short(error)}") from error
         return self
 
 
@@ -127,7 +127,7 @@ def free(place: Place) -> Place:
         others = sorted(name for name in names if name and not OF_A_JOB.match(name))
         if others:
             raise PipelineError(
-                f"{place.uri} has {others[0]} in it, which would be deleted; give another folder"
+                f"{place.uri} has {others[0]} in it, which the job would delete; give another folder"
             )
     return place
 
@@ -253,7 +253,7 @@ def _arrow_path(place: Place) -> ArrowPath:
     try:
         return ArrowPath(make(dict(place.hadoop), host), below)
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{place.uri} cannot be reached: {_short(error)}") from error
+        raise PipelineError(f"{place.uri} is unreachable: {_short(error)}") from error
 
 
 def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
@@ -414,7 +414,7 @@ class StoredPath:
             try:
                 self._info = self._place.arrow().system.get_file_info(self._path)
             except OSError as error:
-                raise PipelineError(f"{self._place.uri} cannot be reached: {_short(error)}") from error
+                raise PipelineError(f"{self._place.uri} is unreachable: {_short(error)}") from error
         return self._info
 
 

@@ -13,6 +13,6 @@ def moment(text: str) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise PipelineError(
-            f"{text!r} is no time; write 2026-05-01T06:00 or 2026-05-01T06:00:00.5Z"
+            f"{text!r} is not a time; write 2026-05-01T06:00 or 2026-05-01T06:00:00.5Z"
         ) from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

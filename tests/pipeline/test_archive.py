@@ -178,7 +178,7 @@ def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Pat
     said: list[str] = []
     done = job.run(spark, str(folder), str(to), tell=said.append, grace_secs=0.0)
     assert (done.rows, done.total_rows, len(files(to))) == (20, 20, 2)
-    assert said[0] == "archive: 2 files that a broken off run had left are deleted"
+    assert said[0] == "archive: 2 files of an interrupted run deleted"
     assert job.read_archive(spark, str(to)).count() == 20
     assert (to / "mine.txt").exists()
     old = archive.manifest()
@@ -188,7 +188,7 @@ def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Pat
 
 def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"PAR1")
-    with pytest.raises(PipelineError, match="is not empty and no archive"):
+    with pytest.raises(PipelineError, match="is not empty and not an archive"):
         Archive(place_of(str(tmp_path))).sweep(Manifest(), 0.0)
     assert (tmp_path / "mine.parquet").exists()
 
@@ -260,7 +260,7 @@ def test_of_two_claims_none_wins_and_one_of_a_killed_run_ends(
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
     archive = Archive(place_of(str(tmp_path / "a")))
     archive.save(Manifest().changed(offsets={"0": 1}))
-    with pytest.raises(PipelineError, match="run one at a time"):
+    with pytest.raises(PipelineError, match="one at a time"):
         archive.save(Manifest().changed(offsets={"0": 2}))
     assert archive.manifest() == Manifest(1, {"0": 1})
 
@@ -525,7 +525,7 @@ def test_another_format(
 
 
 ERRORS = [
-    (("--format", "orc", "--to", "catalog.table"), "say --checkpoint"),
+    (("--format", "orc", "--to", "catalog.table"), "give --checkpoint"),
     (("--journal", "/nonexistent"), "no such folder"),
 ]
 
@@ -576,7 +576,7 @@ PLAIN = [
         "=== Streaming Query ===\nIdentifier: rates [id = 1, runId = 2]\nCurrent State: ACTIVE",
         "a Python worker of Spark: ValueError: the cause",
     ),
-    ("", "Spark: it did not say why"),
+    ("", "Spark: no reason given"),
 ]
 
 

@@ -70,7 +70,7 @@ def test_what_the_database_says(tmp_path: Path) -> None:
 def test_a_stream_needs_a_place_for_its_position(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="needs --checkpoint"):
         job.follow(spark, str(tmp_path), to="postgresql://127.0.0.1/x")
-    with pytest.raises(PipelineError, match="--report is for"):
+    with pytest.raises(PipelineError, match="--report cannot be"):
         job.follow(
             spark, str(tmp_path), to="postgresql://127.0.0.1/x", checkpoint="c", report=tmp_path / "r.html"
         )

@@ -42,8 +42,8 @@ SCHEMA = ("schema", "up", "--mapping", "m.yaml")
 ROWS: list[tuple[tuple[str, ...], int, str]] = [
     (("reconcile", "--since", "2026-02-01", "--until", "2026-01-01"), Exit.USAGE, "not before --until"),
     (("lineage", "--since", "2026-02-01", "--until", "2026-02-01"), Exit.USAGE, "nothing between"),
-    (("backtest", "m.yaml", "--until", ""), Exit.USAGE, "'' is no time"),
-    (("rates", "--to", "r", "--since", "tomorrow"), Exit.USAGE, "'tomorrow' is no time"),
+    (("backtest", "m.yaml", "--until", ""), Exit.USAGE, "'' is not a time"),
+    (("rates", "--to", "r", "--since", "tomorrow"), Exit.USAGE, "'tomorrow' is not a time"),
     (("rates",), Exit.USAGE, "say --to FOLDER, --report FILE, or both"),
     (("rates", "--report", "folder"), Exit.USAGE, "folder is a folder"),
     (("rates", "--report", "none/r.html"), Exit.USAGE, "there is no folder none"),
@@ -52,8 +52,8 @@ ROWS: list[tuple[tuple[str, ...], int, str]] = [
     (("archive", "--to", "a", "--format", "orc", "--keep-days", "3"), Exit.USAGE, "has commands of its own"),
     ((*SCHEMA, "--json-schema", "folder"), Exit.USAGE, "'folder' is a"),
     (("replay", "mqtt://127.0.0.1:1", "--resume", "folder"), Exit.USAGE, "folder is a folder"),
-    (("rates", "--to", "folder"), Exit.FAILED, "is there already"),
-    (("rates", "--to", "file"), Exit.FAILED, "is there already"),
+    (("rates", "--to", "folder"), Exit.FAILED, "exists: give"),
+    (("rates", "--to", "file"), Exit.FAILED, "exists: give"),
     (("rates", "--follow", "--to", "r", "--window", "soon"), Exit.FAILED, "Unable to parse 'soon'"),
     (("archive", "--to", "file"), Exit.FAILED, "is a file and no folder"),
     (("archive", "--to", "s3a:bucket"), Exit.FAILED, "s3a://bucket?"),
@@ -61,7 +61,7 @@ ROWS: list[tuple[tuple[str, ...], int, str]] = [
     ((*SCHEMA, "--out", "folder"), Exit.FAILED, "dear.txt"),
     ((*SCHEMA, "--out", "file"), Exit.FAILED, "is a file and no folder"),
     (("lineage", "--to", "folder"), Exit.FAILED, "dear.txt"),
-    (("lineage", "--to", "j"), Exit.FAILED, "would be deleted"),
+    (("lineage", "--to", "j"), Exit.FAILED, "would delete"),
 ]
 
 

@@ -129,7 +129,7 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
     taken = tmp_path / "taken"
     taken.mkdir()
     again = run("pipeline", "rates", "--journal", folder, "--to", str(taken))
-    assert (again.code, "is there already" in again.err) == (1, True)
+    assert (again.code, "exists: give" in again.err) == (1, True)
 
 
 @pytest.mark.parametrize(

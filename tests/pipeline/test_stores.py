@@ -128,8 +128,8 @@ def test_an_archive_in_s3(spark: SparkSession, s3: str, run: Run, tmp_path: Path
 
 
 NOBODY = [
-    ("s3a://plant/a", {"fs.s3a.endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
-    ("hdfs://127.0.0.1:1/a", {}, "cannot be reached"),
+    ("s3a://plant/a", {"fs.s3a.endpoint": "http://127.0.0.1:1"}, "is unreachable"),
+    ("hdfs://127.0.0.1:1/a", {}, "is unreachable"),
     ("ftp://host/a", {}, "folders are paths, or begin with s3a://"),
 ]
 

@@ -137,7 +137,7 @@ def test_an_older_table_is_gone_on_with(tables: SparkSession, form: str, tmp_pat
     assert read_archive(tables, to).where("hops is null").count() == 4
     assert job.run(tables, str(folder), to, form) == job.Appended(6, 0, 10)
     assert read_archive(tables, to).where("hops is null").count() == 4
-    with pytest.raises(PipelineError, match="the column hops of .* is (smallint|int), and should be string"):
+    with pytest.raises(PipelineError, match="the column hops of .* is (smallint|int), but should be string"):
         job.made(tables, job.FORMATS[form], to, {"hops": "string"})
 
 
@@ -175,7 +175,7 @@ def test_a_table_and_what_it_has_not_yet(tables: SparkSession, form: str, tmp_pa
     plain = f"default.plain_{form}"
     both.drop("date").withColumn("date", job.utc_date()).writeTo(plain).using("parquet").create()
     assert read_archive(tables, plain).count() == 50
-    with pytest.raises(PipelineError, match=rf"{re.escape(plain)} does not say how far"):
+    with pytest.raises(PipelineError, match=rf"{re.escape(plain)} has no position"):
         read_archive(tables, plain, str(folder))
 
 

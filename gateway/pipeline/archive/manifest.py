@@ -146,7 +146,7 @@ class Archive:
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
             if info.size != file.octets:
-                raise not_there(self.place, f"a task has written {file.path}, and it is not here")
+                raise not_there(self.place, f"a task has written {file.path}, which is missing here")
         return files
 
     def save(self, manifest: Manifest) -> Manifest:
@@ -201,7 +201,7 @@ class Archive:
 
     def _overtaken(self) -> OvertakenError:
         return OvertakenError(
-            f"another run has written the archive {self.uri} meanwhile; run one at a time, and this again"
+            f"another run has written the archive {self.uri}; start this run again, one at a time"
         )
 
     def sweep(self, manifest: Manifest, grace_secs: float) -> int:
@@ -219,7 +219,7 @@ class Archive:
         }
         found = times.keys()
         if not manifest.number and found and FOLDER not in found:
-            raise PipelineError(f"{self.uri} is not empty and no archive; give another folder")
+            raise PipelineError(f"{self.uri} is not empty and not an archive; give another folder")
         named = {file.path for file in manifest.files} | {file.path for file in manifest.left}
         oldest = time.time() - grace_secs
         over = [path for path in found if times[path] <= oldest]

@@ -71,7 +71,7 @@ class Position(NamedTuple):
 
 def another_run(table: str) -> PipelineError:
     """Return the error for a position that has changed meanwhile."""
-    return PipelineError(f"another run has appended to {table} meanwhile; run one at a time, and this again")
+    return PipelineError(f"another run has appended to {table}; start this run again, one at a time")
 
 
 class TableFormat(Protocol):
@@ -457,10 +457,10 @@ def made(
             added = ", ".join(f"`{name}` {kind}" for name, kind in fresh.items())
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
     except (PySparkException, Py4JJavaError) as error:
-        raise PipelineError(f"{to} cannot be made a table of {form.name}: {_said(error)}") from error
+        raise PipelineError(f"{to} cannot be created as a table of {form.name}: {_said(error)}") from error
     for name, kind in columns.items():
         if name in there and there[name] != kind:
-            raise PipelineError(f"the column {name} of {to} is {there[name]}, and should be {kind}")
+            raise PipelineError(f"the column {name} of {to} is {there[name]}, but should be {kind}")
     return table
 
 
@@ -501,7 +501,7 @@ def snapshot(spark: SparkSession, table: Named) -> tuple[DataFrame, Offsets]:
     name, form = table
     if form is None:
         raise PipelineError(
-            f"{name} does not say how far the journal is in it: that is for tables of {', '.join(FORMATS)}"
+            f"{name} has no position in the journal, which only these formats have: {', '.join(FORMATS)}"
         )
     while True:
         before = form.position(spark, name)

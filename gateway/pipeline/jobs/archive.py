@@ -86,7 +86,7 @@ def run(
     before = archive.manifest()
     swept = archive.sweep(before, grace_secs) if sweep else 0
     if swept:
-        tell(f"archive: {swept} files that a broken off run had left are deleted")
+        tell(f"archive: {swept} files of an interrupted run deleted")
     with progress(spark, "archive", tell):
         manifest, missing = _appended(spark, archive, before, journal, file_octets, fail=fail)
         written = set(manifest.files) - set(before.files)
@@ -321,7 +321,7 @@ def run_stream(
     is_table = is_table_name(to)
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
-        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+        raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
     rows = spark.readStream.format("gateway_journal").options(**options).load(journal)
     sink = (

@@ -88,7 +88,9 @@ def schema_of(file: Path) -> BodySchema:
         raise PipelineError(f"the JSON Schema {file} cannot be read: {error}") from error
     kind = from_json_schema(text)
     if not isinstance(kind, StructType):
-        raise PipelineError(f"{file} describes no object with properties, and a table's columns are those")
+        raise PipelineError(
+            f"{file} does not describe an object with properties, which are the columns of the table"
+        )
     validator(text)
     known = json.loads(text).get("$id")
     return BodySchema(text, kind, str(known or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
@@ -99,7 +101,7 @@ def validator(text: str) -> Any:
     try:
         return jsonschema_rs.validator_for(json.loads(text), validate_formats=True, retriever=_nowhere)
     except jsonschema_rs.ValidationError as error:
-        raise PipelineError(f"the JSON Schema is none: {_first_line(error.message)}") from error
+        raise PipelineError(f"the JSON Schema is invalid: {_first_line(error.message)}") from error
 
 
 def _nowhere(address: str) -> Any:
@@ -325,7 +327,7 @@ class Told(NamedTuple):
 def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
     """Validate a body. `asked` is the validator of its schema, `kind` its Spark type."""
     if body is None:
-        return Told(None, fault="the journal has no body")
+        return Told(None, fault="the body was not recorded")
     number = None
     if body[:1] == b"\0" and len(body) > ENVELOPE.size:
         _, number = ENVELOPE.unpack_from(body)

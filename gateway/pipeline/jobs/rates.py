@@ -192,7 +192,7 @@ def run(
                 _report(found, source, report)
             found.unpersist()
     except AnalysisException as error:
-        raise PipelineError(f"the rates were not written: {plain(str(error))}") from error
+        raise PipelineError(f"rates not written: {plain(str(error))}") from error
     return Rates(counted[0], counted[1] or 0)
 
 
@@ -223,9 +223,9 @@ def follow(
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
-        raise PipelineError("a table that is no folder needs --checkpoint, where to keep the position")
+        raise PipelineError("a table without a folder needs --checkpoint, a folder for the position")
     if database and report is not None:
-        raise PipelineError("--report is for folders and tables; a database has pages of its own")
+        raise PipelineError("--report cannot be combined with a database")
     kept = _written(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
         to = _written(spark, to, None if format_ in FORMATS else kept)
@@ -311,7 +311,7 @@ def _fresh(spark: SparkSession, to: str) -> str:
     place = place_of(to, hadoop_of(spark))
     system, path = place.reached().arrow()
     if system.get_file_info(path).type != fs.FileType.NotFound:
-        raise PipelineError(f"{place.uri} is there already: rates go into a folder that is new, or a table")
+        raise PipelineError(f"{place.uri} exists: give a new folder, or a table")
     return spark_writes(spark, place)
 
 
@@ -381,7 +381,7 @@ def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = 
 
 
 def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the windows of which retention has deleted rows."""
+    """Return the windows that begin before the oldest row of a shard: retention has deleted rows of them."""
     oldest = 0
     for shard in reader.shards():
         first = next((item for item in reader.index(shard) if isinstance(item, At)), None)

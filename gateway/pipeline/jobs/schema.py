@@ -91,7 +91,7 @@ def route_of(candidate: Candidate, name: str) -> Route:
         if route.name == name:
             return route
     there = ", ".join(route.name for route in candidate.router.routes)
-    raise PipelineError(f"there is no route {name}; there are: {there or 'none'}")
+    raise PipelineError(f"unknown route {name}; known: {there or 'none'}")
 
 
 def column_of(capture: str) -> str:
@@ -173,9 +173,9 @@ def from_json_schema(text: str) -> DataType:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise PipelineError(f"the JSON Schema is no JSON: {error}") from error
+        raise PipelineError(f"the JSON Schema is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise PipelineError("a JSON Schema is an object")
+        raise PipelineError("a JSON Schema must be an object")
     return _typed(document, document, 0)
 
 

@@ -60,8 +60,8 @@ KEPT: Final = (*MESSAGE, "sequence", "address", "client", "message_id", "mapping
 BATCH_ROWS: Final = 500_000  # Rows of a micro-batch, which is cached: about 200 MiB of memory and disk.
 BODY: Final = "body"
 FAULTS: Final = ("registry_id", "fault", "place")
-NO_TIME: Final = "no time stands there"
-NO_PLACE: Final = "a value has no place in its column"
+NO_TIME: Final = "no valid time at this place"
+NO_PLACE: Final = "a value does not fit its column"
 
 
 class Counted(NamedTuple):
@@ -97,7 +97,7 @@ def follow(
     Raises PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
-        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+        raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
     if format_ not in (PARQUET, *FORMATS):
         raise PipelineError(f"a route's table is parquet or {' or '.join(FORMATS)}, not {format_}")
     targets = [one if is_table_name(one) else _reached(spark, one) for one in (to, rejected)]

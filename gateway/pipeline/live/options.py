@@ -65,7 +65,7 @@ class Options:
         try:
             found = json.loads(stated)
         except ValueError as error:
-            raise PipelineError(f"option {name} begins like a JSON list and is none: {error}") from error
+            raise PipelineError(f"option {name} begins like a JSON list but is invalid: {error}") from error
         if not all(isinstance(one, str) for one in found):
             raise PipelineError(f"option {name}: a list of texts, not {stated}")
         return list(found)
@@ -117,7 +117,7 @@ class Options:
             raise PipelineError(f"{self.format} speaks {protocol}, and url is of {target.protocol}")
         if target.password:
             raise PipelineError(
-                "a password in option url would be shown in plans and logs; say it in option passwordFile"
+                "a password in option url would appear in plans and logs; use option passwordFile"
             )
         password = self.text("password") or ""
         file = self.text("passwordFile")

@@ -75,7 +75,7 @@ class PublishSource(DataSource):
 
     def _append_only(self, overwrite: bool) -> None:
         if overwrite:
-            raise PipelineError("what was published cannot be overwritten; say mode('append')")
+            raise PipelineError("published messages cannot be overwritten; use mode('append')")
 
 
 class Publication:

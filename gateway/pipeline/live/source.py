@@ -76,7 +76,7 @@ class MqttSource(LiveSource):
         return "gateway_mqtt"
 
     def check(self) -> None:
-        """Raise PipelineError without topics, and for a session without a client id."""
+        """Raise PipelineError without topics, for sessionSecs without clientId, and for an invalid option."""
         self.chosen.access(self.protocol)
         if not self.chosen.listed("topics"):
             self.chosen.needed("topics", "plant/+/telemetry,site/#")

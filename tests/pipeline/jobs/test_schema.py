@@ -44,8 +44,8 @@ def test_json_schemas(schema: dict[str, Any], type_: str) -> None:
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ("{", "no JSON"),
-        ("[]", "is an object"),
+        ("{", "not JSON"),
+        ("[]", "must be an object"),
         ('{"$ref": "other.json"}', "only its own parts"),
         ('{"$ref": "#/no"}', "has no #/no"),
         ('{"$ref": "#"}', "refers to itself"),
@@ -77,7 +77,7 @@ def test_captures_are_columns_and_there_is_a_view_of_last_values(
     _, last = create_views(found, "up")
     newest = spark.sql(f"select address, body.temperature from {last} order by address").collect()
     assert [tuple(row) for row in newest] == [(f"plant/l{line}/t", 57 + line) for line in range(3)]
-    with pytest.raises(PipelineError, match="no route down; there are: up, hot"):
+    with pytest.raises(PipelineError, match="unknown route down; known: up, hot"):
         table(rows, candidate, "down", None)
 
 

@@ -86,7 +86,7 @@ FAULTY: list[tuple[bytes, str, str | None]] = [
     (b'{"t": 1e400}', "", None),
     (b'{"t": 1, "price": 1e36}', "no place in its column of decimal(38,2)", "price"),
     (b'{"t": 1, "seen": "yesterday"}', "date-time", "seen"),
-    (b'{"t": 1, "at": "yesterday"}', "no time stands there", "at"),
+    (b'{"t": 1, "at": "yesterday"}', "no valid time at this place", "at"),
     (b"\0\0\0\0\x2b\x06\x02avro", "no JSON", None),
 ]
 
@@ -301,8 +301,8 @@ def test_by_which_mapping_rows_were_made(
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "is none"),
-    ({"type": "array"}, "describes no object"),
+    ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "is invalid"),
+    ({"type": "array"}, "does not describe an object"),
 ]
 
 
@@ -323,7 +323,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_a_body_that_was_left_out_is_no_json_either() -> None:
-    assert told_of(None, validator("{}"), StructType([])).fault == "the journal has no body"
+    assert told_of(None, validator("{}"), StructType([])).fault == "the body was not recorded"
 
 
 def test_event_times_that_are_none(spark: SparkSession) -> None:
