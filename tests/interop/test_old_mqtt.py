@@ -178,7 +178,7 @@ def test_a_name_has_no_place_before_3_1() -> None:
         ({"byte_order": "little", "version": "3.1.1"}, "byte_order is for brokers of MQTT 3.1 and before"),
         ({"version": "mqipdp", "username": "ann"}, "no user name and no password"),
         ({"version": "mqipdp", "bridge": True}, "bridge is for MQTT 3.1 and 3.1.1"),
-        ({"version": "mqipdp", "share": "g"}, "share is for MQTT from version 3.1.1 on"),
+        ({"version": "mqipdp", "share": "g"}, "share needs MQTT 3.1.1 or later"),
     ],
 )
 def test_options_of_a_link_that_do_not_go_together(given: dict[str, Any], told: str) -> None:
