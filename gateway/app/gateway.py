@@ -401,6 +401,10 @@ class Gateway:
             for connection in list(listener.connections):
                 if octets := connection.outstanding_octets:
                     yield None, octets, connection.sender.user, place_of(connection.sender.address)
+                waiting = connection.waiting_publishes
+                if waiting is not None and waiting.on:
+                    user, place = connection.sender.user, place_of(connection.sender.address)
+                    yield waiting, waiting.octets, user, place
 
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}

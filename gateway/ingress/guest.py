@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.telemetry.stats import FrameCounts
@@ -148,6 +149,11 @@ class Guest:
     def outstanding_octets(self) -> int:
         """Octets of messages that it has been sent, has not acknowledged, and nobody else counts."""
         return 0
+
+    @property
+    def waiting_publishes(self) -> WaitingPublishes[Any] | None:
+        """The publishes that wait until a full queue has room; None if its protocol has none that wait."""
+        return None
 
     def let_go_for_memory(self) -> None:
         """End it: there is no memory for what it has begun."""

@@ -6,7 +6,9 @@ the client sends on that channel behind it, unless its protocol lets that go ahe
 leave in their order, when nothing holds it any more. What the client sent before it closed the channel goes
 ahead of the close, to a queue that accepts or refuses it.
 
-What waits is bounded, for each channel and for the connection. Beyond the bound nothing more is read.
+What waits is bounded, for each channel and for the connection. Beyond the bound nothing more is read. What
+waits counts in its user's share of the memory: of a user with more than that nothing more is read as soon as
+anything waits.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from gateway.transport.stream import Stream
 EVERY_CHANNEL: Final = 0  # no channel has this number; for protocols without channels, it is the only one
 # A channel's publishes that wait weigh at most 1.25 MiB: a message in memory takes some 256 bytes by itself.
 MESSAGES_MAX: Final = 4_096
+MESSAGE_BYTES: Final = 256  # of an event or message that waits, besides its content
 BYTES_MAX: Final = 262_144
 CHANNELS_MAX: Final = 4  # full ones; of a connection with more of them nothing is read
 EventT = TypeVar("EventT")
@@ -55,7 +58,7 @@ class Line(Generic[EventT]):
 class WaitingPublishes(Generic[EventT]):
     """The waiting events of one connection, by channel."""
 
-    __slots__ = ("_ended", "_holds", "_lines", "_stream", "_unread_since", "on")
+    __slots__ = ("_ended", "_holds", "_lines", "_restrained", "_stream", "_unread_since", "on")
 
     def __init__(self, stream: Stream) -> None:
         self.on = False  # something is held or waits; as long as it is not, nothing here has to be called
@@ -64,6 +67,20 @@ class WaitingPublishes(Generic[EventT]):
         self._lines: dict[int, Line[EventT]] = {}
         self._unread_since: float | None = None  # loop-clock seconds; None: the connection is read
         self._ended = False
+        self._restrained = False
+
+    @property
+    def octets(self) -> int:
+        """Bytes of memory that the waiting events occupy."""
+        return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
+
+    def restrain(self, on: bool) -> None:
+        """Let nothing more wait, or as much as usual. The owner of the stream gets a turn to act on it."""
+        if on != self._restrained and not self._ended:
+            self._restrained = on
+            if not on and not self.full():
+                self._read_on()
+            self._stream.again()
 
     def hold(self, channel: int) -> Callable[[], None]:
         """Have the publishes of a channel, or of EVERY_CHANNEL, wait; returns what undoes it."""
@@ -116,7 +133,9 @@ class WaitingPublishes(Generic[EventT]):
 
     def full(self) -> list[int]:
         """Return the channels that have as much waiting as may be, or more; all of them if the connection has
-        too much."""
+        too much, or its user has more than its share of the memory."""
+        if self._restrained:
+            return list(self._lines)
         full = [channel for channel, line in self._lines.items() if line.is_full]
         if not full and (
             sum(line.messages for line in self._lines.values()) > CHANNELS_MAX * MESSAGES_MAX

@@ -34,12 +34,14 @@ class Limits(Section):
     freed memory; one third above it, publishes that cannot be paused are refused. 0: 60 % of the memory of
     the control group or the machine."""
     memory_per_user_share: float = Field(0.25, gt=0, le=1)
-    """Fraction of `memory_bytes_max` that one user's messages may occupy once memory is 75 % full, so that
-    one user alone cannot make all publishers wait. It counts messages in the user's queues, subscriptions and
-    sessions, and deliveries that the user's AMQP clients have not acknowledged."""
+    """Fraction of `memory_bytes_max` that one user may occupy once three quarters of it are used, so that one
+    user alone does not bring it to where everybody waits. Counted are the messages in its queues,
+    subscriptions and sessions, those that its AMQP clients have not acknowledged, and those that its clients
+    have sent to a full queue. Beyond it a queue on disk leaves what comes there, any other is full, and
+    nothing more is read of a client whose publishes wait."""
     memory_per_address_share: float = Field(0.25, gt=0, le=1)
-    """Fraction of `memory_bytes_max` that the sessions and unacknowledged deliveries of one address (of IPv6:
-    one /64) may occupy once memory is 75 % full. Clients on this machine are not counted."""
+    """The same of one address (of IPv6: one /64), in sessions, of what is not acknowledged, and of what waits
+    for a full queue. This machine is not counted."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener. Each takes a file descriptor and some 10 KiB."""
     connections_per_address_max: int = Field(0, ge=0)

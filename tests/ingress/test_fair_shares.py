@@ -13,8 +13,10 @@ from pydantic import SecretStr
 from gateway.access import users as access_module
 from gateway.app.descriptors import descriptors_for_clients, divided_descriptors, raise_descriptors
 from gateway.containment import counted
+from gateway.model.properties import string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed
+from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Settings, Store, User
 from gateway.telemetry.logs import WHOLE_MAX, Limiter
@@ -477,3 +479,129 @@ def test_what_is_held_in_memory_is_somebodys_in_every_protocol() -> None:
             amqp.delivered(2)
             assert gateway.ask(held) == {"ann": 1, "bob": 2, "eve": 3}, "it has not been acknowledged"
         eventually(lambda: "bob" in gateway.ask(held))
+
+
+# What waits of held clients.
+
+HELD: Final = """\
+version: 1
+routes:
+  - name: in
+    from: {endpoint: mqtt, topic: "full"}
+    to: {endpoint: amqp091, exchange: "", routing_key: q}
+"""
+
+
+def fill(client: Any, *bodies: bytes) -> None:
+    """Publish to the queue that is full, without waiting for what becomes of it."""
+    if isinstance(client, Mqtt):
+        for packet_id, body in enumerate(bodies, 1):
+            client.publish("full", body, qos=1, packet_id=packet_id)
+    elif isinstance(client, Amqp):
+        client.publish("", "q", *bodies)
+    else:
+        client.put(1, *bodies, confirm=False)
+
+
+def declare_full(gateway: Running, protocol: str, client: Any) -> None:
+    """Make a queue of somebody else, and fill it until it holds the client."""
+    with Amqp(gateway, user="ann", password="right").open() as ann:
+        declare(ann, "q")
+    if isinstance(client, Fast):
+        assert client.handle("q") == 1
+
+    def depth() -> int:
+        gateway_ = gateway.gateway
+        return len((gateway_.fast_hosts["/"] if protocol == "amqpfast" else gateway_.host).queues["q"])
+
+    for count, total in ((10, 10), (1, 11)):
+        fill(client, *[b"x"] * count)
+        eventually(lambda: gateway.ask(depth) == total)  # noqa: B023
+
+
+def drain(gateway: Running, protocol: str, count: int) -> None:
+    if protocol == "amqpfast":
+        with Fast(gateway, user="ann", password="right").open() as ann:
+            handle = ann.handle("q")
+            ann.consume(handle, prefetch=100)
+            rows = ann.rows(count)
+            ann.ack(rows[-1][1])
+    else:
+        with Amqp(gateway, user="ann", password="right").open() as ann:
+            ann.call(m.BasicConsume("q", no_ack=True), m.BasicConsumeOk)
+            ann.delivered(count)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+@pytest.mark.parametrize("end", ["memory", "room"])
+def test_what_waits_of_a_held_client_is_in_its_share(protocol: str, end: str, tmp_path: Path) -> None:
+    """Beyond its share nothing more is read of it, long before as much waits as may; another user's client
+    at the same queue is read on. It ends when memory is free again, or the queue."""
+    (tmp_path / "m.yaml").write_text(HELD)
+    limits = Limits(queue_messages_max=10)
+    users = {"eve": USUAL, "ann": USUAL}
+    given = settings_of(users=users, limits=limits, mappings=(str(tmp_path / "m.yaml"),))
+    with (
+        running(given) as gateway,
+        enter(gateway, protocol, "eve") as eve,
+        enter(gateway, protocol, "ann"),
+    ):
+
+        def read() -> dict[str, bool]:
+            found = gateway.gateway.listeners[protocol].connections
+            return {one.sender.user: one.stream.reading for one in found}
+
+        def claimed() -> int:
+            return sum([octets for _, octets, user, _ in gateway.gateway._claims() if user == "eve"])
+
+        def use(part: float) -> None:
+            memory = gateway.gateway.memory
+            memory.mark = 400_000
+            memory._resident = lambda: int(part * memory.mark)
+            memory._trim = None
+
+        declare_full(gateway, protocol, eve)
+        fill(eve, bytes(100_000), bytes(50_000))
+        eventually(lambda: gateway.ask(claimed) > 150_000)
+        assert gateway.ask(read) == {"eve": True, "ann": True}
+        gateway.ask(lambda: use(0.8))
+        eventually(lambda: gateway.ask(read) == {"eve": False, "ann": True})
+        assert gateway.ask(lambda: gateway.gateway.memory_shares.over) == {("user", "eve")}
+        if end == "memory":
+            gateway.ask(lambda: use(0.5))
+            eventually(lambda: gateway.ask(read) == {"eve": True, "ann": True})
+            fill(eve, b"more")
+        drain(gateway, protocol, 14 if end == "memory" else 13)
+        eventually(lambda: gateway.ask(read) == {"eve": True, "ann": True})
+        eventually(lambda: gateway.ask(claimed) == 0)
+
+
+def test_commands_that_wait_weigh_what_they_carry(tmp_path: Path) -> None:
+    """Filters and arguments wait behind publishes, and count with their content."""
+    (tmp_path / "m.yaml").write_text(HELD)
+    limits = Limits(queue_messages_max=10)
+    given = settings_of(
+        users={"eve": USUAL, "ann": USUAL}, limits=limits, mappings=(str(tmp_path / "m.yaml"),)
+    )
+    with running(given) as gateway:
+
+        def weight(protocol: str) -> int:
+            return sum([one.waiting.octets for one in gateway.gateway.listeners[protocol].connections])
+
+        with enter(gateway, "mqtt", "eve") as mqtt, enter(gateway, "amqp091", "eve") as amqp:
+            declare_full(gateway, "mqtt", mqtt)
+            fill(mqtt, b"x")
+            mqtt.machine.subscribe(9, [Subscription("f" * 4_000)])
+            mqtt.flush()
+            eventually(lambda: gateway.ask(lambda: weight("mqtt")) > 4_000)
+            fill(amqp, b"x")
+            listener = gateway.gateway.listeners["amqp091"]
+            eventually(
+                lambda: gateway.ask(lambda: [one.waiting.on for one in listener.connections] == [True])
+            )
+            fill(amqp, b"x")
+            amqp.machine.send_method(
+                1, m.QueueBind("q", "amq.headers", "", arguments=(("a", string("v" * 4_000)),))
+            )
+            amqp.flush()
+            eventually(lambda: gateway.ask(lambda: weight("amqp091")) > 4_000)

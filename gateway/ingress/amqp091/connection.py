@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -14,6 +14,7 @@ from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import FULL
 from gateway.broker.routing import RoutingEntry
+from gateway.broker.shares import argument_octets
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import (
@@ -190,6 +191,11 @@ class AmqpConnection(ActingGuest):
         return None if self._consumes else self.waiting.hold(channel)
 
     @property
+    def waiting_publishes(self) -> WaitingPublishes[Any]:
+        """The publishes that wait until a full queue has room."""
+        return self.waiting
+
+    @property
     def _consumes(self) -> bool:
         return any(channel.consumers or channel.unacknowledged for channel in self.channels.values())
 
@@ -250,7 +256,7 @@ class AmqpConnection(ActingGuest):
             elif isinstance(event, LargePublish) and self._blocks(event.content[0], publishes=True):
                 waiting.add(event.content[0], event, 1, 0)
             elif isinstance(event, MethodReceived) and self._waits(event):
-                waiting.add(event.channel, event, 1, 0)
+                waiting.add(event.channel, event, 1, argument_octets(getattr(event.method, "arguments", ())))
             else:
                 due.append(event)
         for number in waiting.full():

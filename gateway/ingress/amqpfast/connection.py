@@ -86,7 +86,13 @@ UNREAD_SECS_MAX: Final = 2.0  # of a client with more to publish than may wait; 
 
 
 def _size_of(event: Event) -> int:
-    return len(event.octets) if isinstance(event, Fragment | Prepared) else 0
+    """Return the bytes of the content, or of the texts of the command, in an event."""
+    if isinstance(event, Fragment | Prepared):
+        return len(event.octets)
+    if not isinstance(event, CommandReceived):
+        return 0
+    values = [getattr(event.command, name) for _, name in event.command.layout]
+    return sum([len(value) for value in values if isinstance(value, bytes | str)])
 
 
 def _handle_of(event: Event) -> int | None:
@@ -310,6 +316,11 @@ class FastConnection(ActingGuest):
         """Have what is sent on a channel wait, unless the client consumes: it is refused at twice the
         limit."""
         return None if self._consumes else self.waiting.hold(channel)
+
+    @property
+    def waiting_publishes(self) -> WaitingPublishes[Any]:
+        """The publishes that wait until a full queue has room."""
+        return self.waiting
 
     @property
     def _consumes(self) -> bool:

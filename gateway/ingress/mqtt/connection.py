@@ -76,12 +76,20 @@ from gateway.transport.stream import Stream
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
 log = structlog.get_logger(limited=True)
+FILTER_BYTES: Final = 128  # of a topic filter that waits, besides its text
 FAREWELLS: Final = {
     Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
     Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
     Farewell.UNSERVED: ReasonCode.SERVER_BUSY,
     Farewell.RULES_CHANGED: ReasonCode.NOT_AUTHORIZED,
 }
+
+
+def _size_of(event: Event) -> int:
+    """Return the bytes of memory of the filters in an event."""
+    if isinstance(event, Subscribe):
+        return sum([len(one.filter) + FILTER_BYTES for one in event.subscriptions])
+    return sum([len(one) + FILTER_BYTES for one in event.filters]) if isinstance(event, Unsubscribe) else 0
 
 
 class BegunPacket:
@@ -233,7 +241,7 @@ class MqttConnection(AdmittedGuest):
             elif (isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL)) or (
                 isinstance(event, Disconnect) and self._let_ids is not None
             ):
-                waiting.add(EVERY_CHANNEL, event, 1, 0)
+                waiting.add(EVERY_CHANNEL, event, 1, _size_of(event))
             elif isinstance(event, Disconnect):
                 due += [*waiting.take(EVERY_CHANNEL), event]
             else:
@@ -325,6 +333,11 @@ class MqttConnection(AdmittedGuest):
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
         """Have what the client publishes wait, unless it consumes: it is refused at twice the limit."""
         return None if self._consumes else self.waiting.hold(channel)
+
+    @property
+    def waiting_publishes(self) -> WaitingPublishes[Any]:
+        """The publishes that wait until a full queue has room."""
+        return self.waiting
 
     @property
     def _consumes(self) -> bool:
