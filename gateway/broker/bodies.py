@@ -76,13 +76,13 @@ class SpooledStorage(QueueStorage):
         self._spool = bodies.spool
         self._bodies = bodies.of(log)
 
-    def take(self, part: SubBatch, messages: list[Message]) -> None:
+    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""
         if self._spool.files:
             for position, message in enumerate(messages, self._queue.next):
                 if isinstance(message.body, Spooled):
                     self._bodies[position] = message.body
-        super().take(part, messages)
+        return super().take(part, messages)
 
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome

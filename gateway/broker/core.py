@@ -98,6 +98,7 @@ class BrokerCore:
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
         self._shared: dict[str, SharedOutboxes] = {}  # by link
+        self._quotas = quotas or UserQuotas(limits)
         self.forwarding: Forwarding | None = None
         if forward is not None:
             self.forwarding = Forwarding(
@@ -123,6 +124,7 @@ class BrokerCore:
                 memory_messages_max=limits.queue_memory_messages_max,
                 memory_octets_max=limits.queue_memory_bytes_max,
                 left=self.left,
+                quotas=self._quotas,
             )
         self.dispatcher = dispatcher_of(
             router,
@@ -142,7 +144,6 @@ class BrokerCore:
         self._paused()
         self.redriving = Redriving(self.dispatcher, self.dead_letters)
         self._forward = forward
-        self._quotas = quotas or UserQuotas(limits)
         self._journaling = journaling
 
     def _outbox(self, route: Route) -> Namespace | None:

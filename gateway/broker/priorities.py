@@ -176,16 +176,19 @@ class PriorityQueue(Queue):
             contained("delivery", error)
             return False
 
-    def withdraw(self, first: int, count: int) -> None:
-        """Remove `count` messages that the disk refused, unless they were delivered."""
+    def withdraw(self, first: int, count: int) -> list[Message]:
+        """Remove those of `count` messages, which the disk did not take, that no consumer has got yet. Return
+        them."""
         if not self._sorted:
-            super().withdraw(first, count)
-            return
+            return super().withdraw(first, count)
+        withdrawn: list[Message] = []
         for position in range(first, first + count):
             self._avoided.pop(position, None)
             found = self._waiting.pop(position, None)
             if found is not None:
+                withdrawn.append(found[0])
                 self.shrink(self.weigh(found[:1]))
+        return withdrawn
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, from which they are redelivered."""

@@ -81,8 +81,9 @@ class Storage(Protocol):
     def untouched(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out."""
 
-    def take(self, part: SubBatch, messages: list[Message]) -> None:
-        """Queue the messages, in memory or on disk alone, and write those that must be written."""
+    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
+        """Queue the messages, in memory or on disk alone, and write those that must be written. Return those
+        that are queued: all, unless the disk takes none now."""
 
     def delivered(self, position: int) -> tuple[bool, int]:
         """Return True if a recovered message may have been delivered, and the end of such positions."""
@@ -303,16 +304,20 @@ class Queue:
         self._first = first
         self._ready.extend(messages)
 
-    def withdraw(self, first: int, count: int) -> None:
-        """Remove `count` messages that the disk refused, unless they were delivered."""
+    def withdraw(self, first: int, count: int) -> list[Message]:
+        """Remove those of `count` messages, which the disk did not take, that no consumer has got yet. Return
+        them."""
         ready = self._ready
+        withdrawn: list[Message] = []
         for place in range(max(first - self._first, 0), first + count - self._first):
-            self.octets -= self.weigh((ready[place],))
+            withdrawn.append(ready[place])
             ready[place] = HOLE
+        self.octets -= self.weigh(withdrawn)
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
         self._tell_drained()
+        return withdrawn
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer, and deliver waiting messages to it at once."""

@@ -126,7 +126,12 @@ class UserQuotas:
         self.streams = self._shares("event streams", ("the places", LISTENERS_MAX))
         self.taps = self._shares("message streams", ("the places", TAPS_MAX))
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
+        self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
         self._told: dict[str, tuple[int, int]] = {}
+
+    def outbox(self) -> UserShares:
+        """Return the shares in an outbox, which sets its limits."""
+        return self._shares("outbox messages")
 
     def all(self) -> tuple[UserShares, ...]:
         """Return the shares of each kind of thing."""
@@ -140,6 +145,7 @@ class UserQuotas:
             self.streams,
             self.taps,
             self.console,
+            self.outboxes,
         )
 
     def refused(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -172,12 +172,15 @@ class QueueStorage(PagedLog):
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
         self._loaded: list[Callable[[], None]] = []
+        self.withdrawn: Callable[[list[Message]], None] | None = None  # told what the disk does not take
         extent = store.extent(log)
         self.recovered = extent.end  # end of the positions from before this process
         self._untouched: list[Range] = []  # ranges of those that were never handed out
         octets = 0
         if extent.count:
-            octets = extent.octets if queue.weigh is weight_of else self._weigh_stored(extent.first)
+            octets = extent.octets
+            if queue.weigh is not weight_of:
+                octets = sum([self._weigh(messages) for messages in self.stored_before(extent.first)])
             self.put(extent.first, extent.end, extent.count, octets)
         queue.keep_in(self, extent.end, octets, store.gate)
 
@@ -204,12 +207,9 @@ class QueueStorage(PagedLog):
             return False, ranges[at][1]
         return True, ranges[at + 1][0] if at + 1 < len(ranges) else self.recovered
 
-    def _weigh_stored(self, position: int) -> int:
-        """Return the size in bytes of what is stored from `position` on, for a queue with its own measure.
-
-        The store must not be started: it responds at once then.
-        """
-        octets = 0
+    def stored_before(self, position: int) -> Iterator[list[Message]]:
+        """Return what the process before this one has stored from `position` on, in pieces. The store must
+        not have been started: it answers at once then."""
         found: list[Stored] = []
         while True:
             self._store.read_from(
@@ -218,20 +218,20 @@ class QueueStorage(PagedLog):
                 octets_max=PIECE_OCTETS_MAX,
             )
             if not found:
-                return octets
-            octets += self._weigh([message for _, message, _ in found])
+                return
+            yield [message for _, message, _ in found]
             position = found[-1][0] + 1
             found.clear()
 
     # In.
 
-    def take(self, part: SubBatch, messages: list[Message]) -> None:
-        """Queue the messages, in memory or on disk alone, and write those that must be written."""
+    def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
+        """Queue the messages, in memory or on disk alone, and write those that must be written. Return those
+        that are queued: all, unless the disk takes none now."""
         queue = self._queue
         alone = bool(self) or self._memory_full() or part.recipient.stored_first
         if not self._store.healthy:
-            self._take_unwritten(part, messages, alone)
-            return
+            return self._take_unwritten(part, messages, alone)
         first = queue.next
         if not alone:
             queue.put(messages)
@@ -249,17 +249,19 @@ class QueueStorage(PagedLog):
             start = stop
         if self._store.congested:
             self._store.hold(hold_sources(part))
+        return messages
 
-    def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> None:
-        """Queue transient messages that fit into memory, and refuse the others, while the disk fails.
-
-        If the others were queued until their refusal, they would be delivered first.
+    def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
+        """The disk takes nothing now: neither does the queue, but for what is transient and fits into memory.
+        To queue the others until they are refused would deliver them first.
         """
         taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
-        self._queue.put([messages[at] for at in taken])
+        queued = [messages[at] for at in taken]
+        self._queue.put(queued)
         part.settle_at(taken)
         if len(taken) < len(messages):
             self._store.refuse(part.settle)
+        return queued
 
     def _memory_full(self) -> bool:
         queue = self._queue
@@ -286,7 +288,9 @@ class QueueStorage(PagedLog):
                 self.take_back(len(messages), octets)
                 self._queue.shrink(octets)
             else:
-                self._queue.withdraw(first, len(messages))
+                messages = self._queue.withdraw(first, len(messages))
+            if self.withdrawn is not None:
+                self.withdrawn(messages)
         if stop - start == len(part.messages):
             part.settle(outcome)
         else:

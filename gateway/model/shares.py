@@ -47,10 +47,8 @@ class UserShares:
         returns True.
         """
         self.what = what
-        self.count_max = count_max
-        self.octets_max = octets_max
-        self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, user_share)
-        self.user_octets_max = octets_max if octets_max == NO_LIMIT else int(octets_max * user_share)
+        self._user_share = user_share
+        self.set_limits(count_max, octets_max)
         self.count = 0
         self.total = 0
         self.refused = 0
@@ -78,9 +76,7 @@ class UserShares:
         """
         limit = self.limit_of(user, octets, count)
         if limit:
-            self.refused += 1
-            self.last_user = user or ""
-            self.last_limit = limit
+            self.refuse(user or "", limit, 1)
         return limit
 
     def limit_of(self, user: str | None, octets: int, count: int = 1) -> str:
@@ -89,6 +85,11 @@ class UserShares:
         """
         if limit := self.limit_of_all(octets, count):
             return limit
+        return self.limit_of_user(user, octets, count)
+
+    def limit_of_user(self, user: str | None, octets: int, count: int = 1) -> str:
+        """Return the option that forbids the user so many more items, with its value, whatever others have;
+        or ""."""
         if not self._applies():
             return ""
         if self.of(user) + octets > self.user_octets_max:
@@ -112,14 +113,23 @@ class UserShares:
         own = self.user_count_max - self.count_of(user), self.user_octets_max - self.of(user)
         return count, octets, *own
 
+    def set_limits(self, count_max: int, octets_max: int) -> None:
+        """Replace the limits of all items, and with them those of one user."""
+        self.count_max, self.octets_max = count_max, octets_max
+        self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
+        self.user_octets_max = octets_max if octets_max == NO_LIMIT else int(octets_max * self._user_share)
+
+    def refuse(self, user: str, limit: str, count: int) -> None:
+        """Count `count` refused items, which the option `limit` forbids the user."""
+        self.refused += count
+        self.last_user = user
+        self.last_limit = limit
+
     def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
         """Return True if these messages fit, in total and for their senders' users, in addition to `count`
         others of `octets` bytes in total that are not counted yet.
         """
-        weights: dict[str, tuple[int, int]] = {}
-        for message in messages:
-            mine, mine_octets = weights.get(message.sender.user, (0, 0))
-            weights[message.sender.user] = (mine + 1, mine_octets + message.octets)
+        weights = weights_by_user(messages)
         all_count, all_octets = self.count + count, self.total + octets
         for user, (more, more_octets) in weights.items():
             all_count, all_octets = all_count + more, all_octets + more_octets
@@ -144,6 +154,16 @@ class UserShares:
         self._octets[name] -= octets
         if not self._counts[name] and not self._octets[name]:
             del self._counts[name], self._octets[name]
+
+    def add_messages(self, messages: Iterable[Message]) -> None:
+        """Count messages for the users who sent them."""
+        for user, (count, octets) in weights_by_user(messages).items():
+            self.add(user, octets, count)
+
+    def remove_messages(self, messages: Iterable[Message]) -> None:
+        """Subtract messages that were counted for the users who sent them."""
+        for user, (count, octets) in weights_by_user(messages).items():
+            self.remove(user, octets, count)
 
     def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
         """Forget what was counted, and take the number and bytes of each user from `weights`."""
@@ -224,6 +244,16 @@ class UserEntries(Generic[K]):
         shares.pushed_out += 1
         shares.last_user = crowder
         return next(iter(self._of_users[crowder]))
+
+
+def weights_by_user(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
+    """Return the number and bytes of the messages that each user sent."""
+    weights: dict[str, tuple[int, int]] = {}
+    for message in messages:
+        user = message.sender.user
+        count, octets = weights.get(user, (0, 0))
+        weights[user] = (count + 1, octets + message.octets)
+    return weights
 
 
 def _part(total: int, share: float) -> int:

@@ -141,11 +141,11 @@ class Limits(Section):
     """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy. Anonymous clients
     count under the empty name."""
     user_share: float = Field(0.9, gt=0, le=1)
-    """Fraction of retained messages, bodies on disk, dead letters, event streams, and audit lines per second
-    that one user name may occupy, in number and in bytes. It applies when there may be more than one user:
-    two users, or a back end other than `users`. Beyond it: 0x97 (MQTT 5), 406 (AMQP 0-9-1), 506 (AMQP/Fast),
-    429 (HTTP). Where new entries evict old ones (interrupted transfers, and dead letters whose source cannot
-    store the message), entries of users with more than an equal share are evicted first."""
+    """Fraction that one user name may have of retained messages, bodies on disk, dead letters, each outbox in
+    the store, event streams, and lines of the audit log in a second, in number and in bytes. It applies when
+    there may be more than one user: two users, or a back end that is not `users`. Beyond it: 0x97 (MQTT 5),
+    406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP). Where old entries make room for new ones (dead letters
+    without a source that keeps them, transfers), those of a user with more than an equal part go first."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross, so that two gateways that feed each other stop."""
 

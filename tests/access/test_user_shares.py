@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pika
 import pytest
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, NackError
 from structlog.testing import capture_logs
 
 from gateway.access.console_sessions import Sessions
@@ -28,6 +28,7 @@ from gateway.protocols.mqtt.packets import Acks
 from gateway.protocols.mqtt.spec import ReasonCode, Version
 from gateway.settings import Http, Limits, Store
 from tests.access.test_doors import PASSWORD, amqp, settings
+from tests.configured import make_link
 from tests.ingress.amqpfast.client import head
 from tests.ingress.amqpfast.large import MIB, Whole, octets
 from tests.ingress.clients import connect
@@ -45,11 +46,19 @@ LARGE: Final = b"x" * 3 * MIB
 
 
 @contextmanager
-def gateway_at(folder: Path, users: dict[str, tuple[str, ...]] = USERS, **limits: Any) -> Iterator[Running]:
-    given = Limits(**({"user_share": 0.5} | limits))
+def gateway_at(
+    folder: Path,
+    users: dict[str, tuple[str, ...]] = USERS,
+    given: dict[str, Any] | None = None,
+    **limits: Any,
+) -> Iterator[Running]:
+    """`given` are other settings."""
+    those = Limits(**({"user_share": 0.5} | limits))
     http = Http(host=LOOPBACK, port=0)
     store = Store(path=folder / "store")
-    with running(settings({"all": EVERYTHING}, users, limits=given, store=store, http=http)) as one:
+    with running(
+        settings({"all": EVERYTHING}, users, limits=those, store=store, http=http, **given or {})
+    ) as one:
         yield one
 
 
@@ -259,6 +268,66 @@ def test_nobody_ends_the_sessions_of_another_at_the_console() -> None:
     greedy = [sessions.begin(Principal("greedy"))[0] for _ in range(6)]
     assert sessions.find(modest) is not None
     assert [sessions.find(one) is not None for one in greedy] == [False] * 3 + [True] * 3
+
+
+# Outboxes.
+
+OUTBOX: Final = """\
+version: 1
+routes:
+  - name: mqtt
+    from: {endpoint: mqtt, topic: "out/#"}
+    to: {endpoint: far, queue: q}
+    settle: stored
+    outbox: {messages_max: 4}
+  - name: amqp
+    from: {endpoint: amqp091, exchange: amq.topic, binding_key: out}
+    to: {endpoint: far, queue: q}
+    settle: stored
+    outbox: {messages_max: 4}
+"""
+
+
+def stores_by_mqtt(gateway: Running, user: str, count: int) -> list[bool]:
+    """Publish for the link that is down; return which messages its outbox accepts."""
+    client, _ = connect(gateway, user, user=(user, PASSWORD.encode()))
+    accepted = []
+    with client:
+        for number in range(1, count + 1):
+            client.publish("out/x", b"x", qos=1, packet_id=number)
+            code = client.next(Acks).rows[0][1]
+            assert code in {0, ReasonCode.QUOTA_EXCEEDED}
+            accepted.append(code == 0)
+    return accepted
+
+
+def stores_by_amqp(gateway: Running, user: str, count: int) -> list[bool]:
+    accepted = []
+    with closing(amqp(gateway, user)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for _ in range(count):
+            try:
+                channel.basic_publish("amq.topic", "out", b"x", pika.BasicProperties(delivery_mode=2))
+                accepted.append(True)
+            except NackError:
+                accepted.append(False)
+    return accepted
+
+
+@pytest.mark.parametrize("stores", [stores_by_mqtt, stores_by_amqp])
+def test_one_user_fills_no_outbox(stores: Any, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(OUTBOX)
+    more = {"links": {"far": make_link(url="amqp://127.0.0.1:1")}, "mappings": (str(tmp_path / "m.yaml"),)}
+    for round_number in range(2):
+        with gateway_at(tmp_path, given=more) as gateway:
+            if not round_number:
+                assert stores(gateway, "greedy", 3) == [True, True, False]
+                assert metric(gateway, "gateway_share_refused", "outbox messages") == 1
+                assert stores(gateway, "modest", 1) == [True]
+            else:
+                assert stores(gateway, "greedy", 1) == [False], "what is stored counts again"
+                assert stores(gateway, "modest", 2) == [True, False]
 
 
 # Dead letters.

@@ -8,17 +8,18 @@ and more at a time as long as they are accepted.
 A message that the broker refuses is retried on its own while later ones overtake it. After `attempts_max`
 refusals, or a final one, it becomes a dead letter. The number of refusals is not stored over a restart.
 
-The limits apply to waiting messages; those that were handed to the link are limited by its window. At a
-limit, the policy decides: new messages are refused, or the oldest are dropped or become dead letters. Ages
-are known by marks (see marks.py).
+One user has no more than a share of each limit (`limits.user_share`): its further messages are refused. With
+a policy that removes the oldest they are refused only when the outbox is full and messages of other users
+wait in it, which would be removed.
 
-An outbox whose route has been removed from the mappings stores its messages until the route returns.
+An outbox whose route has gone from the mappings keeps what it holds, until the route returns.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gateway.broker.backoff import Backoff
@@ -27,6 +28,7 @@ from gateway.broker.dispatcher import RouteRecipient, misfit
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
 from gateway.broker.routing import Namespace, OneSink
+from gateway.broker.shares import UserQuotas
 from gateway.broker.storage import QueueStorage
 from gateway.containment import contained
 from gateway.mapping.routes import Route
@@ -49,6 +51,9 @@ RETRY_SECS_MAX: Final = 30.0
 EXPIRED_AT_ONCE: Final = 1_000  # messages that each tick checks at the head of the queue
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
+OUTBOX_USER_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "this user has its share of the outbox (limits.user_share)"
+)
 OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
 CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages came")
 TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer than outbox.age_secs_max")
@@ -144,6 +149,7 @@ class Outbox(OneSink):
         marks: Iterable[tuple[int, WallTime]],
         memory_messages_max: int,
         memory_octets_max: int,
+        quotas: UserQuotas,
         jitter: Callable[[], float],
         clock: Callable[[], Monotonic],
         utc: Callable[[], WallTime],
@@ -191,6 +197,12 @@ class Outbox(OneSink):
             memory_messages_max=memory_messages_max,
             memory_octets_max=memory_octets_max,
         )
+        self._shares = quotas.outbox()
+        self._refusals = quotas.outboxes
+        self._kept.withdrawn = self._shares.remove_messages
+        if extent.count:
+            for messages in self._kept.stored_before(extent.first):
+                self._shares.add_messages(messages)
         self._queue.add(self)
 
     def __len__(self) -> int:
@@ -212,6 +224,7 @@ class Outbox(OneSink):
                 self._unsure_before = self._queue.next
         if target is not None and route is not None:
             self._limits = target.limits.overridden_by(route.rule.outbox)
+            self._shares.set_limits(self._limits.messages_max, self._limits.octets_max)
             self._attempts_max = route.rule.attempts_max
             age = self._limits.age_secs_max
             self._marks.interval = MARK_SECS if age is None else min(MARK_SECS, max(age / 100, 0.1))
@@ -259,20 +272,56 @@ class Outbox(OneSink):
         return "" if self._target.up() else "the link is down"
 
     def publish(self, part: SubBatch) -> None:
-        """Store the part. Transient messages are accepted at once, others once they are on disk."""
+        """Store the part. Transient messages are accepted at once, the others when they are on disk."""
+        part = self._within_shares(part)
         messages = part.messages
         count = len(messages)
+        if not count:
+            return
         refuses = self._limits.policy == "reject" or self._letters_full
         fits = self._room_for(messages) if refuses else count
         if fits:
             self._marks.note(self._queue.next, self._utc())
-            self._kept.take(part, messages if fits == count else messages[:fits])
+            taken = self._kept.take(part, messages if fits == count else messages[:fits])
+            self._shares.add_messages(taken)
             self._queue.dispatch()
         if fits < count:
             if self._route is not None:
                 self._route.failed += count - fits
             part.settle_at(range(fits, count), OUTBOX_STALE if self._stale else OUTBOX_FULL)
         self._make_room()
+
+    def _within_shares(self, part: SubBatch) -> SubBatch:
+        """Refuse the messages of users who have their share of the outbox. Return the part of the others."""
+        shares, messages = self._shares, part.messages
+        count, octets = len(messages), weight_of(messages)
+        if shares.count + count <= shares.user_count_max and shares.total + octets <= shares.user_octets_max:
+            return part
+        removes = self._limits.policy != "reject"
+        if removes and not shares.limit_of_all(octets, count):
+            return part
+        refused: list[int] = []
+        accepted: dict[str, tuple[int, int]] = {}
+        for at, message in enumerate(messages):
+            user = message.sender.user
+            mine, mine_octets = accepted.get(user, (0, 0))
+            mine, mine_octets = mine + 1, mine_octets + message.octets
+            limit = shares.limit_of_user(user, mine_octets, mine)
+            if limit and not (removes and shares.count_of(user) == shares.count):
+                refused.append(at)
+                self._refusals.refuse(user, limit, 1)
+            else:
+                accepted[user] = (mine, mine_octets)
+        if not refused:
+            return part
+        without = set(refused)
+        rest = SubBatch(part.batch, part.recipient)
+        rest.messages = [message for at, message in enumerate(messages) if at not in without]
+        rest.slots = [slot for at, slot in enumerate(part.slots) if at not in without]
+        if self._route is not None:
+            self._route.failed += len(refused)
+        part.settle_at(refused, OUTBOX_USER_FULL)
+        return rest
 
     def _room_for(self, messages: list[Message]) -> int:
         """Return how many of `messages`, from the first on, fit into the limits."""
@@ -317,6 +366,7 @@ class Outbox(OneSink):
             positions.append(position)
             (crowded if too_many else old).append(message)
         if positions:
+            self._shares.remove_messages(chain(crowded, old))
             queue.acknowledged(positions)
             self._let_go(crowded, CROWDED_OUT)
             self._let_go(old, TOO_OLD)
@@ -354,7 +404,8 @@ class Outbox(OneSink):
         return min(target.window - len(self._open), self._backoff.window - sent)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Send messages of consecutive positions to the link."""
+        """Send a run of messages on its way."""
+        waited = messages
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
         positions: Sequence[int] = range(position, position + len(messages))
@@ -364,6 +415,7 @@ class Outbox(OneSink):
         if messages:
             recipient = self._recipient or self._find_recipient(messages[0])
             self._send(recipient, positions, messages)
+        self._shares.remove_messages(waited)
 
     def _fitting(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of messages whose address is of the link's protocol.
@@ -408,6 +460,7 @@ class Outbox(OneSink):
         self._sending = before
 
     def _expired(self, message: Message) -> None:
+        self._shares.remove_messages([message])
         self._bury([message], EXPIRED)
 
     # Interface for batches: the outbox is their source.
@@ -463,6 +516,7 @@ class Outbox(OneSink):
                 del self._open[position]
                 self._octets -= message.octets
             self._backoff.released(now)
+            self._shares.add_messages([message for _, message in back])
             self._queue.requeue(back)
         if self._route is not None:
             self._route.retried += retried
@@ -501,6 +555,7 @@ class Outbox(OneSink):
         oldest = self._oldest()
         if oldest is None:
             self._marks.clear()
+            self._shares.replace({})  # messages may have been counted that the disk has lost
         else:
             self._marks.forget_before(oldest)
         age = self._limits.age_secs_max

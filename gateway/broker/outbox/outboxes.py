@@ -12,8 +12,10 @@ from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
 from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
+from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.times import Monotonic, WallTime
+from gateway.settings.limits import Limits
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -34,21 +36,20 @@ class Outboxes:
         memory_messages_max: int,
         memory_octets_max: int,
         left: Left | None = None,
+        quotas: UserQuotas | None = None,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], Monotonic] = clock.now,
         utc: Callable[[], WallTime] = clock.utc,
     ) -> None:
-        """Restore the outboxes, before the store starts.
-
-        `memory_messages_max` and `memory_octets_max` limit what each outbox has in memory; further messages
-        are on disk only. `left` is called with messages that leave an outbox.
-        """
+        """`memory_...`: of one outbox; what exceeds them waits on disk alone. `left` hears what leaves it.
+        `quotas` has the share of one user in each outbox; without it one user may have all."""
         self._store = store
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_octets_max)
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
         self._left = left
+        self._quotas = quotas or UserQuotas(Limits(user_share=1.0))
         self._targets: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name of their outbox
         self._boxes: dict[str, Outbox] = {}
@@ -129,6 +130,7 @@ class Outboxes:
             marks=self._marks.get(name, ()),
             memory_messages_max=messages_max,
             memory_octets_max=octets_max,
+            quotas=self._quotas,
             jitter=jitter,
             clock=clock,
             utc=utc,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.outbox.outbox import OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
+from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.store import Store
 from tests.broker.parts import Answers, mqtt
-from tests.store.parts import Opened
+from tests.store.parts import Disk, Opened
 
 DOWN = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
@@ -84,8 +85,12 @@ class Devices:
 class Bench:
     """A dispatcher with one link, over one store; `restart` is a crash after what was flushed."""
 
-    def __init__(self, folder: Path, router: Router | None = None, **way: Any) -> None:
+    def __init__(
+        self, folder: Path, router: Router | None = None, quotas: UserQuotas | None = None, **way: Any
+    ) -> None:
         self.folder = folder
+        self.quotas = quotas
+        self.disk = Disk()
         self.way = {"window": 100} | way
         self.link = Link()
         self.now = 1_000.0
@@ -93,7 +98,7 @@ class Bench:
         self.open(router or mapping())
 
     def open(self, router: Router) -> None:
-        self.one = Opened(self.folder, before=self._before)
+        self.one = Opened(self.folder, before=self._before, factory=self.disk.factory())
         self.dispatcher = Dispatcher(
             router,
             self.letters,
@@ -113,6 +118,7 @@ class Bench:
             self.letters,
             memory_messages_max=50,
             memory_octets_max=1 << 20,
+            quotas=self.quotas,
             jitter=lambda: 1.0,
             clock=lambda: self.now,
             utc=lambda: self.now,
@@ -127,12 +133,15 @@ class Bench:
         self.dispatcher.use(router)
         self.outboxes.use(router.routes)
 
-    def publish(self, *numbers: int, qos: int = 1, expires: float = NEVER) -> Answers:
-        """One wake-up."""
+    def publish(
+        self, *numbers: int, qos: int = 1, expires: float = NEVER, users: Sequence[str] = ("",)
+    ) -> Answers:
+        """One wake-up. The messages are of the `users` in turn."""
         source = Answers()
         batch = Batch(source, 0.0)
-        for number in numbers:
-            message = mqtt("out/x", b"%d" % number, qos, expires=expires)
+        for at, number in enumerate(numbers):
+            sender = Sender("mqtt", user=users[at % len(users)])
+            message = mqtt("out/x", b"%d" % number, qos, expires=expires, sender=sender)
             entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
             assert self.dispatcher.publish(batch, entry, message, number)
         batch.send()
