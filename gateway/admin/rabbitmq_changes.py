@@ -188,7 +188,7 @@ class RabbitChanges:
         def act(actor: Actor) -> str:
             check_binding(actor, kind, name, source, key)
             to = host.queue(name, self) if kind == "queue" else host.bindable(name)
-            host.bind(source, to, key, arguments)
+            host.bind(source, to, key, arguments, user=actor.user)
             return key
 
         return await self.permit(request, host, act)

@@ -225,8 +225,8 @@ class Limits(Section):
     exchanges_per_user_max: int = Field(0, ge=0)
     """AMQP exchanges that one user name has created in one virtual host. 0: 90 % of `exchanges_max`."""
     bindings_per_user_max: int = Field(0, ge=0)
-    """AMQP bindings of one user name's queues and exchanges in one virtual host. 0: 90 % of `bindings_max`.
-    """
+    """AMQP bindings that one user name has made in one virtual host, whoever's the queue or exchange is. 0:
+    nine tenths of `bindings_max`."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
     queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)

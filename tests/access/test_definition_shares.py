@@ -25,6 +25,7 @@ from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running, running
+from tests.store.parts import Opened
 
 TOTAL: Final = 40_000
 SHARE: Final = TOTAL // 2
@@ -228,3 +229,108 @@ def test_one_user_takes_not_all_bindings(tmp_path: Path) -> None:
                 channel.queue_bind(user, "amq.topic", str(number))
 
             assert until_refused(gateway, user, define, "bindings_per_user_max") == 3
+
+
+# Whoever binds is charged, whoever owns what is bound.
+
+
+def until_full(channel: BlockingChannel, bind: Callable[[int], object]) -> int:
+    """Bind until that is refused; return how many bindings there are."""
+    made: list[int] = []
+
+    def bind_all() -> None:
+        for number in range(1_000):
+            bind(number)
+            made.append(number)
+
+    with pytest.raises(ConnectionClosedByBroker) as refused:
+        bind_all()
+    assert refused.value.reply_code == 506
+    return len(made)
+
+
+@pytest.mark.parametrize("kind", ["queue", "exchange"])
+def test_bindings_to_what_another_user_owns_are_in_the_share_of_who_binds(kind: str, tmp_path: Path) -> None:
+    """Also after a restart, until they go: each by itself, with their source, or with what is bound."""
+
+    def bound(channel: BlockingChannel, number: int) -> None:
+        arguments = {"a": LONG}
+        if kind == "queue":
+            channel.queue_bind("m", "e", f"{number}", arguments)
+        else:
+            channel.exchange_bind("me", "e", f"{number}", arguments)
+
+    with (
+        gateway_at(tmp_path, bindings_per_user_max=12) as gateway,
+        closing(amqp(gateway, "modest")) as connection,
+    ):
+        modest = connection.channel()
+        modest.queue_declare("m", durable=True)
+        modest.exchange_declare("me", "fanout", durable=True)
+        modest.exchange_declare("e", "topic", durable=True)
+        mine = gateway.ask(lambda: shares(gateway).of("modest"))
+        greedy = amqp(gateway, "greedy").channel()
+        assert until_full(greedy, lambda number: bound(greedy, number)) == 12
+        assert gateway.ask(lambda: shares(gateway).of("modest")) == mine
+        bound(modest, 100)
+        modest.queue_bind("m", "e", "another")
+    with gateway_at(tmp_path, bindings_per_user_max=12) as gateway:
+        of = shares(gateway)
+        assert of.of("greedy") > 12 * len(LONG)
+        greedy = amqp(gateway, "greedy").channel()
+        assert until_full(greedy, lambda number: bound(greedy, number + 20)) == 0
+        with closing(amqp(gateway, "modest")) as connection:
+            modest = connection.channel()
+            bound(modest, 101)
+            before = gateway.ask(lambda: (of.of("greedy"), of.of("modest")))
+            if kind == "queue":
+                modest.queue_unbind("m", "e", "0", {"a": LONG})
+            else:
+                modest.exchange_unbind("me", "e", "0", {"a": LONG})
+            after = gateway.ask(lambda: (of.of("greedy"), of.of("modest")))
+            assert (after[0] < before[0], after[1]) == (True, before[1])
+            if kind == "queue":
+                modest.queue_delete("m")
+            else:
+                modest.exchange_delete("e")
+            assert gateway.ask(lambda: of.of("greedy")) == 0
+        with closing(amqp(gateway, "greedy")) as connection:
+            channel = connection.channel()
+            channel.queue_declare("g")
+            channel.queue_bind("g", "amq.topic", "again")
+
+
+def test_steps_of_matching_are_those_of_who_binds(tmp_path: Path) -> None:
+    with gateway_at(tmp_path, matching_steps_per_user_max=1_000, definitions_bytes_max=0) as gateway:
+        steps = gateway.gateway.host.steps
+        with closing(amqp(gateway, "modest")) as connection:
+            modest = connection.channel()
+            modest.queue_declare("m")
+            greedy = amqp(gateway, "greedy").channel()
+            pattern = "#.{}.*.#.*.#"
+            until_full(greedy, lambda number: greedy.queue_bind("m", "amq.topic", pattern.format(number)))
+            assert gateway.ask(lambda: (steps.of("modest"), steps.of("greedy") > 0)) == (0, True)
+            modest.queue_bind("m", "amq.topic", pattern.format("mine"))
+            modest.queue_bind("m", "amq.topic", pattern.format("0"))  # is there
+            modest.queue_unbind("m", "amq.topic", pattern.format("mine"))
+            assert gateway.ask(lambda: steps.of("modest")) == 0
+            modest.queue_delete("m")
+            gateway.until(lambda: steps.of("greedy") == 0)
+
+
+def test_bindings_that_an_earlier_version_stored_are_those_of_the_queue(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway, closing(amqp(gateway, "modest")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("m", durable=True)
+        greedy = amqp(gateway, "greedy").channel()
+        greedy.queue_bind("m", "amq.topic", "k")
+        greedy.connection.close()
+    found: list[tuple[str, object]] = []
+    with Opened(tmp_path / "store", before=lambda store: found.extend(store.things("binding"))) as one:
+        ((key, value),) = found
+        assert value == b'{"user": "greedy"}'
+        one.store.put("binding", key, b"{}")
+        one.commit()
+    with gateway_at(tmp_path) as gateway:
+        assert (shares(gateway).of("greedy"), shares(gateway).of("modest") > 0) == (0, True)
+        assert gateway.gateway.host.bindings == 1

@@ -228,10 +228,10 @@ def _apply(host: VirtualHost, thing: Thing) -> None:
         )
     elif thing.destination_type == "queue":
         queue = host.queue(thing.destination, None)
-        host.bind(thing.source, queue, thing.routing_key, arguments, configured=True)
+        host.bind(thing.source, queue, thing.routing_key, arguments, user=None)
     else:
         exchange = host.bindable(thing.destination)
-        host.bind(thing.source, exchange, thing.routing_key, arguments, configured=True)
+        host.bind(thing.source, exchange, thing.routing_key, arguments, user=None)
 
 
 def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ value are JSON; arguments keep their types (gateway/store/properties.py).
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -162,11 +163,14 @@ class Definitions(HostRecords):
 
     # Bindings.
 
-    def add_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Record a binding if both ends are durable."""
+    def add_binding(
+        self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers, user: str | None
+    ) -> bool:
+        """Record a binding between what is durable, and the user who has made it."""
         lasting = _lasting(source, to)
         if lasting:
-            self._store.put(BINDING, self._binding(source, to, key, arguments), b"{}")
+            value = json.dumps({"user": user}).encode()
+            self._store.put(BINDING, self._binding(source, to, key, arguments), value)
         return lasting
 
     def remove_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
@@ -188,16 +192,14 @@ class Definitions(HostRecords):
                     self.remove_binding(source, to, key, arguments)
         return lasting
 
-    def bindings(self) -> list[tuple[str, str, str, str, Headers]]:
-        """Return the recorded bindings.
-
-        Each is (source exchange, kind of the destination (QUEUE or EXCHANGE), its name, key, arguments).
-        """
+    def bindings(self) -> list[tuple[str, str, str, str, Headers, dict[str, Any]]]:
+        """Return source exchange, kind (QUEUE or EXCHANGE) and name of the destination, key and arguments of
+        each binding, and `user` if it was recorded: None is the configuration."""
         found = []
-        for words, _ in self._records(BINDING):
+        for words, given in self._records(BINDING):
             with set_aside(BINDING, words):
                 source, kind, name, key, arguments = words
-                found.append((source, kind, name, key, _read(arguments)))
+                found.append((source, kind, name, key, _read(arguments), given))
         return found
 
     def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:

@@ -23,8 +23,8 @@ from gateway.broker.topics import Trie
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType
 
-Keys = dict[str, dict[Headers, None]]
-"""Bindings of one destination: the keys, each with its sets of arguments."""
+Keys = dict[str, dict[Headers, str | None]]
+"""Bindings of one destination: by key and arguments, the user who made each; None: the configuration."""
 
 
 class Exchange:
@@ -75,8 +75,10 @@ class Exchange:
         self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[Wanted, str | None]] = {}
         self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
         self._steps = MatchingSteps() if steps is None else steps
-        self._own_steps: dict[str | None, int] = {}  # by the user who declared the destination
-        self.sweeping = False  # a sweep is scheduled
+        self._own_steps: dict[str | None, int] = {}  # by the user who has made the bindings
+        self._ring_users: dict[Queue | Exchange, str | None] = {}
+        self._pattern_users: dict[tuple[Queue | Exchange, str], str | None] = {}  # of patterns with steps
+        self.sweeping = False  # whoever sweeps will come again
         self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
     def govern(self, alternate: str | None) -> None:
@@ -114,12 +116,14 @@ class Exchange:
         """True if nothing is bound to the exchange."""
         return not self._to
 
-    def bind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
-        """Add a binding. Return False if it exists."""
+    def bind(
+        self, destination: Queue | Exchange, key: str, arguments: Headers, user: str | None = None
+    ) -> bool:
+        """Add a binding that `user` has made; None: the configuration. Return False if it was there."""
         several = self._to.setdefault(destination, {}).setdefault(key, {})
         if arguments in several:
             return False
-        several[arguments] = None
+        several[arguments] = user
         if isinstance(destination, Exchange):
             self._exchanges[destination] = None
             destination.bound[self] = None
@@ -127,14 +131,17 @@ class Exchange:
             if len(several) == 1:
                 pattern = words(key)
                 self._patterns.add(pattern, destination)
-                self._add_steps(destination.owning_user, pattern_steps(pattern, "*", "#"))
+                if steps := pattern_steps(pattern, "*", "#"):
+                    self._pattern_users[destination, key] = user
+                    self._add_steps(user, steps)
         elif self._how == "direct":
             self._keys.setdefault(key, {})[destination] = None
         elif self._how == HASH:
             if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
-                self._add_steps(destination.owning_user, DESTINATION_STEPS)
+                self._ring_users[destination] = user
+                self._add_steps(user, DESTINATION_STEPS)
         elif self._how == "headers":
-            user, asked = destination.owning_user, wanted(arguments)
+            asked = wanted(arguments)
             self._wanted[destination, key, arguments] = (asked, user)
             self._add_steps(user, self._index.add(asked, destination, user))
         return True
@@ -188,7 +195,7 @@ class Exchange:
         del self._to[destination]
         if self._how == HASH:
             self._ring.drop(destination)
-            self._add_steps(destination.owning_user, -DESTINATION_STEPS)
+            self._add_steps(self._ring_users.pop(destination), -DESTINATION_STEPS)
         if isinstance(destination, Exchange):
             del self._exchanges[destination]
             del destination.bound[self]
@@ -198,7 +205,8 @@ class Exchange:
         if self._how == "topic":
             pattern = words(key)
             self._patterns.remove(pattern, destination)
-            self._add_steps(destination.owning_user, -pattern_steps(pattern, "*", "#"))
+            if steps := pattern_steps(pattern, "*", "#"):
+                self._add_steps(self._pattern_users.pop((destination, key)), -steps)
         elif self._how == HASH:
             self._ring.remove(destination, key)
         elif self._how == "direct":
@@ -234,6 +242,10 @@ class Exchange:
     def binds(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Return True if this binding exists."""
         return arguments in self._to.get(destination, {}).get(key, ())
+
+    def binder(self, destination: Queue | Exchange, key: str, arguments: Headers) -> str | None:
+        """Return the user who has made a binding; None: the configuration. KeyError: there is none."""
+        return self._to[destination][key][arguments]
 
     def leads_to(self, destination: Queue | Exchange) -> bool:
         """Return True if anything is bound to `destination`."""

@@ -59,7 +59,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, as_table
-from gateway.model.shares import NO_LIMIT, OPERATOR, UserShares
+from gateway.model.shares import NO_LIMIT, UserShares
 from gateway.store.restoring import set_aside
 
 SWEPT: Final = 2_000  # keys of deleted bindings at once: some milliseconds
@@ -154,22 +154,29 @@ class VirtualHost:
                 definitions.keep(queue)
                 self._enter(queue)
                 queue.watch_use()
-        for source, kind, name, key, arguments in definitions.bindings():
+        for source, kind, name, key, arguments, given in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 with set_aside("binding", (source, name, key)):
-                    self._restore_binding(definitions, self.exchanges[source], to, key, arguments)
+                    user = given.get("user", to.user)  # earlier versions charged the destination's user
+                    self._restore_binding(definitions, self.exchanges[source], to, key, arguments, user)
         self.alarms.set(clock.utc(), self._wake)
 
     def _restore_binding(
-        self, definitions: Definitions, source: Exchange, to: AmqpQueue | Exchange, key: str, stored: Headers
+        self,
+        definitions: Definitions,
+        source: Exchange,
+        to: AmqpQueue | Exchange,
+        key: str,
+        stored: Headers,
+        user: str | None,
     ) -> None:
         arguments = as_table(stored)
         if arguments != stored:  # an earlier process stored the order of a client
             definitions.remove_binding(source, to, key, stored)
-            definitions.add_binding(source, to, key, arguments)
-        if source.bind(to, key, arguments):
-            self._count_binding(to, key, arguments)
+            definitions.add_binding(source, to, key, arguments, user)
+        if source.bind(to, key, arguments, user):
+            self._count_binding(user, key, arguments)
             if isinstance(to, AmqpQueue):
                 to.bound[source] = None
 
@@ -398,8 +405,8 @@ class VirtualHost:
         """Remove all bindings between the two, because one of them is deleted."""
         gone = exchange.unbind_all(destination)
         for key, several in gone.items():
-            for arguments in several:
-                self._uncount_binding(destination, key, arguments)
+            for arguments, user in several.items():
+                self._uncount_binding(user, key, arguments)
         if self._definitions is not None:
             self.written |= self._definitions.remove_bindings(exchange, destination, gone)
         self._sweep(exchange)
@@ -426,12 +433,6 @@ class VirtualHost:
                 and self.exchanges.get(exchange.name) is exchange
             ):
                 left += self._remove(exchange)
-
-    def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
-        """Uncount a removed binding, and delete its record."""
-        self._uncount_binding(to, key, arguments)
-        if self._definitions is not None:
-            self.written |= self._definitions.remove_binding(source, to, key, arguments)
 
     # Queues.
 
@@ -575,12 +576,10 @@ class VirtualHost:
         key: str,
         arguments: Headers,
         *,
-        configured: bool = False,
+        user: str | None = "",
     ) -> None:
-        """Bind a queue or exchange to the exchange `source`. A `configured` binding has no limit.
-
-        Raises Refused if the exchange is missing, the arguments are invalid or a limit is reached.
-        """
+        """Bind a queue or exchange to the exchange `source`. The binding is the user's; None: the
+        configuration's, which has no share."""
         exchange = self.bindable(source)
         arguments = as_table(arguments)
         if exchange.matches_headers:
@@ -590,23 +589,22 @@ class VirtualHost:
         if exchange.binds(destination, key, arguments):
             return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
-        if not configured:
-            user = _share_name(destination)
+        if user is not None:
             self._check_room("bindings_per_user_max", self._binding_users[user], self._bindings_per_user)
             what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
             octets = text_octets(key) + argument_octets(arguments)
-            self._check_definition(destination.user, what, arguments, octets)
-        before = self.steps.of(destination.user)
-        exchange.bind(destination, key, arguments)
-        if not configured and before < self.steps.of(destination.user) > self.steps.user_max:
+            self._check_definition(user, what, arguments, octets)
+        before = self.steps.of(user)
+        exchange.bind(destination, key, arguments, user)
+        if user is not None and before < self.steps.of(user) > self.steps.user_max:
             exchange.unbind(destination, key, arguments)
             limit = f"limits.matching_steps_per_user_max ({self.steps.user_max})"
             raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
-        self._count_binding(destination, key, arguments)
+        self._count_binding(user, key, arguments)
         if isinstance(destination, AmqpQueue):
             destination.bound[exchange] = None
         if self._definitions is not None:
-            self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
+            self.written |= self._definitions.add_binding(exchange, destination, key, arguments, user)
         self._changed()
 
     def unbind(
@@ -617,23 +615,27 @@ class VirtualHost:
             raise access_refused(DEFAULT)
         exchange = self.exchanges.get(source)
         arguments = as_table(arguments)
-        if exchange is not None and destination is not None and exchange.unbind(destination, key, arguments):
-            self._forget(exchange, destination, key, arguments)
+        if exchange is not None and destination is not None and exchange.binds(destination, key, arguments):
+            self._uncount_binding(exchange.binder(destination, key, arguments), key, arguments)
+            exchange.unbind(destination, key, arguments)
+            if self._definitions is not None:
+                self.written |= self._definitions.remove_binding(exchange, destination, key, arguments)
             if isinstance(destination, AmqpQueue) and not exchange.leads_to(destination):
                 destination.bound.pop(exchange, None)
             self._drop_unused([exchange])
             self._changed()
 
-    def _count_binding(self, to: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
+    def _count_binding(self, user: str | None, key: str, arguments: Headers) -> None:
         self.bindings += 1
-        self._binding_users.add(_share_name(to))
-        self.shares.add(to.user, text_octets(key) + argument_octets(arguments))
+        if user is not None:
+            self._binding_users.add(user)
+        self.shares.add(user, text_octets(key) + argument_octets(arguments))
 
-    def _uncount_binding(self, to: Queue | Exchange, key: str, arguments: Headers) -> None:
-        assert isinstance(to, (AmqpQueue, Exchange))
+    def _uncount_binding(self, user: str | None, key: str, arguments: Headers) -> None:
         self.bindings -= 1
-        self._binding_users.remove(_share_name(to))
-        self.shares.remove(to.user, text_octets(key) + argument_octets(arguments))
+        if user is not None:
+            self._binding_users.remove(user)
+        self.shares.remove(user, text_octets(key) + argument_octets(arguments))
 
     def _check_definition(self, user: str | None, what: str, arguments: Headers, octets: int) -> None:
         """Raise Refused for a definition with too many arguments, or one that exceeds the user's share."""
@@ -658,7 +660,3 @@ def _queue_octets(queue: AmqpQueue) -> int:
 
 def _exchange_octets(exchange: Exchange) -> int:
     return text_octets(exchange.name) + argument_octets(exchange.arguments)
-
-
-def _share_name(destination: AmqpQueue | Exchange) -> str:
-    return OPERATOR if destination.user is None else destination.user

@@ -105,7 +105,7 @@ class ActingGuest(AmqpGuest):
         destination, source = named(method.destination), named(method.source)
         check_binding(self, "exchange", destination, source, method.routing_key)
         to = self.host.bindable(destination)
-        self.host.bind(source, to, method.routing_key, method.arguments)
+        self.host.bind(source, to, method.routing_key, method.arguments, user=self.sender.user)
         self._reply(channel, not method.no_wait, m.ExchangeBindOk())
 
     def _exchange_unbind(self, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
@@ -153,7 +153,8 @@ class ActingGuest(AmqpGuest):
         name, exchange = named(method.queue) or channel.last_queue, named(method.exchange)
         key = binding_key(method, name)
         check_binding(self, "queue", name, exchange, key)
-        self.host.bind(exchange, self._queue(channel, name), key, method.arguments)
+        queue = self._queue(channel, name)
+        self.host.bind(exchange, queue, key, method.arguments, user=self.sender.user)
         self._reply(channel, not method.no_wait, m.QueueBindOk())
 
     def _queue_unbind(self, channel: AmqpChannel, method: m.QueueUnbind) -> None:
