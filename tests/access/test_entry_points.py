@@ -1,7 +1,9 @@
 """Each command with each right of the table in docs/guides/permissions.md: allowed with it, refused without.
 
 Every pair is tried over sockets by two users. One has the role `full`; the other has that role without the
-right in question, and nothing else is different. What needs a longer story names the test that tells it.
+right in question, and nothing else is different. Where a command needs another one before it, for which the
+same right is asked, the other user loses the right between the two. What needs a longer story names the test
+that tells it.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from typing import Any, Final, NamedTuple
 
 import pika
 import pytest
+import trio
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from pydantic import SecretStr
 
+from gateway.app.access import roles_of
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqpfast import commands as m
@@ -43,7 +47,7 @@ from gateway.protocols.mqtt.spec import Property
 from gateway.settings import Http, User
 from gateway.settings.access import Role
 from gateway.settings.amqpfast import OutOfBand
-from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
+from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
 from tests.ingress.amqpfast.large import Whole
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -79,6 +83,7 @@ routes:
     from: {endpoint: amqpfast, service: topic, destination: r}
     to: {endpoint: mqtt, topic: copied}
 """
+LARGE: Final = b"x" * 70_000
 SECRET: Final = b"what only some may see"
 PEEK: Final = {"protocol": "amqpfast", "virtual_host": "/", "queue": "seen", "count": 1}
 WITHHELD: Final = 1  # in place of the code of a refusal
@@ -191,6 +196,11 @@ def told(client: Whole, command: Any) -> int:
 
 def on_fast(act: Callable[[Whole], int], *, client_name: str = "") -> Act:
     """`act` on a channel that is open."""
+    return on_fast_with(lambda client, _: act(client), client_name=client_name)
+
+
+def on_fast_with(act: Callable[[Whole, Callable[[], bool]], int], *, client_name: str = "") -> Act:
+    """`act` on a channel that is open, and with what takes the right in question from the user."""
 
     def run(gateway: Running, user: str) -> int:
         name = client_name and fresh(client_name)
@@ -199,9 +209,23 @@ def on_fast(act: Callable[[Whole], int], *, client_name: str = "") -> Act:
             if isinstance(opened, Closed):
                 return opened.reply_code
             client.channel(restartable=True)
-            return act(client)
+            return act(client, lambda: take_right(gateway, user))
 
     return run
+
+
+def take_right(gateway: Running, user: str) -> bool:
+    """Put rules into force by which a user of LOSING has its lesser role. Return False for the user `full`,
+    who loses nothing."""
+    if user == "full":
+        return False
+    assert user in LOSING
+    roles = (user, *without(CASES[int(user.removeprefix("less-"))].less)[1])
+    given = gateway._settings
+    users = given.users | {user: given.users[user].model_copy(update={"roles": roles})}
+    rules = roles_of(given.model_copy(update={"users": users}))
+    trio.from_thread.run(gateway.gateway.rules.use, rules, trio_token=gateway._token)
+    return True
 
 
 def opens(service: int, name: Callable[[], str] = lambda: "there") -> Act:
@@ -235,19 +259,19 @@ def sends(service: int, *, new: bool = False, name: str = "there") -> Act:
     return on_fast(act)
 
 
-def prepares(*, whole: bool) -> Act:
-    def act(client: Whole) -> int:
-        client.ask_handle("there", QUEUE)
-        if code := code_of(client):
-            return code
-        number = max(client.machine._handles)
-        assert client.prepare(number, b"x" * 70_000) == 0
-        if whole:
-            client.resume(number, b"x" * 70_000, 0, client.machine.new_tag(1))
-            return code_of(client)
-        return 0
+def prepares(client: Whole, lose: Callable[[], bool]) -> int:
+    number = client.handle("there", QUEUE)
+    lose()
+    client.machine.prepare(number, EMPTY, len(LARGE), b"", b"")
+    client.flush()
+    return code_of(client)
 
-    return on_fast(act)
+
+def completes(client: Whole) -> int:
+    number = client.handle("there", QUEUE)
+    assert client.prepare(number, LARGE) == 0
+    client.resume(number, LARGE, 0, client.machine.new_tag(1))
+    return code_of(client)
 
 
 def consumes(number: int, name: str) -> m.HandleConsume:
@@ -258,19 +282,20 @@ def queries(number: int, name: str) -> m.HandleQuery:
     return m.HandleQuery(number, 0, dest_name=name)
 
 
-def browses(client: Whole) -> int:
+def browses(client: Whole, lose: Callable[[], bool]) -> int:
     number = client.handle("", QUEUE)
-    if code := told(client, m.HandleQuery(number, 0, dest_name="there")):
-        return code
+    assert told(client, m.HandleQuery(number, 0, dest_name="there")) == 0
+    lose()
     return told(client, m.HandleBrowse(number, 0, 1))
 
 
-def cancels(client: Whole) -> int:
-    """What is there by the same right is cancelled; of who has lost it only, see ELSEWHERE."""
+def cancels(client: Whole, lose: Callable[[], bool]) -> int:
     number = client.handle("", TOPIC)
-    if code := told(client, m.HandleConsume(number, dest_name="there", prefetch=1, identifier="d")):
-        return code
-    return told(client, m.HandleCancel(number, 0, "there", "d"))
+    assert told(client, m.HandleConsume(number, dest_name="there", prefetch=1, identifier="d")) == 0
+    again = client.handle("", TOPIC)  # the first one is closed when the right is lost, for it consumes
+    if lose():
+        assert client.handle_closed() == (number, 403)
+    return told(client, m.HandleCancel(again, 0, "there", "d"))
 
 
 def opens_folder(gateway: Running, user: str) -> int:
@@ -471,8 +496,8 @@ CASES: Final = [
     Case("HANDLE SEND", "create", everywhere("create", "other"), sends(QUEUE, new=True), 403),
     Case("HANDLE SEND", "create", everywhere("create", "other"), sends(TOPIC, new=True), 403),
     Case("HANDLE SEND", "role", ("role", None), sends(TOPIC, name="r"), 403),
-    Case("HANDLE PREPARE", "any", NOWHERE, prepares(whole=False), 403),
-    Case("HANDLE PREPARE", "write", everywhere("write", "other"), prepares(whole=True), 403),
+    Case("HANDLE PREPARE", "any", NOWHERE, on_fast_with(prepares), 403),
+    Case("HANDLE PREPARE", "write", everywhere("write", "other"), on_fast(completes), 403),
     *(
         Case(
             "HANDLE CONSUME",
@@ -484,7 +509,7 @@ CASES: Final = [
         for service in (QUEUE, TOPIC)
         for right in ("read", "create")
     ),
-    Case("HANDLE CANCEL", "read", everywhere("read", "other"), on_fast(cancels, client_name="d"), 403),
+    Case("HANDLE CANCEL", "read", everywhere("read", "other"), on_fast_with(cancels, client_name="d"), 403),
     Case(
         "HANDLE QUERY",
         "browse",
@@ -492,7 +517,7 @@ CASES: Final = [
         says(queries, QUEUE),
         403,
     ),
-    Case("HANDLE BROWSE", "browse", everywhere("read", "other"), on_fast(browses), 403),
+    Case("HANDLE BROWSE", "browse", everywhere("read", "other"), on_fast_with(browses), 403),
     Case("CHANNEL OPEN", "out_of_band", ("amqpfast / out_of_band", False), opens_folder, 403),
     Case("GET", "console", NO_CONSOLE, asks("status"), 403),
     Case("GET", "console_virtual_hosts", OF_OTHERS, asks("status"), 403),
@@ -533,6 +558,15 @@ ELSEWHERE: Final = {
 """What takes more than two users to show, and the test that does."""
 
 
+LOSING: Final = frozenset(
+    f"less-{at}"
+    for at, case in enumerate(CASES)
+    if (case.command, case.right)
+    in {("HANDLE PREPARE", "any"), ("HANDLE BROWSE", "browse"), ("HANDLE CANCEL", "read")}
+)
+"""Users who begin with the role `full`."""
+
+
 def without(less: Less) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The role `full` without something, and the other roles of its user."""
     role = deepcopy(FULL)
@@ -559,7 +593,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     roles, users = {"full": FULL, "crosser": {}}, {"full": ("full", "crosser")}
     for at, case in enumerate(CASES):
         roles[f"less-{at}"], others = without(case.less)
-        users[f"less-{at}"] = (f"less-{at}", *others)
+        users[f"less-{at}"] = ("full", "crosser") if f"less-{at}" in LOSING else (f"less-{at}", *others)
     listeners = settings_of().listeners
     fast = listeners["amqpfast"].model_copy(update={"out_of_band": OutOfBand(folder=folder)})
     given = settings_of(
