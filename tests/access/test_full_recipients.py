@@ -14,6 +14,7 @@ from typing import Any, Final
 import pika
 import pytest
 from pika.exceptions import NackError
+from structlog.testing import capture_logs
 
 from gateway.access.authorization import Roles
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
@@ -213,6 +214,45 @@ def test_whoever_names_a_queue_without_a_limit_of_its_own_is_refused_and_not_hel
     with gateway_with() as gateway, ExitStack() as stack:
         plain_queue(gateway, stack)
         assert publish_by_amqp(gateway, "", "own") == [0] * FULL + [QUOTA] * (MESSAGES - FULL)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["silent", "away"])
+def test_copies_that_a_session_loses_are_counted_and_logged_once(away: bool) -> None:
+    """The client that acknowledges nothing, and the one that is away; again when it had room meanwhile."""
+    with gateway_with() as gateway, ExitStack() as stack, capture_logs() as lines:
+        properties = {Property.RECEIVE_MAXIMUM: 1, Property.SESSION_EXPIRY_INTERVAL: 600}
+        who = ("reader", PASSWORD.encode())
+        client, _ = connect(gateway, "silent", user=who, properties=properties)
+        assert client.subscribe("plant/#", 1) == 1
+        if away:
+            client.cut()
+            gateway.until(lambda: gateway.gateway.mqtt.sessions["silent"].outlet is None)
+
+        def told() -> list[tuple[str, str]]:
+            found = [line for line in list(lines) if line["event"] == "session full, copies dropped"]
+            return [(line["client"], line["user"]) for line in found]
+
+        assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES
+        lost = metric(gateway)
+        assert MESSAGES - FULL - 1 <= lost <= MESSAGES - FULL
+        assert told() == [("silent", "reader")]
+        if away:
+            client, _ = connect(gateway, "silent", user=who, clean=False, properties=properties)
+        stack.enter_context(client)
+        assert bodies(client, MESSAGES - lost) == list(range(1, MESSAGES - lost + 1))
+        assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES
+        assert metric(gateway) > lost
+        assert told() == [("silent", "reader")] * 2
+
+
+def metric(gateway: Running) -> int:
+    """Return what the metric says of messages that full sessions have lost."""
+    samples = gateway.ask(lambda: list(gateway.gateway.metrics._samples()))
+    return int(
+        next(
+            value for name, labels, value in samples if (name, labels) == ("gateway_dropped", ("queue_full",))
+        )
+    )
 
 
 def take_the_right(gateway: Running) -> None:

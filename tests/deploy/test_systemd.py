@@ -48,6 +48,14 @@ def test_what_systemd_does_not_know_is_found(unit: Path) -> None:
     assert "ProtectHouse" in verified(unit)
 
 
+def test_there_are_no_core_dumps() -> None:
+    """They would contain messages and passwords. The last setting counts, and `-` or a comment is none."""
+    found = [
+        line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith("LimitCORE=")
+    ]
+    assert found == ["0"]
+
+
 def test_what_it_does_not_need_is_closed(unit: Path) -> None:
     asked = ("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit)
     assert "exposure level" in tool("systemd-analyze", *asked)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, Protocol
 
+import structlog
+
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
@@ -25,6 +27,8 @@ from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.store.index import Log
+
+log = structlog.get_logger(limited=True)
 
 QOS: Final = 0x03
 RETAIN_AS_PUBLISHED: Final = 0x04
@@ -267,6 +271,7 @@ class Session:
         "_allowed",
         "_grant",
         "_last_id",
+        "_lossy",
         "_octets",
         "_pace",
         "_since",
@@ -317,11 +322,12 @@ class Session:
         self.patient = limits.holds
         self.moved = False  # something was sent since the last call of `stalled`
         self._since = 0.0  # monotonic
-        self._again: list[Row] = []  # in flight when the last connection was lost; in reverse order
-        self._waiting: deque[QueuedRow] | None = None  # an empty deque would take 760 bytes in each session
-        self._octets = 0  # bytes that wait or are in flight
-        self._tight = False  # sources are paused, or it has stalled
-        self._pace: Pace | None = None  # of the client, once much has waited for it; most never need it
+        self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
+        self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 octets, of each session
+        self._octets = 0  # that wait or are in flight
+        self._tight = False  # sources are held, it has stalled, or copies were dropped
+        self._lossy = False  # copies were dropped since it last had room
+        self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
         self._last_id = 0
         # The last grant of a single subscription: most messages have the same.
         self._grant: Grant | None = None
@@ -448,6 +454,9 @@ class Session:
             room = max(room, 0) if self._octets <= self.limits.octets_max * stretch else 0
             self.tally.queue_full += len(messages) - room
             messages = messages[:room]
+            if not self._lossy:  # not again before half of what it holds has gone
+                self._tight = self._lossy = True
+                log.warning("session full, copies dropped", client=self.client_id, user=self.user)
         return messages
 
     def pump(self) -> None:
@@ -514,7 +523,7 @@ class Session:
         """Resume paused sources if half of the limits is free."""
         limits = self.limits
         if len(self) <= limits.messages_max // 2 and self._octets <= limits.octets_max // 2:
-            self._tight = False
+            self._tight = self._lossy = False
             self.patient = limits.holds
             self.pressure.relieve()
 
