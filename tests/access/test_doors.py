@@ -928,6 +928,55 @@ def test_what_is_checked_is_what_is_bound() -> None:
         assert gateway.ask(lambda: len(gateway.gateway.hosts["/"].queues["secret"])) == 0
 
 
+BY_EXCHANGE: Final[dict[str, Callable[[Any, str], object]]] = {
+    "exchange.declare": lambda one, name: one.exchange_declare(name, "topic"),
+    "exchange.delete": lambda one, name: one.exchange_delete(name),
+    "exchange.bind to": lambda one, name: one.exchange_bind(name, "own", "k"),
+    "exchange.bind from": lambda one, name: one.exchange_bind("own", name, "k"),
+    "exchange.unbind to": lambda one, name: one.exchange_unbind(name, "own", "k"),
+    "exchange.unbind from": lambda one, name: one.exchange_unbind("own", name, "k"),
+    "queue.bind": lambda one, name: one.queue_bind("own", name, "k"),
+    "queue.unbind": lambda one, name: one.queue_unbind("own", name, "k"),
+    "an alternate exchange": lambda one, name: one.exchange_declare(
+        "own.alt", arguments={"alternate-exchange": name}
+    ),
+    "a dead-letter exchange": lambda one, name: one.queue_declare(
+        "own.dead", arguments={"x-dead-letter-exchange": name}
+    ),
+    "basic.publish": lambda one, name: one.basic_publish(name, "k", b"x"),
+}
+OWN: Final = {"own": {"amqp091": {"/": dict.fromkeys(("configure", "write", "read"), "^own(\\.[a-z]+)?$")}}}
+
+
+@pytest.mark.parametrize("method", BY_EXCHANGE)
+def test_line_ends_in_the_name_of_an_exchange_open_nothing(method: str) -> None:
+    """They are taken out of names before the check, or the name is that of another exchange."""
+    with running(settings({**OWN, "all": ROLES["all"]}, {"bob": ("own",), "root": ("all",)})) as gateway:
+        host = gateway.gateway.hosts["/"]
+        with closing(amqp(gateway, "root")) as root, closing(amqp(gateway, "bob")) as bob:
+            channel = root.channel()
+            channel.exchange_declare("secret", "topic")
+            channel.queue_declare("seen")
+            channel.queue_bind("seen", "secret", "#")
+            own = bob.channel()
+            own.exchange_declare("own\n", "topic")
+            own.queue_declare("own")
+            own.queue_bind("own", "ow\nn", "k")
+            before = gateway.ask(lambda: (sorted(host.exchanges), host.bindings, sorted(host.queues)))
+            assert "own" in before[0]
+            assert "own" in before[2]
+            for name in ("secret\n", "\nsecret", "sec\r\nret", "secret\r", "\n", "own\nsecret"):
+                one = bob.channel()
+                one.confirm_delivery()
+                with pytest.raises(ChannelClosedByBroker) as refused:
+                    BY_EXCHANGE[method](one, name)
+                assert refused.value.reply_code in ({403, 404} if method == "basic.publish" else {403}), name
+            assert gateway.ask(lambda: (sorted(host.exchanges), host.bindings, sorted(host.queues))) == before
+            assert gateway.ask(lambda: len(host.queues["seen"])) == 0
+            own.queue_unbind("ow\nn", "own\r", "k")
+            assert gateway.ask(lambda: host.bindings) == before[1] - 1
+
+
 @pytest.mark.parametrize("deny", ["cmd/{user}/#", "cmd/{cn}/#", "cmd/{user}/stop", "cmd/x{user}"])
 def test_a_denial_with_a_placeholder_that_does_not_fit_denies(deny: str) -> None:
     roles = {

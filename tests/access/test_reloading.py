@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,6 +166,100 @@ def test_the_last_user_of_the_file_may_go(tmp_path: Path) -> None:
         reloaded(gateway, "taken", lambda: replace_text(path, content[: content.index("  bob:")]))
         assert log_in("mqtt", gateway.mqtt, "bob", "right") == WRONG["mqtt"]
         assert log_in("mqtt", gateway.mqtt, "ann", "right") == 0
+
+
+def user_of(name: str, hash: str) -> dict[str, Any]:
+    """A user as a users file says it."""
+    return {name: {"password_hash": hash, "roles": ["every"]}}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_users_file_that_is_cut_leaves_the_old_users(tmp_path: Path, protocol: str) -> None:
+    """Whatever is left of it, at a gateway that runs; a whole one is taken, with a user who comes or goes."""
+    path, users = tmp_path / "gateway.yaml", tmp_path / "users.yaml"
+    given = document(authentication=[{"backend": "users", "file": str(users)}])
+    del given["users"]
+    whole = written(users, user_of("ann", RIGHT) | user_of("bob", RIGHT))
+    written(path, given)
+    with running(load_settings(path, {}), but=REFUSED) as gateway:
+        port, wrong = gateway.port(protocol), WRONG[protocol]
+
+        def answers() -> list[int]:
+            return [
+                log_in(protocol, port, *who) for who in (("ann", "right"), ("bob", "right"), ("bob", "other"))
+            ]
+
+        assert answers() == [0, 0, wrong]
+        for left in ("", "# nothing\n", "{}\n", whole[:-3], whole[: whole.index("bob:") + 5]):
+            reloaded(gateway, "refused", lambda: replace_text(users, left))  # noqa: B023
+            assert answers() == [0, 0, wrong], left
+        reloaded(gateway, "refused", users.unlink)
+        assert answers() == [0, 0, wrong]
+        reloaded(gateway, "taken", lambda: written(users, user_of("ann", RIGHT) | user_of("bob", OTHER)))
+        assert answers() == [0, wrong, 0]
+        reloaded(gateway, "taken", lambda: written(users, user_of("ann", RIGHT)))
+        assert answers() == [0, wrong, wrong]
+
+
+def export(*users: str, write: str = ".*", password: str = "right") -> str:
+    """What RabbitMQ exports of these users."""
+    salt = b"salt"
+    secret = base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+    rights = {"vhost": "/", "configure": ".*", "write": write, "read": ".*"}
+    content: dict[str, Any] = {
+        "users": [{"name": name, "password_hash": secret, "tags": []} for name in users],
+        "vhosts": [{"name": "/"}],
+        "permissions": [{"user": name, **rights} for name in users],
+        "queues": [],
+        "exchanges": [],
+        "bindings": [],
+    }
+    return json.dumps(content, indent=1)
+
+
+def may_publish(gateway: Running, user: str, password: str = "right") -> bool:
+    with closing(pika.BlockingConnection(pika_parameters(gateway.amqp, user, password))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        try:
+            channel.basic_publish("amq.fanout", "", b"x")
+        except pika.exceptions.ChannelClosedByBroker:
+            return False
+        return True
+
+
+def test_an_export_of_rabbitmq_is_read_again_while_the_gateway_runs(tmp_path: Path) -> None:
+    """Its users, passwords and permissions; one that is cut short, or has no users, is refused."""
+    path, file = tmp_path / "gateway.yaml", tmp_path / "definitions.json"
+    whole = export("ann", "bob")
+    file.write_text(whole)
+    given = document(declare={"definitions": [str(file)], "users": True})
+    del given["users"]
+    written(path, given)
+    with running(load_settings(path, {}), but=REFUSED) as gateway:
+        assert may_publish(gateway, "ann")
+        kept = pika.BlockingConnection(pika_parameters(gateway.amqp, "bob", "right"))
+        for left in (
+            "",
+            "{}",
+            whole[:-1],
+            whole[: len(whole) // 2],
+            export(),
+            '{"users": [], "permissions": []}',
+        ):
+            reloaded(gateway, "refused", lambda: replace_text(file, left))  # noqa: B023
+            assert may_publish(gateway, "ann"), left
+            assert log_in("amqp091", gateway.amqp, "bob", "right") == 0, left
+        reloaded(gateway, "refused", file.unlink)
+        assert may_publish(gateway, "ann")
+        reloaded(gateway, "taken", lambda: replace_text(file, export("ann", "bob", write="^$")))
+        assert not may_publish(gateway, "ann")
+        reloaded(gateway, "taken", lambda: replace_text(file, export("ann", password="other")))
+        assert log_in("amqp091", gateway.amqp, "ann", "right") == WRONG["amqp091"]
+        assert may_publish(gateway, "ann", "other")
+        assert log_in("amqp091", gateway.amqp, "bob", "right") == WRONG["amqp091"]
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+            kept.process_data_events(10)
 
 
 def test_who_is_connected_as_a_removed_user_is_disconnected(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class ActingGuest(AmqpGuest):
     def _exchange_unbind(self, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
         destination, source = named(method.destination), named(method.source)
         check_binding(self, "exchange", destination, source, method.routing_key)
+        if not destination:
+            raise access_refused("operation not permitted on the default exchange")
         to = self.host.exchanges.get(destination)
         self.host.unbind(source, to, method.routing_key, method.arguments)
         self._reply(channel, not method.no_wait, m.ExchangeUnbindOk())
