@@ -75,6 +75,12 @@ class Token(NamedTuple):
     bodies: bool = False
     maker: Maker | None = None
 
+    @property
+    def principal(self) -> Principal:
+        """Identity that acts by this token: its user; of an administrator's token, the token's name."""
+        name = self.name if self.maker is None else self.maker.name
+        return Principal(name, expires=self.expires)
+
     def shown(self) -> dict[str, Any]:
         """Return the token's data for users and programs: without the digest, `user` in place of `maker`."""
         row = self._asdict()

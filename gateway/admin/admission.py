@@ -49,8 +49,10 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Caller(NamedTuple):
-    """Caller of a request. `credential` names the credential for the audit log. `maker` is the responsible
-    user, None for an administrator: what the request creates ends with that user."""
+    """Who makes a request. `principal` is the user, also of a token that the user has made. `credential`
+    names what was shown, for the audit log. `maker` is the user who answers for it, None for an
+    administrator: what is made by this request ends with that user.
+    """
 
     principal: Principal
     rights: ConsoleRights
@@ -62,11 +64,6 @@ class Caller(NamedTuple):
     def right(self) -> Right:
         """Right of the caller: none, read or write."""
         return self.rights.right
-
-    @property
-    def owner(self) -> str:
-        """User whose share an opened stream counts against."""
-        return self.principal.name if self.maker is None else self.maker.name
 
 
 class Admission:
@@ -198,8 +195,8 @@ class Admission:
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
     def _token(self, token: Token) -> Caller:
-        rights, name = self.rights_of_token(token), token.name
-        return Caller(Principal(name, expires=token.expires), rights, f"token {name}", None, token.maker)
+        rights = self.rights_of_token(token)
+        return Caller(token.principal, rights, f"token {token.name}", None, token.maker)
 
     async def _bearer(self, request: Request, shown: str) -> Caller | str:
         token = self.find_token(shown)

@@ -186,7 +186,7 @@ def _check_place(places: UserShares, owner: str) -> None:
 def owner_of(request: Request) -> str:
     """Return the user whose share a request counts against."""
     caller: Caller = request.state.caller
-    return caller.owner
+    return caller.principal.name
 
 
 def _event(name: str, document: Any) -> bytes:

@@ -132,7 +132,7 @@ class LoginsApi:
         if "token" in choice:
             token = admission.find_token(choice["token"].strip())
             if token is not None and token.console == "write":
-                return Principal(token.name, expires=token.expires), True, "token"
+                return token.principal, True, "token"
             if token is not None:
                 return "a token without write access is for programs only"
         access = admission.access

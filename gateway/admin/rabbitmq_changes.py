@@ -69,7 +69,7 @@ class Actor:
     """One caller in one virtual host: a Checker of `broker/amqp091/checks.py`."""
 
     def __init__(self, caller: Caller, rights: Rights, host: VirtualHost) -> None:
-        self.user = caller.owner
+        self.user = caller.principal.name
         self._rights = rights
         self._host = host
 
@@ -257,7 +257,7 @@ class RabbitChanges:
             retained,
             NEVER if limit is None else clock.utc() + limit / 1000,
             hops,
-            Sender(self._broker.endpoint_of(host), "", caller.owner),
+            Sender(self._broker.endpoint_of(host), "", caller.principal.name),
         )
 
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.access.console import EVERYTHING, NOTHING, ConsoleRights, console_rights
 from gateway.access.console_tokens import ConsoleTokens, Maker
@@ -180,6 +181,34 @@ def test_a_token_may_no_more_than_its_user(tmp_path: Path) -> None:
         reloaded(gateway, "taken", lambda: written(tmp_path / "gateway.yaml", after))
         assert call(gateway, bearer(token), "status").status == 200
         assert call(gateway, bearer(token), "tokens/revoke", {"name": "x"}).status == 403
+
+
+@pytest.mark.parametrize("way", ["bearer", "basic", "session"])
+def test_the_name_of_a_token_is_nobodys_identity(way: str, tmp_path: Path) -> None:
+    """What is done by a token of ann that has bob's name is done by ann, and counts in her shares."""
+    users = {"ann": of_roles("boss"), "bob": of_roles("boss")}
+    with gateway_with(tmp_path, users) as gateway, capture_logs() as lines:
+        token = make(gateway, basic("ann"), "bob", console="write")
+        begun = call(gateway, {}, "login", {"token": token})
+        shown = {
+            "bearer": bearer(token),
+            "basic": basic("bob", token),
+            "session": {"Cookie": begun.cookie, "X-CSRF-Token": begun.document["csrf"]},
+        }[way]
+        asked = {"endpoint": "mqtt", "topic": "t", "body": "x", "retain": True, "qos": 1}
+        assert call(gateway, shown, "publish", asked).status == 200
+        assert call(gateway, shown, "session").document["user"] == "ann"
+        quotas = gateway.gateway.quotas
+        for of in (quotas.retained, quotas.console):
+            assert gateway.ask(lambda: (of.count_of("ann"), of.count_of("bob"))) == (1, 0)  # noqa: B023
+        with stream(gateway, shown, "events"):
+            gateway.until(lambda: quotas.streams.count_of("ann") == 1)
+        assert call(gateway, shown, "tokens/make", {"name": "next"}).status == 200
+        rows = call(gateway, shown, "tokens").document["tokens"]
+        assert {(row["user"], row["by"]) for row in rows if row["name"] == "next"} == {("ann", "ann")}
+        by_token = [line for line in lines if line.get("audit") == "administered"]
+        assert {line["user"] for line in by_token} == {"ann"}
+        assert way == "session" or by_token[-1]["credential"] == "token bob"
 
 
 def test_tokens_of_an_older_gateway_are_read(tmp_path: Path) -> None:
