@@ -24,8 +24,9 @@ from gateway.mapping.routes import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Source, SubBatch
 from gateway.model.message import Message
-from gateway.model.outcome import NO_TAKER, Outcome, Verdict
-from gateway.model.spooled import Spooled
+from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.model.spooled import Spooled, Withheld
 from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
@@ -214,6 +215,22 @@ class RecipientRecorder:
         self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
 
 
+def _without_content(message: Message) -> Message:
+    """Return the message with the size of its body alone and without properties. A client whose publishes are
+    refused could write to the journal whatever it likes otherwise, without any right to publish."""
+    return Message(
+        message.address,
+        Withheld(len(message.body)),
+        NO_PROPERTIES,
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
 def _redacted(message: Message, redactor: Redactor | None) -> Message:
     return message if redactor is None else redactor(message)
 
@@ -334,6 +351,8 @@ class Journaling:
         """Record a message that a route refused."""
         if self._wanted(route):
             told = _redacted(message, self.redactors.of(route))
+            if outcome.reason is Reason.NOT_AUTHORIZED:
+                told = _without_content(told)
             self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
 
     def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
@@ -490,6 +509,8 @@ class RecordingDispatcher(Dispatcher):
                     entry = self.entry(message.sender.endpoint, None, message.address)
                 message = _redacted(message, journaling.private(entry))
             if outcome.verdict is Verdict.REJECTED:
+                if outcome.reason is not Reason.NO_ROUTE:
+                    message = _without_content(message)
                 outcome = outcome._replace(text=f"{WAS_UNROUTED}: {outcome.text}")
             journaling.record_unrouted(message, outcome, received)
         except Exception as error:

@@ -17,7 +17,9 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Will
-from gateway.protocols.mqtt.spec import PacketType, Version
+from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.spec import PacketType, Property, Version
+from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits
 from gateway.store.journal.reader import Gap, JournalReader, Row
@@ -159,10 +161,39 @@ def test_a_refused_message_has_a_row(recorded: Running, tmp_path: Path) -> None:
         writer.machine.peer_packet_bytes_max = 1 << 28  # beyond what is announced
         writer.publish("large", b"x" * 4_100, 1, 1)
         assert writer.acked(PacketType.PUBACK)[1] == 0x97
-        writer.publish("$SYS/x", b"x", 1, 2)
+        properties = encode_list({Property.CONTENT_TYPE: "text/plain"}, PacketType.PUBLISH)
+        writer.publish("$SYS/x", b"mine", 1, 2, properties=properties)
         assert writer.acked(PacketType.PUBACK)[1] >= 0x80
     rows = rows_once(recorded, tmp_path / "journal", 2)
     assert outcomes(rows) == {("rejected", "too_large"): 1, ("rejected", "not_authorized"): 1}
+    assert [(row["body"], row["body_size"]) for row in rows] == [(None, 4_100), (None, 4)]
+    assert not any(row["properties"] and "content_type" in row["properties"] for row in rows)
+
+
+def test_what_a_route_refuses_for_want_of_a_role_has_a_row_without_content(tmp_path: Path) -> None:
+    """Beside a message of the same client that a subscription takes, which is recorded whole."""
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nroutes:\n"
+        "  - {name: a, role: boss, from: {endpoint: mqtt, topic: up}, to: {endpoint: amqp091, queue: q}}\n"
+    )
+    publishes = Role.model_validate({"mqtt": {"publish": "#", "subscribe": "#"}})
+    settings = settings_of(
+        journal=Journal(enabled=True, path=tmp_path / "journal", flush_interval_secs=0.02),
+        mappings=(str(tmp_path / "m.yaml"),),
+        roles={"boss": Role(), "all": publishes},
+        default_roles=DefaultRoles(anonymous=("all",)),
+    )
+    with running(settings) as gateway, connect(gateway, "writer")[0] as writer:
+        writer.subscribe("free")
+        writer.publish("up", b"mine", 1, 1)
+        assert writer.acked(PacketType.PUBACK) == (1, 0x87)
+        writer.publish("free", b"taken", 1, 2)
+        assert writer.acked(PacketType.PUBACK) == (2, 0)
+        rows = rows_once(gateway, tmp_path / "journal", 2)
+    assert {row["outcome"]: (row["body"], row["body_size"]) for row in rows} == {
+        "rejected": (None, 4),
+        "accepted": (b"taken", 5),
+    }
 
 
 def test_a_message_that_closes_its_channel_or_handle_has_a_row(recorded: Running, tmp_path: Path) -> None:
@@ -175,7 +206,7 @@ def test_a_message_that_closes_its_channel_or_handle_has_a_row(recorded: Running
         assert client.handle_closed()[0] == handle
     rows = rows_once(recorded, tmp_path / "journal", 2)
     assert outcomes(rows) == {RETURNED: 1, ("rejected", "name_invalid"): 1}
-    assert {row["body"] for row in rows} == {b"lost"}
+    assert {row["reason"]: row["body"] for row in rows} == {"no_route": b"lost", "name_invalid": None}
     assert {row["source_address"] for row in rows} == {"missing:key", "queue:bad//name"}
 
 
