@@ -394,7 +394,7 @@ class Gateway:
         for delayed in list(self.hosts.delays()):
             yield delayed, delayed.in_memory, delayed.user or "", ""
         for fast in list(self.fast_hosts.queues()):
-            yield fast, fast.in_memory, fast.maker or "", ""
+            yield fast, fast.in_memory, fast.owning_user or "", ""
         for session in list(self.mqtt.sessions.values()):
             yield session, session.in_memory, session.user, session.place
         for listener in self.listeners.values():

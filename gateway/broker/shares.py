@@ -164,7 +164,7 @@ class UserQuotas:
                 log.warning(
                     "user quota reached",
                     what=shares.what,
-                    user=shares.last_user,
+                    user=shares.last_user.lstrip("\0"),
                     limit=shares.last_limit,
                     refused=shares.refused - refused,
                 )

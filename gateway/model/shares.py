@@ -14,6 +14,7 @@ from gateway.model.message import Message
 
 NO_LIMIT: Final = 1 << 62
 OPERATOR: Final = "\0"  # key for definitions from the configuration; not a valid user name
+ROUTES: Final = "\0routes"  # key for what comes to be because a route leads there; not a valid user name
 
 K = TypeVar("K")
 

@@ -214,8 +214,9 @@ class Limits(Section):
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
     queues_per_user_max: int = Field(0, ge=0)
-    """AMQP queues, and AMQP/Fast queues and topics, that one user name has created in one virtual host. 0: 90
-    % of `queues_max` or `topics_max`."""
+    """AMQP queues, and AMQP/Fast queues and topics, that one user name has made in one virtual host, and
+    AMQP/Fast queues that came to be because a route leads there, all together. 0: nine tenths of `queues_max`
+    or `topics_max`."""
     topics_max: int = Field(10_000, ge=1)
     """AMQP/Fast topics of one virtual host. Each name that a client uses is stored."""
     exchanges_max: int = Field(1_000, ge=1)

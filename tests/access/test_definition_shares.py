@@ -15,11 +15,12 @@ from typing import Any, Final
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from structlog.testing import capture_logs
 
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
-from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, Store
 from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.ingress.amqpfast.client import TOPIC, Fast
@@ -334,3 +335,49 @@ def test_bindings_that_an_earlier_version_stored_are_those_of_the_queue(tmp_path
     with gateway_at(tmp_path) as gateway:
         assert (shares(gateway).of("greedy"), shares(gateway).of("modest") > 0) == (0, True)
         assert gateway.gateway.host.bindings == 1
+
+
+# What routes bring into being.
+
+ROUTE: Final = """\
+version: 1
+routes:
+  - name: in
+    from: {endpoint: mqtt, topic: "in/{x}"}
+    to: {endpoint: amqpfast, service: queue, destination: "{x}"}
+"""
+
+
+def arrive(gateway: Running, names: list[str]) -> int:
+    """Publish to a queue of each name, by way of the route; return how many are accepted."""
+    client, _ = client_of(gateway, "greedy", "c")
+    with client:
+        codes = []
+        for packet_id, name in enumerate(names, 1):
+            client.publish(f"in/{name}", b"x", qos=1, packet_id=packet_id)
+            codes.append(client.acked(PacketType.PUBACK)[1])
+    return codes.count(0)
+
+
+@pytest.mark.parametrize("limit", ["number", "bytes"])
+def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_path: Path) -> None:
+    """Also after a restart; they hold their publishers as those of the configuration do."""
+    (tmp_path / "m.yaml").write_text(ROUTE)
+    limits = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 4_000}
+    most = 9 if limit == "number" else 2_000 // (2 * 100)
+    store = Store(path=tmp_path / "store")
+    roles = {"all": EVERYTHING | {"amqpfast": {"*": {"queues": {"read": "*", "write": "*", "create": "*"}}}}}
+    given = settings(roles, USERS, limits=Limits(**limits), store=store, mappings=(str(tmp_path / "m.yaml"),))
+    names = [f"q{number:099}" for number in range(most + 5)]
+    for round_number in range(2):
+        with running(given) as gateway, capture_logs() as lines:
+            host = gateway.gateway.fast_hosts["/"]
+            accepted = arrive(gateway, names)
+            assert accepted == most
+            assert gateway.ask(lambda: len(host.queues)) == most + round_number  # noqa: B023
+            made = gateway.ask(lambda: host.queues[names[0]])  # noqa: B023
+            assert (made.owning_user, made.may_hold) == (None, True)
+            assert "queue of a route refused" in {line["event"] for line in lines}
+            with Fast(gateway, user="modest", password=PASSWORD).open() as client:
+                client.put(client.handle("mine"), b"x")
+            assert gateway.ask(lambda: host.queues["mine"].owning_user) == "modest"  # noqa: B023

@@ -18,6 +18,7 @@ from gateway.broker.selection_work import UNBOUNDED, SelectionWork, Selects
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, Sender
+from gateway.model.shares import ROUTES
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.spec import PRIORITY_MAX
 from gateway.protocols.amqpfast.translate import PRIORITY_AT, PROTOCOL
@@ -82,13 +83,13 @@ class FastQueue(PriorityQueue):
         )
         self.address = fast_address("queue", name)
         self.owner = owner
-        self.maker = maker  # the user who created the queue; None: the configuration or a route did
-        self.channel: object | None = None  # the channel that a temporary queue is deleted with
+        self.maker = maker  # the user who has made it, or ROUTES; None: the configuration
+        self.channel: object | None = None  # a temporary destination ends with it
 
     @property
     def owning_user(self) -> str | None:
-        """User who created the queue; None if the configuration or a route did."""
-        return self.maker
+        """The user who made the destination; None: the configuration, or a route."""
+        return None if self.maker == ROUTES else self.maker
 
     def is_named_by(self, message: Message) -> bool:
         """Return True: a destination of the queue service is addressed by its name alone."""

@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Final, TypedDict
 
+import structlog
+
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.pressure import FullQueues
@@ -24,12 +26,13 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.shares import UserShares
+from gateway.model.shares import ROUTES, UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
 
-# 3.5.2.3: names contain no `/ # &`; and no space or control characters.
+# 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
+log = structlog.get_logger(limited=True)
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
 INVALID_BUT_SLASH: Final = re.compile(r"[#&\x00-\x20\x7f]")
 TEMPORARY: Final = "tmp-"
@@ -177,8 +180,9 @@ class FastHost:
         queue = self.queues.get(name) if address.scope == "queue" else None
         if queue is None and address.scope == "queue":
             try:
-                made = self._create("queue", name, INVALID)
-            except Refused:
+                made = self._create("queue", name, INVALID, ROUTES)
+            except Refused as error:
+                log.warning("queue of a route refused", queue=name, reason=str(error))
                 made = None
             queue = made if isinstance(made, FastQueue) else None
         return (self._nowhere,) if queue is None else (queue,)
