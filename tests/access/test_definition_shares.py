@@ -17,6 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from structlog.testing import capture_logs
 
+from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
@@ -317,6 +318,24 @@ def test_steps_of_matching_are_those_of_who_binds(tmp_path: Path) -> None:
             assert gateway.ask(lambda: steps.of("modest")) == 0
             modest.queue_delete("m")
             gateway.until(lambda: steps.of("greedy") == 0)
+
+
+def test_steps_of_a_hash_exchange_are_those_of_who_binds_first(tmp_path: Path) -> None:
+    with (
+        gateway_at(tmp_path) as gateway,
+        closing(amqp(gateway, "modest")) as connection,
+        closing(amqp(gateway, "greedy")) as other,
+    ):
+        steps = gateway.gateway.host.steps
+        modest = connection.channel()
+        modest.queue_declare("m")
+        modest.exchange_declare("h", "x-consistent-hash")
+        other.channel().queue_bind("m", "h", "1")
+        modest.queue_bind("m", "h", "2")
+        assert gateway.ask(lambda: (steps.of("greedy"), steps.of("modest"))) == (DESTINATION_STEPS, 0)
+        modest.queue_unbind("m", "h", "1")
+        modest.queue_unbind("m", "h", "2")
+        assert gateway.ask(lambda: steps.of("greedy")) == 0
 
 
 def test_bindings_that_an_earlier_version_stored_are_those_of_the_queue(tmp_path: Path) -> None:
