@@ -170,9 +170,9 @@ class SocketLoop:
 
     def _run_calls(self) -> None:
         """Run what other threads have asked for until now."""
-        self._signalled = False
         with suppress(BlockingIOError):  # a thread has yet to write it
             os.eventfd_read(self._wake_up)
+        self._signalled = False  # after reading: what a thread writes before would be read, and never seen
         self._steps.begin()
         for _ in range(len(self._calls)):
             try:

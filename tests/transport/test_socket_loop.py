@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -202,6 +203,35 @@ def test_a_thread_has_the_loop_call_a_function() -> None:
             await done.wait()
             thread.join()
             assert called == [threading.main_thread()]
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_call_that_comes_while_calls_are_taken_hides_none_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = os.eventfd_read
+    called: list[str] = []
+
+    async def main() -> None:
+        async with attached() as loop, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, LONG_SECS)
+            done = trio.Event()
+
+            def interrupted(descriptor: int) -> int:
+                if not called:
+                    called.append("begun")
+                    loop.call_soon(lambda: called.append("second"))  # as of a thread that runs just then
+                return read(descriptor)
+
+            monkeypatch.setattr(os, "eventfd_read", interrupted)
+            loop.call_soon(lambda: called.append("first"))
+            while len(called) < 3:
+                await trio.sleep(0.001)
+            threading.Timer(0.01, loop.call_soon, (done.set,)).start()
+            await done.wait()
+            assert called == ["begun", "first", "second"]
             nursery.cancel_scope.cancel()
 
     run(main)
