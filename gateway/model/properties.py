@@ -73,18 +73,19 @@ def as_table(headers: Headers) -> Headers:
     """
     if not headers:
         return headers
-    return tuple(sorted([(name, _without_order(value)) for name, value in headers], key=_name_of))
+    return tuple(sorted([(name, without_order(value)) for name, value in headers], key=_name_of))
 
 
 def _name_of(header: tuple[str, Value]) -> str:
     return header[0]
 
 
-def _without_order(value: Value) -> Value:
+def without_order(value: Value) -> Value:
+    """Return the value with the entries of its tables sorted by name, at any depth."""
     if value.type is ValueType.TABLE:
         return Value(ValueType.TABLE, as_table(value.value))
     if value.type is ValueType.ARRAY:
-        return Value(ValueType.ARRAY, tuple([_without_order(one) for one in value.value]))
+        return Value(ValueType.ARRAY, tuple([without_order(one) for one in value.value]))
     return value
 
 

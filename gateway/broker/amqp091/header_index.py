@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.properties import Headers, Value, ValueType, without_order
 
 T = TypeVar("T")
 
@@ -214,7 +214,7 @@ def wanted(arguments: Headers) -> Wanted:
 def comparable(value: Value) -> Any:
     """Return the form in which headers and conditions are compared."""
     if value.type in UNIQUE_TYPES:
-        return value.type, value.value
+        return value.type, without_order(value).value  # as bindings are stored: a table has no order
     if value.type is ValueType.BYTES:
         with suppress(UnicodeDecodeError):
             return value.value.decode()  # compared as texts, if they are UTF-8

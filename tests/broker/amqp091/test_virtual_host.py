@@ -392,6 +392,23 @@ def test_the_order_of_arguments_does_not_tell_bindings_apart(exchange: str, to: 
     assert (host.bindings, host.exchange(exchange).bound_to_nothing) == (0, True)
 
 
+@pytest.mark.parametrize("match", ["all", "any"])
+def test_a_header_that_is_a_table_matches_in_any_order(match: str) -> None:
+    host = Host()
+    queue = host.make("q")
+    tables = [
+        Value(ValueType.TABLE, entries)
+        for entries in ((("x", integer(1)), ("y", integer(2))), (("y", integer(2)), ("x", integer(1))))
+    ]
+    for bound in (*tables, Value(ValueType.ARRAY, (tables[1],))):
+        arguments = (("x-match", string(match)), ("h", bound))
+        host.bind("amq.headers", queue, "", arguments)
+        same = tables if bound.type is ValueType.TABLE else [Value(ValueType.ARRAY, (one,)) for one in tables]
+        for header in same:
+            assert host.reached("amq.headers", "", (("h", header),)) == {"q"}
+        host.unbind("amq.headers", queue, "", arguments)
+
+
 def test_a_headers_binding_asks_for_so_many_headers_and_no_more() -> None:
     host = Host()
     many = tuple((f"h{at}", integer(at)) for at in range(Limits().arguments_max + 1))
