@@ -32,7 +32,7 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.packets import PublishRow
-from gateway.protocols.mqtt.reason_codes import PUBLISH_REFUSED
+from gateway.protocols.mqtt.reason_codes import publish_refused
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import Limits
@@ -354,7 +354,7 @@ class MqttLinkReceiver:
         if qos == 2:
             self._once.pop(packet_id, None)
         kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-        answers.refuse(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
+        answers.refuse(kind, packet_id, publish_refused(outcome), outcome.text)
 
     def _buried(self, receipt: Receipt) -> None:
         """Acknowledge a message that is stored as a dead letter."""

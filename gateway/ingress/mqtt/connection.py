@@ -67,7 +67,7 @@ from gateway.protocols.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from gateway.protocols.mqtt.reason_codes import PUBLISH_REFUSED, SUBSCRIBE_REFUSED
+from gateway.protocols.mqtt.reason_codes import SUBSCRIBE_REFUSED, publish_refused
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import NOTHING_SAID, encode_properties, publish_essentials
@@ -515,7 +515,7 @@ class MqttConnection(AdmittedGuest):
             self._ingress.tell_refused(receipt[3], outcome)
             self._forget_incoming(receipt)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-            self.machine.send_ack(kind, packet_id, PUBLISH_REFUSED[outcome.reason], outcome.text)
+            self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
             self.stream.mark()
             self.unsettled -= 1
             if self._let_publish is not None:
@@ -824,7 +824,7 @@ class MqttConnection(AdmittedGuest):
                     self.send_received(packet_id)
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-            self.machine.send_ack(kind, packet_id, PUBLISH_REFUSED[LOW_ON_MEMORY.reason], LOW_ON_MEMORY.text)
+            self.machine.send_ack(kind, packet_id, publish_refused(LOW_ON_MEMORY), LOW_ON_MEMORY.text)
         self.stream.mark()
 
     @property

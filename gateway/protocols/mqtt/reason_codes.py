@@ -33,8 +33,11 @@ PUBLISH_REFUSED: Final = {
 
 0x10, no matching subscribers, is a success; a message that the target of a route has no queue for is refused.
 0x95, packet too large, is for DISCONNECT only: a message over one of our limits exceeds a quota. A target
-that is down or refuses the message is 0x83 (valid, but not accepted); the reason string says why.
+that refuses the message for good is 0x83 (valid, but not accepted); the reason string says why.
 """
+
+FOR_NOW: Final = frozenset((Reason.TARGET_DOWN, Reason.TARGET_REFUSED))
+"""Reasons of a target that may accept the same message later, if the message is released."""
 
 SUBSCRIBE_REFUSED: Final = {
     Reason.NAME_INVALID: ReasonCode.TOPIC_FILTER_INVALID,
@@ -71,6 +74,18 @@ PROOF_REFUSED: Final = LOGIN_REFUSED | {"wrong": ReasonCode.NOT_AUTHORIZED}
 """Codes of a refused enhanced authentication, where there need not be a password (5: 4.12)."""
 REAUTHENTICATION_REFUSED: Final = PROOF_REFUSED | {"unavailable": ReasonCode.SERVER_BUSY}
 """Codes of the DISCONNECT after a failed re-authentication (5: 4.12.1), which may not carry 0x88."""
+
+
+def publish_refused(outcome: Outcome) -> ReasonCode:
+    """Return the reason code of PUBACK or PUBREC for a message with this outcome.
+
+    A refusal for now is 0x97: of the codes of these packets it is the one after which a bridge (also a link
+    of this gateway) keeps the message and tries again.
+    """
+    if outcome.verdict is Verdict.RELEASED and outcome.reason in FOR_NOW:
+        return ReasonCode.QUOTA_EXCEEDED
+    return PUBLISH_REFUSED[outcome.reason]
+
 
 # Meaning of the codes of a remote broker.
 

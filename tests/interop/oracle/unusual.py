@@ -132,6 +132,7 @@ TYPED = {
     "texts": ["1"],
     "more texts": ["0", "1"],
     "table": {"a": 1},
+    "two entries": {"b": 1, "a": 2},
 }
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.access.backends import Denial
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
-from gateway.model.outcome import Reason, Verdict
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import decode_list, encode_list
@@ -27,6 +27,7 @@ from gateway.protocols.mqtt.reason_codes import (
     REAUTHENTICATION_REFUSED,
     SUBSCRIBE_REFUSED,
     outcome_of,
+    publish_refused,
     refusal,
 )
 from gateway.protocols.mqtt.spec import FAILURE, REASONS, WILL, PacketType
@@ -349,6 +350,15 @@ def test_refusals_have_codes_that_their_packets_may_carry() -> None:
         assert all(code >= FAILURE and code in REASONS[kind] for code in codes)
     assert all(code in REASONS[PacketType.DISCONNECT] for code in REAUTHENTICATION_REFUSED.values())
     assert set(LOGIN_REFUSED) == set(PROOF_REFUSED) == {why.value for why in Denial}
+
+
+@pytest.mark.parametrize("reason", [Reason.TARGET_DOWN, Reason.TARGET_REFUSED, Reason.QUOTA])
+def test_a_bridge_understands_what_is_refused_for_now(reason: Reason) -> None:
+    for verdict in (Verdict.RELEASED, Verdict.REJECTED):
+        code = publish_refused(Outcome(verdict, reason))
+        if reason is not Reason.QUOTA:  # 0x97 in either case
+            assert outcome_of(code).verdict is verdict
+    assert publish_refused(Outcome(Verdict.RELEASED, reason)) == 0x97
 
 
 def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
