@@ -87,7 +87,7 @@ from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
 from gateway.transport.computing import computed
-from gateway.transport.socket_loop import attach_socket_loop, detach_socket_loop
+from gateway.transport.socket_loop import SocketLoop, attach_socket_loop, detach_socket_loop
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
 
@@ -221,24 +221,32 @@ class Gateway:
                 self.state.start(self.writes)
             await self._serve(task_status, signals)
         finally:
-            self.watchdog.detach()
-            self.console.close()
-            if self.authorizer is not None:
-                with trio.CancelScope(shield=True):
-                    await self.authorizer.close()
-            await self.identities.close()
-            await close_tracing(self.tracing)
-            if self.state is not None:
-                await self.state.stop()
-            if self.store is not None:
-                self.hosts.note_untouched()
-                self.fast_hosts.note_untouched()
-                self.store.close()
-            self.bodies.spool.close()
-            if self.journaling is not None:
-                self.journaling.close()
+            try:
+                await self._close(loop)
+            finally:
+                if loop is not None:
+                    detach_socket_loop(loop)
+
+    async def _close(self, loop: SocketLoop | None) -> None:
+        """Close what has been opened, when nothing is served any more."""
+        self.watchdog.detach()
+        self.console.close()
+        if self.authorizer is not None:
+            with trio.CancelScope(shield=True):
+                await self.authorizer.close()
+        await self.identities.close()
+        await close_tracing(self.tracing)
+        if self.state is not None:
+            await self.state.stop()
+        if self.store is not None:
+            self.hosts.note_untouched()
+            self.fast_hosts.note_untouched()
+            self.store.close()
             if loop is not None:
-                detach_socket_loop(loop)
+                loop.run_calls()  # outcomes of the last commit, which are in the journal
+        self.bodies.spool.close()
+        if self.journaling is not None:
+            self.journaling.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = self.console.admission

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 import structlog
@@ -57,7 +58,8 @@ class Watchdog:
 
     def detach(self) -> None:
         """Stop measuring."""
-        trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
+        with suppress(KeyError):  # Trio has removed it
+            trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Start measuring a step of a task."""

@@ -191,8 +191,10 @@ class Poller:
                     try:
                         await trio.sleep_forever()
                     finally:
-                        self.close()
-                        loop.forget(self)
+                        try:
+                            self.close()
+                        finally:
+                            loop.forget(self)
                 descriptor = self._ready.fileno()
                 while True:
                     if self.has_work:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -83,7 +84,8 @@ class SocketLoop:
 
     def __init__(self, runner: Any, trio_descriptor: int, steps: Steps) -> None:
         """Create the loop of the running Trio loop `runner`, whose epoll object has the descriptor
-        `trio_descriptor`. Raises OSError if the process has no descriptors left.
+        `trio_descriptor`. Raises OSError if the process has no descriptors left, AttributeError if Trio has
+        changed.
         """
         self._runnable: deque[object] = runner.runq
         self._next_deadline: Callable[[], float] = runner.deadlines.next_deadline
@@ -97,31 +99,35 @@ class SocketLoop:
         self.epoll.register(self._wake_up, READ)
         self.owners: dict[int, Served] = {}
         self._working: dict[Served, Ready] = {}  # those that have work although no socket is ready
+        self._due: dict[Served, Ready] = {}  # those to be served in this pass
         self._calls: deque[Callable[[], None]] = deque()
         self._signalled = False
         self._closed = False
+        self._lock = threading.Lock()  # of the descriptor: held while it is written or closed
         self.users = 1  # gateways in this run of Trio
 
     def forget(self, poller: Served) -> None:
         """Do not serve `poller` any longer; its sockets are not registered any more."""
         self._working.pop(poller, None)
+        self._due.pop(poller, None)
         self.owners = {descriptor: owner for descriptor, owner in self.owners.items() if owner is not poller}
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Have the loop call `function`. Any thread may call this."""
+        """Have the loop call `function`. Any thread may call this; a closed loop ignores it."""
         self._calls.append(function)
-        if not self._signalled and not self._closed:
+        if not self._signalled:
             self._signalled = True
-            os.eventfd_write(self._wake_up, 1)
+            with self._lock:
+                if not self._closed:
+                    os.eventfd_write(self._wake_up, 1)
 
     def close(self) -> None:
-        """Run the calls that still wait, and stop serving. Threads that use `call_soon` must have ended: the
-        system may assign its descriptor to something else.
-        """
-        self._run_calls()
-        self._closed = True
+        """Run the calls that still wait, and stop serving."""
+        self.run_calls()
+        with self._lock:  # a thread may be about to write
+            self._closed = True
+            os.close(self._wake_up)
         self.epoll.close()
-        os.close(self._wake_up)
 
     def before_io_wait(self, timeout: float) -> None:
         """Serve pollers for at most `timeout` seconds, until Trio has something to do."""
@@ -130,32 +136,38 @@ class SocketLoop:
         except Exception as error:  # Trio removes an instrument that raises
             contained("batch", error)
             self._return_at_once()
+        except BaseException as fault:  # ends the process, as one that leaves a task
+            self._token.run_sync_soon(_raise, fault)
 
     def _serve(self, timeout: float) -> None:
         until = self._clock() + timeout
         wait = timeout
         while True:
-            due = self._working
+            due = self._due  # not empty after an error
+            due.update(self._working)
+            self._working.clear()
             ready = self.epoll.poll(0.0 if due else wait)
-            self._working = {}
             is_trio_ready = False
             for event in ready:
                 descriptor = event[0]
                 if descriptor == self._trio:
                     is_trio_ready = True
                 elif descriptor == self._wake_up:
-                    self._run_calls()
+                    self.run_calls()
                 elif (owner := self.owners.get(descriptor)) is not None:
                     due.setdefault(owner, []).append(event)
                 else:
-                    self.epoll.unregister(descriptor)
-            for poller, sockets in due.items():
-                self._turn(poller, sockets)
-            if timeout <= 0 or is_trio_ready:
+                    with suppress(OSError):  # closed by one of the calls
+                        self.epoll.unregister(descriptor)
+            for poller in list(due):
+                self._turn(poller, due.pop(poller))
+            if timeout <= 0:
                 return  # Trio does not wait now
             wait = 0.0 if self._runnable else min(until, self._next_deadline()) - self._clock()
-            if wait <= 0:
+            if wait <= 0:  # even if Trio's descriptor was ready: what has run may have cancelled who waited
                 self._return_at_once()
+                return
+            if is_trio_ready:
                 return
 
     def _turn(self, poller: Served, ready: Ready) -> None:
@@ -168,7 +180,7 @@ class SocketLoop:
         if poller.has_work:
             self._working[poller] = []
 
-    def _run_calls(self) -> None:
+    def run_calls(self) -> None:
         """Run what other threads have asked for until now."""
         with suppress(BlockingIOError):  # a thread has yet to write it
             os.eventfd_read(self._wake_up)
@@ -190,6 +202,11 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def _raise(error: BaseException) -> None:
+    """Raise `error`."""
+    raise error
+
+
 LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("socket loop", None)
 """Socket loop of the running Trio loop; None if none is attached."""
 
@@ -202,15 +219,16 @@ def attach_socket_loop(steps: Steps) -> SocketLoop | None:
     if attached is not None:
         attached.users += 1
         return attached
+    if type(trio.lowlevel.current_clock()).__name__ == "MockClock":  # it may jump while sockets are ready
+        return None
     runner: Any = getattr(trio.lowlevel.current_task(), "_runner", None)
     epoll = getattr(getattr(runner, "io_manager", None), "_epoll", None)
     if not isinstance(epoll, select.epoll) or not hasattr(os, "eventfd"):
         return None
-    if not hasattr(runner, "runq") or not hasattr(runner, "deadlines"):
+    try:
+        loop = SocketLoop(runner, epoll.fileno(), steps)
+    except (AttributeError, OSError):  # another Trio, or no descriptors
         return None
-    if type(trio.lowlevel.current_clock()).__name__ == "MockClock":  # it may jump while sockets are ready
-        return None
-    loop = SocketLoop(runner, epoll.fileno(), steps)
     trio.lowlevel.add_instrument(cast(trio.abc.Instrument, loop))  # which need not be a subclass
     LOOP.set(loop)
     return loop
@@ -222,5 +240,6 @@ def detach_socket_loop(loop: SocketLoop) -> None:
     if loop.users:
         return
     LOOP.set(None)
-    trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, loop))
+    with suppress(KeyError):  # Trio has removed it
+        trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, loop))
     loop.close()

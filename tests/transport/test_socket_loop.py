@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -122,6 +123,54 @@ def test_a_task_that_a_turn_wakes_runs_at_once(pair: Pair) -> None:
             nursery.cancel_scope.cancel()
 
     run(main)
+
+
+def test_a_task_that_a_turn_cancels_runs_at_once_though_its_descriptor_was_ready(pair: Pair) -> None:
+    """The cancelled task no longer waits for the descriptor, so Trio's own wait would not return."""
+    ours, theirs = pair
+    mine, other = socket.socketpair()
+
+    async def main() -> None:
+        async with attached() as loop, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, LONG_SECS)
+
+            def both(passes: int) -> None:
+                if passes:  # until Trio has nothing to do
+                    loop.call_soon(partial(both, passes - 1))
+                    return
+                other.send(b"y")
+                theirs.send(b"x")
+
+            with trio.CancelScope() as scope:
+                Served(loop, ours, scope.cancel)
+                loop.call_soon(partial(both, 5))
+                await trio.lowlevel.wait_readable(mine)
+            nursery.cancel_scope.cancel()
+
+    with mine, other:
+        run(main)
+
+
+def test_an_exception_that_ends_tasks_ends_the_run(pair: Pair) -> None:
+    ours, theirs = pair
+
+    class Panic(BaseException):
+        pass
+
+    def fail() -> None:
+        raise Panic
+
+    async def main() -> None:
+        async with attached() as loop:
+            Served(loop, ours, fail)
+            theirs.send(b"x")
+            await trio.sleep_forever()
+
+    with pytest.raises(trio.TrioInternalError) as raised:
+        run(main)
+    cause = raised.value.__cause__
+    assert isinstance(cause, BaseExceptionGroup)
+    assert cause.subgroup(Panic) is not None
 
 
 def test_a_deadline_that_a_turn_sets_is_kept(pair: Pair) -> None:
