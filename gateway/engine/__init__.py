@@ -1,4 +1,6 @@
-"""The shared engine: many gateways that serve the same MQTT clients over one RabbitMQ cluster. Each is a
-stateless door: topics are a topic exchange, what is retained is a log that all of them follow, and who owns a
-client identifier is what that log says last. Replicas say nothing to each other but through the cluster.
+"""Shared engine: many gateways (replicas) that serve the same MQTT clients over one RabbitMQ cluster.
+
+Topics are routed by a topic exchange of the cluster. Sessions, wills, retained messages, dead letters and
+leases are in a database that all replicas share. Replicas never connect to each other; they communicate
+through the cluster and the database only.
 """

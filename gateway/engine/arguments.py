@@ -1,8 +1,8 @@
-"""Of which type the queues of clients are.
+"""Queue type arguments of the queues that the engine declares for clients and outboxes.
 
-A quorum queue that has no delivery limit puts what it is given back behind everything else, and from RabbitMQ
-4.0 on it has one of twenty and drops what has come back more often. With a limit of its own what is given
-back stands where it was; so each has one that is never reached.
+Without a delivery limit a quorum queue puts requeued messages behind all others, and from RabbitMQ 4.0 on it
+has a default limit of 20 and drops messages that are redelivered more often. With an explicit limit it keeps
+requeued messages at their old positions. So each quorum queue gets a limit that is never reached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ NEVER: Final = 0x7FFF_FFFF
 
 
 def type_arguments(settings: RabbitEngine) -> Headers:
-    """The arguments that say so."""
+    """Return the arguments for a queue of the configured type; a quorum queue gets a delivery limit that is
+    never reached.
+    """
     kind = ("x-queue-type", string(settings.queue_type))
     if settings.queue_type == "classic":
         return (kind,)

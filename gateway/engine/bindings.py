@@ -1,7 +1,8 @@
-"""Which topics this replica's queue is bound to: the union of its clients' filters, each counted.
+"""Binding keys of this replica's queue: the union of its clients' topic filters, with reference counts.
 
-The queue outlives a lost connection, and its bindings with it. So what the broker has confirmed stands, and
-only the difference is asked for over the next connection: ten thousand bindings take a broker half a minute.
+The queue and its bindings outlive a lost connection. So the bindings that the broker has confirmed are
+remembered, and only the difference is requested over the next connection: a broker needs half a minute for
+ten thousand bindings.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from gateway.engine.names import binding_of
 
 
 class Bindings:
-    """Binding keys, and how many subscriptions ask for each.
+    """Binding keys with the number of subscriptions that need each, and the keys that the broker has
+    confirmed.
 
-    What begins with `$SYS` is this replica's own, and what cannot match any topic that fits into a key is not
-    asked for.
+    Filters that begin with `$SYS` are served by this replica alone and get no binding. Neither do filters
+    that match no topic that fits into a routing key.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._standing: set[str] = set()  # that the broker has confirmed
+        self._standing: set[str] = set()  # keys that the broker has confirmed
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def add(self, levels: list[str]) -> str | None:
-        """Another subscription; returns the key to bind, None if there is nothing to do."""
+        """Count one more subscription, given the levels of its filter.
+
+        Return the key to bind, or None if none is needed.
+        """
         key = None if levels[0] == SYS else binding_of(levels)
         if key is None:
             return None
@@ -35,7 +40,10 @@ class Bindings:
         return key if count == 1 else None
 
     def remove(self, levels: list[str]) -> str | None:
-        """A subscription less; returns the key to unbind, None if others need it still."""
+        """Count one subscription less.
+
+        Return the key to unbind, or None if it has no key or others still need it.
+        """
         key = None if levels[0] == SYS else binding_of(levels)
         if key is None:
             return None
@@ -46,17 +54,17 @@ class Bindings:
         return key
 
     def stands(self, key: str, on: bool) -> None:
-        """The broker has bound a key, or unbound it."""
+        """Record that the broker has bound a key (`on`) or unbound it."""
         if on:
             self._standing.add(key)
         else:
             self._standing.discard(key)
 
     def anew(self) -> None:
-        """The queue is another one."""
+        """Forget the confirmed bindings, because the queue was declared again."""
         self._standing.clear()
 
     def lacking(self) -> Iterator[tuple[str, bool]]:
-        """Keys that have to be bound, or unbound (False)."""
+        """Yield the keys that must be bound (True) and unbound (False) on the broker."""
         yield from [(key, True) for key in self._counts if key not in self._standing]
         yield from [(key, False) for key in self._standing if key not in self._counts]

@@ -1,14 +1,16 @@
-"""The session of a client that is connected to this replica.
+"""Session of a client that is connected to this replica.
 
-One that outlives its connection has a queue on the cluster, bound to its filters of QoS 1 and 2; what filters
-of QoS 0 want comes by the replica's queue, for that is for clients that are connected. A message of the queue
-is acknowledged there when the client has acknowledged it here. What is not, another replica gets when the
-client is there, under another packet id, which at QoS 1 is all the same.
+A session that outlives its connection has a queue on the cluster, which is bound to its filters of QoS 1 and
+2. Messages for filters of QoS 0 arrive by the replica's queue, because only connected clients get them. A
+message of the session's queue is acknowledged to the cluster when the client has acknowledged it.
+Unacknowledged messages are delivered by the next replica to which the client connects, under another packet
+id, which makes no difference at QoS 1.
 
-At QoS 2 the shared database knows which message has which id before the client gets it, and that it has it
-before PUBREL. So whoever owns the session next goes on: a message that was sent comes under its old id, and
-one that the client has had is acknowledged and not sent. The ids of messages that the client publishes are
-stored before these are published, with the numbers by which subscribers' replicas know them again.
+At QoS 2 the shared database stores which message has which packet id before the client receives it, and that
+the client has it before PUBREL is sent. So the next owner of the session continues: a message that was sent
+is resent under its old id, and a message that the client has is acknowledged and not sent. The packet ids of
+messages that the client publishes are stored before these are published, with the numbers by which
+subscribers' replicas recognize duplicates.
 """
 
 from __future__ import annotations
@@ -54,18 +56,21 @@ from gateway.state.interface import INCOMING, OUTGOING, Contents, Owner, Packet
 
 log = structlog.get_logger(limited=True)
 
-# What an earlier owner had sent comes again before anything new, as a rule. A queue whose broker is busy, or
-# has lost a node, may have new things first, so ids are kept for some time: to be wrong would lose a message.
+# Messages that an earlier owner had sent usually arrive before new ones. A queue whose broker is busy
+# or has lost a node may deliver new ones first, so ids are kept for some time: an error would lose a message.
 LEFT_SECS: Final = 30.0
-SPARE: Final = 128  # messages that may come between those that were given back
-# Of as many as its client may have unacknowledged, for what was given back and what comes between.
+SPARE: Final = 128  # messages that may arrive between the requeued ones
+# Prefetch limit as a multiple of the client's receive maximum, while requeued messages are awaited.
 ROOM_TIMES: Final = 4
-GRANTS_MAX: Final = 1_024  # topics of which a session remembers what it is granted of them
+GRANTS_MAX: Final = 1_024  # topics whose grants a session caches
 Told = Callable[[Outcome], None]
 
 
 class Delivery(NamedTuple):
-    """Where a message has come from, and how it is settled there. `again`: its client may have had it."""
+    """Origin of a message on the cluster, with which it is settled there.
+
+    `again` is True if its client may have it.
+    """
 
     consumer: Consumer
     tag: int
@@ -73,16 +78,19 @@ class Delivery(NamedTuple):
     again: bool
 
     def settle(self) -> None:
-        """It has been dealt with."""
+        """Acknowledge the message on the cluster."""
         self.consumer.settle(self.tag)
 
     def give_back(self) -> None:
-        """Somebody else is to have it."""
+        """Requeue the message for another consumer."""
         self.consumer.give_back(self.tag)
 
 
 class Change:
-    """Gathers what a session has to store: the fields of the next ChangeSession. None removes."""
+    """Collected changes of a session that must be stored: the fields of the next ChangeSession.
+
+    None removes an entry.
+    """
 
     __slots__ = ("packets", "received", "served", "subscriptions")
 
@@ -97,38 +105,40 @@ class Change:
 
 
 class Engine(Protocol):
-    """What a session asks of the engine."""
+    """Services of the engine that a session uses."""
 
-    recent_chunks: int  # that a session remembers of the messages of QoS 2 that its client has
+    recent_chunks: int  # maximum number of chunks of received QoS 2 numbers per session
 
     def change(self, session: ClientSession) -> Change:
-        """Return what is to be stored of a session, for more to be added; it is stored soon."""
+        """Return the pending changes of a session, for more to be added; they are stored soon."""
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """`done` hears ACCEPTED when all that was to be stored of a session until now is stored. It hears
-        another outcome when the session has another owner."""
+        """Call `done` with ACCEPTED when all changes of a session until now are stored.
+
+        It is called with another outcome if the session has another owner.
+        """
 
     def pump(self, session: ClientSession) -> None:
-        """It has something for its client; it is pumped when the wake-up ends."""
+        """Schedule `session.pump()` for the end of this wake-up: the session has something to send."""
 
     def next_number(self) -> Number:
-        """For a message that is going to be published."""
+        """Return a number for a message that will be published later."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """The message of a delivery; None: there is none that could be delivered."""
+        """Return the message of a delivery and its number, or None if it cannot be delivered."""
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
-        """Its client has to connect anew."""
+        """Disconnect the client of a session with a reason; it must reconnect."""
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """`unbound` says what is to be done with a key."""
+        """Bind or unbind a key of the session's queue, as `session.unbound` requests."""
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
         """Call `done` with True if the database has the session as this replica's, with its queue."""
 
 
 class ClientSession(Session):
-    """A session of a client of this replica."""
+    """Session of a client of this replica."""
 
     __slots__ = (
         "_cached",
@@ -164,29 +174,29 @@ class ClientSession(Session):
         self.fresh = False
         self.unbound: dict[str, tuple[bool, Done]] = {}
         self._engine = engine
-        # An earlier owner may have sent what does not come again; that is looked for since then.
+        # Since then messages that an earlier owner had sent are awaited; some may never be redelivered.
         self._left_since: Monotonic | None = None
         self._next = 0
-        self._deliveries: dict[int, Delivery] = {}  # of what waits, by position
-        self._flight: dict[int, Delivery] = {}  # of what is in flight, by packet id
-        self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or will be
-        self._sent: dict[Number, int] = {}  # the same the other way round
-        self._recent = Recent(0)  # of a session that ends with its connection nothing comes again
-        self._old = 0  # so many messages of the queue were there before the client
-        # What its queue was given back by an earlier owner, until all of that is here.
+        self._deliveries: dict[int, Delivery] = {}  # of waiting messages, by position
+        self._flight: dict[int, Delivery] = {}  # of messages in flight, by packet id
+        self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or being stored
+        self._sent: dict[Number, int] = {}  # the inverse of `_reserved`: packet id by number
+        self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
+        self._old = 0  # messages still to come that were in the queue before the client
+        # Messages that an earlier owner requeued, until all of them have arrived.
         self._given_back: GivenBack | None = None
         self._cached: dict[str, Grant | None] = {}
-        self._consumer: Consumer | None = None  # that its queue's messages come by
-        self.walked: Walked | None = None  # what it was sent as retained, while that may come live, too
+        self._consumer: Consumer | None = None  # the consumer that delivers the messages of its queue
+        self.walked: Walked | None = None  # retained messages that were sent, while they may arrive live, too
         self._stopped = False
 
     @property
     def lasting(self) -> bool:
-        """It has a queue."""
+        """True if the session has a queue and outlives its connection."""
         return self.queue != ""
 
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
-        """The session has a queue, and the contents that the database has, but no subscriptions yet."""
+        """Start a session that has a queue, with its contents from the database except the subscriptions."""
         self.queue, self.arguments = queue, arguments
         taken, sent = dict[int, Number](), dict[int, Number | None]()
         for (direction, packet_id), packet in sorted(contents.packets.items()):
@@ -203,7 +213,7 @@ class ClientSession(Session):
         self._recent = Recent(self._engine.recent_chunks, contents.received)
 
     def change(self) -> Change:
-        """Return what is to be stored, for more to be added."""
+        """Return the pending changes of this session, for more to be added."""
         return self._engine.change(self)
 
     def _note_packet(self, packet_id: int, *, released: bool = False) -> None:
@@ -213,7 +223,7 @@ class ClientSession(Session):
 
     @property
     def keys(self) -> Iterable[str]:
-        """What its queue is bound to."""
+        """Binding keys of the session's queue: one for each filter of QoS 1 or 2 that is not shared."""
         for topic_filter, options in self.subscriptions.items():
             if not options.qos or shared_pattern(topic_filter) is not None:
                 continue
@@ -221,8 +231,11 @@ class ClientSession(Session):
                 yield key
 
     def subscribed(self, topic_filter: str, options: SubscriptionOptions | None, before: int) -> None:
-        """A subscription is made, or ends (None). It is stored when the queue is bound, but one that ends at
-        once. `before`: the QoS that it had."""
+        """Bind or unbind the queue for a subscription that was made or, with `options` None, has ended.
+
+        `before` is the QoS that the subscription had, 0 if there was none. A new subscription is stored when
+        its key is bound, the end of one at once.
+        """
         self._cached.clear()
         given = None if options is None else encode_options(options)
         note = partial(self._note, topic_filter, given)
@@ -255,14 +268,14 @@ class ClientSession(Session):
         found = self._cached[topic] = Grant(self, matching) if matching else None
         return found
 
-    # What comes from a queue.
+    # Messages from a queue.
 
     def waits(self, count: int) -> None:
-        """So many messages are in the queue already."""
+        """Record how many messages were in the queue before it is consumed."""
         self._old = count
 
     def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
-        """A message of the queue."""
+        """Process a message of the session's queue, or buffer it while requeued messages are awaited."""
         if consumer is not self._consumer:
             self._consumer = consumer
             self._forget_waiting()
@@ -270,28 +283,40 @@ class ClientSession(Session):
         if given_back is None:
             self._take(consumer, tag, redelivered, content)
         elif given_back.hold((consumer, tag, redelivered, content)) or given_back.waiting >= self.prefetch:
-            self.expect_no_longer()  # all of it is here, or nothing else would come
+            self.expect_no_longer()  # all of them are here, or the prefetch is used up
 
     def expect(self, prints: Sequence[int]) -> None:
-        """Wait with what comes until what has these prints has come again. Before the queue is consumed."""
+        """Buffer messages until those with these fingerprints have been redelivered.
+
+        Called before the queue is consumed.
+        """
         self._given_back = GivenBack(prints)
         self.prefetch = self._prefetch_for(self.prefetch)
 
     def _prefetch_for(self, receive_maximum: int) -> int:
-        """How many messages may be here: what was given back, too, and some that come between. A client that
-        acknowledges nothing and goes from replica to replica has more of them each time, within limits."""
+        """Return the prefetch of the queue: room for the receive maximum, requeued messages and some between
+        them.
+
+        A client that acknowledges nothing and moves from replica to replica causes more requeued messages
+        each time, so there is a limit.
+        """
         if self._given_back is None:
             return max(receive_maximum, 1)
         most = min(ROOM_TIMES * receive_maximum + SPARE, PREFETCH_MAX)
         return min(max(receive_maximum, self._given_back.count) + SPARE, most)
 
     def prints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
-        """What the next owner is to expect, when this one has given that back."""
+        """Return the fingerprints of the messages that the next owner must expect, after `given_back` was
+        requeued.
+        """
         before = self._given_back
         return tuple(map(print_of, given_back)) if before is None else before.prints(given_back)
 
     def expect_no_longer(self) -> None:
-        """Go on with what has come."""
+        """Stop waiting for requeued messages, and process the buffered ones in order.
+
+        Logs a warning if some are missing.
+        """
         given_back, self._given_back = self._given_back, None
         if given_back is None:
             return
@@ -302,7 +327,7 @@ class ClientSession(Session):
                 missing=given_back.lacking,
             )
         for held in given_back.in_order():
-            if held[0] is self._consumer:  # else it comes again over another connection
+            if held[0] is self._consumer:  # else it is redelivered over another connection
                 held[0].order(held[1])
                 self._take(*held)
 
@@ -323,12 +348,12 @@ class ClientSession(Session):
         walked = self.walked if qos or not old else None
         is_late = walked is not None and not walked.is_new(message, number, qos, lasting=True)
         if is_late and not old and not redelivered:
-            consumer.settle(tag)  # it was sent a later one as retained
+            consumer.settle(tag)  # the client was sent a later one as retained
             return
         self.owe(message, grant, Delivery(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
-        """What waits of an earlier connection to the cluster comes again over this one."""
+        """Drop waiting messages of an earlier cluster connection; they are redelivered over this one."""
         waiting, self._waiting = self._waiting, None
         gone = 0
         for message, grant, position in waiting or ():
@@ -341,7 +366,11 @@ class ClientSession(Session):
         self._let_go(gone)
 
     def owe(self, message: Message, grant: Grant, delivery: Delivery, *, old: bool = False) -> bool:
-        """Owe a message of a queue. `old`: it came when the client was away. False: it is settled."""
+        """Queue a message for the client, with the delivery by which it is settled.
+
+        `old` is True if it arrived while the client was away. Return False if it is not queued, because it is
+        settled or already in flight.
+        """
         qos = min(message.assurance, grant.qos)
         if grant.no_local and message.sender.client == self.client_id:
             delivery.settle()
@@ -366,8 +395,10 @@ class ClientSession(Session):
         self._wait([(message, grant, self._next)])
 
     def _knows(self, message: Message, grant: Grant, delivery: Delivery) -> bool:
-        """Its client has had it, or has been sent it. Asked again when it is sent: whoever published it may
-        have done so twice while it waited."""
+        """Return True if the client has the message or has been sent it, and settle or reattach it.
+
+        Checked again before the message is sent: its publisher may have repeated it while it waited.
+        """
         number = delivery.number
         if not self.lasting or number is None:
             return False
@@ -381,13 +412,15 @@ class ClientSession(Session):
         return True
 
     def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
-        """A message that is known under a packet id: it is in flight here, or was at an earlier owner."""
+        """Attach a redelivery to its packet id, which is in flight here or was at an earlier owner, and
+        resend it if needed.
+        """
         if packet_id in self.released:
             delivery.settle()
             return
         before = self._flight.get(packet_id)
         if before is not None:
-            before.settle()  # of two that are here the later one is waited for
+            before.settle()  # of two deliveries of one message only the later one stays open
         self._flight[packet_id] = delivery
         if packet_id not in self.in_flight:
             row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
@@ -396,8 +429,11 @@ class ClientSession(Session):
             self._engine.pump(self)
 
     def _close_left(self) -> None:
-        """What an earlier owner had sent, and has not come again, has expired: the client may have it, and
-        is told that it is over."""
+        """Send PUBREL for messages that an earlier owner had sent and that were not redelivered: they have
+        expired.
+
+        The client may have them.
+        """
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
                 self.released[packet_id] = None
@@ -409,7 +445,7 @@ class ClientSession(Session):
             self.credit -= 1
             self.outlet.send_release(packet_id)
 
-    # Out.
+    # Outgoing messages.
 
     def _next_rows(self) -> list[Row]:
         rows: list[Row] = []
@@ -417,7 +453,7 @@ class ClientSession(Session):
             return rows
         while self._again and len(rows) < ROWS_MAX:
             row = self._again[-1]
-            if row.dup:  # the others had their credit before they were written down
+            if row.dup:  # the others took their credit before they were stored
                 if self.credit <= 0:
                     break
                 self.credit -= 1
@@ -470,7 +506,9 @@ class ClientSession(Session):
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
-        """The number of a retained message: it may come live as well."""
+        """Return the number of a retained message that was sent by a walk, because it may arrive live as
+        well.
+        """
         return None if self.walked is None else self.walked.number_of(message)
 
     def _reserve(self, packet_id: int, number: Number | None) -> None:
@@ -493,10 +531,10 @@ class ClientSession(Session):
                 self._last_id = candidate
                 return candidate
 
-    # The client acknowledges, comes and goes.
+    # Acknowledgements, connect and disconnect of the client.
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
-        """As Session; PUBREL is said for what an earlier owner had heard of."""
+        """Attach a connection, and resend PUBREL for messages whose PUBREC an earlier owner had received."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self.prefetch = self._prefetch_for(receive_maximum)
@@ -505,13 +543,19 @@ class ClientSession(Session):
         self.pump()
 
     def awaits(self, kind: PacketType, packet_id: int) -> bool:
-        """As Session; an earlier owner may have sent what is unknown here."""
+        """Return False if the client acknowledges a delivery with another packet type than the due one.
+
+        For an id that only an earlier owner has sent, PUBREC and PUBCOMP are both accepted.
+        """
         if packet_id in self._reserved and packet_id not in self.in_flight:
             return kind is not PacketType.PUBACK
         return super().awaits(kind, packet_id)
 
     def received(self, packet_id: int) -> bool:
-        """As Session; it is stored before PUBREL is said."""
+        """Process PUBREC: store that the client has the message, before PUBREL is sent.
+
+        Return False if the id is unknown.
+        """
         if packet_id not in self._reserved:
             return super().received(packet_id)
         if packet_id not in self.released:
@@ -524,7 +568,7 @@ class ClientSession(Session):
         return True
 
     def finish(self, packet_id: int) -> bool:
-        """As Session."""
+        """Process the last acknowledgement of a message, and settle it. Return False if the id is unknown."""
         delivery = self._flight.pop(packet_id, None)
         if delivery is not None:
             delivery.settle()
@@ -544,47 +588,55 @@ class ClientSession(Session):
         return known
 
     def _had(self, number: Number | None) -> None:
-        """The client has a message, and is not sent it again. One whose session ends with its connection is
-        remembered by nobody."""
+        """Record that the client has a message, so that it is not sent again.
+
+        A session that ends with its connection records nothing.
+        """
         if number is not None and self.lasting:
             self.change().received.update(self._recent.add(number))
 
     @property
     def is_wanted(self) -> bool:
-        """Return False for one whose queue another owner has, who may have deleted it."""
+        """False if the queue is another owner's, who may have deleted it."""
         return not self._stopped
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Ask the database: a notice that the session is another owner's may be on its way."""
+        """Call `done` with True if the database still has the session as this replica's.
+
+        A notice that another owner has it may be on its way.
+        """
         self._engine.check_owner(self, done)
 
     @property
     def is_stopped(self) -> bool:
-        """Nothing more is sent from here."""
+        """True if this replica sends nothing more to the client."""
         return self._stopped
 
     def stop(self) -> None:
-        """Its queue is about to be somebody else's: nothing more is sent from here."""
+        """Send nothing more from here, because another owner is about to get the queue."""
         self._stopped = True
 
     def give_back(self) -> None:
-        """The client is gone: others may have what it was owed of shared subscriptions."""
+        """Requeue messages of shared subscriptions that the lost client has not acknowledged."""
         for delivery in (*self._flight.values(), *self._deliveries.values()):
             if delivery.consumer.target is not self:
                 delivery.give_back()
 
     def unreachable(self) -> None:
-        """The node that has its queue is down."""
+        """Disconnect the client, because the node that has its queue is down."""
         self._engine.let_go_of(self, "the node that has its queue is down")
 
     def discarded(self) -> None:
-        """As Session; what is stored of it ends with LeaveSession."""
+        """Clear the session after its end; its stored contents are deleted by LeaveSession."""
         self._grant = None
 
 
 class SharedReceivedIds(ReceivedIds):
-    """The ids of QoS 2 messages of a client. What is taken is stored, with the number of the message, before
-    that is published: whoever gets it again publishes it under the same number."""
+    """Packet ids of QoS 2 messages received from a client of a session that has a queue.
+
+    Each id is stored in the database with the message's number before the message is published. So a next
+    owner that receives the message again publishes it under the same number.
+    """
 
     __slots__ = ("_engine", "_numbers", "_session")
 
@@ -595,11 +647,11 @@ class SharedReceivedIds(ReceivedIds):
         self._numbers = dict(taken)
 
     def number(self, packet_id: int) -> Number | None:
-        """By which a message is known again."""
+        """Return the number by which subscribers' replicas recognize the message, or None if unknown."""
         return self._numbers.get(packet_id)
 
     def announce(self, packet_ids: Iterable[int]) -> bool:
-        """Have these ids stored. Return False if they are."""
+        """Have these ids stored. Return True if some were not stored or pending before, False if all were."""
         lacking = [packet_id for packet_id in packet_ids if packet_id not in self._numbers]
         for packet_id in lacking:
             number = self._numbers[packet_id] = self._engine.next_number()
@@ -607,12 +659,12 @@ class SharedReceivedIds(ReceivedIds):
         return bool(lacking)
 
     def forget(self, packet_id: int) -> None:
-        """As above."""
+        """Forget an id whose message was not accepted, here and in the database."""
         super().forget(packet_id)
         self._free(packet_id)
 
     def release(self, packet_id: int) -> bool:
-        """As above."""
+        """Process PUBREL: remove an id here and in the database. Return True if it was known."""
         return super().release(packet_id) | self._free(packet_id)
 
     def _free(self, packet_id: int) -> bool:
@@ -628,4 +680,4 @@ def _settle(delivery: Delivery, outcome: Outcome) -> None:
 
 
 def _nobody() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits for the binding."""

@@ -1,12 +1,12 @@
-"""What connections of the engine to the cluster have in common: they publish with confirms, declare, and
-consume queues.
+"""Common base of the engine's connections to the cluster, which publish with confirms, declare, and consume
+queues.
 
-What the broker does not grant ends such a connection, which says why; the next one begins anew. It has read
-the octets of a wake-up when the first event of them is heard, so the connection, or a channel, may have ended
-since: of what came before that, only what became of messages still counts.
+A request that the broker denies ends the connection with the broker's reason, and the link reconnects. Each
+connection has a channel for declarations, whose replies arrive in the order of the requests, one to publish,
+and those on which queues are consumed (consumers.py).
 
-Each has a channel for declarations, whose answers come in the order of the questions; one to publish; and
-those on which queues are consumed (consumers.py).
+All bytes of a wake-up are parsed before the first of their events is processed, so the connection or a
+channel may have ended since. Of the events before that, only publisher confirms and returns still count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ UNUSED: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.PRECONDITION_FAILED})
 
 
 class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
-    """The owner of its stream, for as long as that connection lives."""
+    """Owner of a stream to the cluster, as long as that connection lives."""
 
     _codes = ReplyCode
 
@@ -63,79 +63,85 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         *,
         direct: str = "",
     ) -> None:
-        """`exchange` is what queues are bound to, and `direct` by which they are reached by their names; the
-        handshake must be over at `deadline`."""
+        """Create a connection whose handshake must be over at `deadline` (loop-clock seconds).
+
+        `exchange` is the exchange to which queues are bound; `direct` is the one that reaches queues by their
+        names.
+        """
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
         self._publisher = publisher
-        self._asked: deque[Done | None] = deque()  # for declarations, to be told when they are answered
+        self._asked: deque[Done | None] = deque()  # callbacks of declarations, in the order of the requests
         self._declaring = self._publishing = 0
-        self.answered_at = clock.now()  # the last declaration
+        self.answered_at = clock.now()  # when the last reply to a declaration arrived
 
-    # What the stream asks.
+    # Interface for the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left."""
+        """Process bytes that have arrived, or events left over from the last turn."""
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
         self._stream.expect(self.machine.due)
 
     def drained(self) -> None:
-        """The broker reads again."""
+        """Resume publishing: the broker reads again."""
         self._publisher.pump()
 
-    # What the session, and the consumers, ask.
+    # Interface for the session and the consumers.
 
     def give_up(self, why: str) -> None:
-        """End the connection at once; the next one begins anew."""
+        """Abort the connection at once, for this reason; the link reconnects."""
         self._why = why
         self._stream.abort(why)
 
     def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """Ask for a declaration that no broker refuses; `done` is called when it is answered."""
+        """Send a declaration on the declaring channel; `done` is called when the reply arrives.
+
+        A declaration that the broker denies ends the connection.
+        """
         self._asked.append(done)
         self.machine.send_method(self._declaring, method)
         self._stream.mark()
 
     def open_channel(self) -> int:
-        """A further channel."""
+        """Open another channel. Return its number."""
         return self.machine.open_channel()
 
     def wake(self) -> None:
-        """Something is to be written when the wake-up ends."""
+        """Schedule a write for the end of this wake-up."""
         self._stream.mark()
 
     @abstractmethod
     def decided(self) -> None:
-        """Of no queue it is open any more whether it is there."""
+        """Handle that no existence check of a queue is open any more."""
 
     # Events.
 
     @abstractmethod
     def _opened(self) -> None:
-        """The handshake is over: ask for channels."""
+        """Open the channels, because the handshake is over."""
 
     @abstractmethod
     def _channel_opened(self, number: int) -> None:
-        """A channel can be used."""
+        """Start to use a channel that the broker has opened."""
 
     @abstractmethod
     def _deliveries(self, contents: Sequence[Delivery]) -> None:
-        """Messages have come."""
+        """Process delivered messages."""
 
     @abstractmethod
     def _method(self, event: MethodReceived) -> None:
-        """A method has come."""
+        """Process a method that no common code has processed."""
 
     def _returned(self, event: Returned) -> None:
-        """A mandatory message came back."""
+        """Process a mandatory message that the broker has returned; ignored here."""
 
     def _confirmed(self, event: Confirms) -> None:
         self._publisher.confirm(event.confirms)
 
     def _common_method(self, event: MethodReceived) -> bool:
-        """What every such connection does about a method; False: it is not one of those."""
+        """Process a method that all such connections treat alike. Return False if it is another one."""
         method, number = event.method, event.channel
         if self.consumers.answered(number, method):
             return True
@@ -153,7 +159,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         return True
 
     def _confirming(self) -> None:
-        """Messages can be published."""
+        """Handle that messages can be published from now on; does nothing here."""
 
     def _process(self, events: list[Event]) -> None:
         for event in events:
@@ -212,7 +218,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._end(event.text)
 
     def _end(self, why: str) -> None:
-        """Say goodbye."""
+        """Close the connection politely, with a reason."""
         self._why = self._why or why
         self.machine.close(ReplyCode.SUCCESS, "")
         self._stream.end(self._why)
@@ -226,4 +232,4 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             self._publisher.close_over(event.reply_code, event.text)
 
     def _leave(self, consumer: AmqpLinkConsumer) -> None:
-        """There are no consumers that come and go."""
+        """Do nothing: these connections have no link consumers that are stopped one by one."""

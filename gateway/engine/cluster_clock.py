@@ -1,15 +1,14 @@
-"""UTC as the cluster has it: the one clock by which replicas decide when sessions, wills and claims end.
+"""UTC of the cluster: the one clock by which replicas write the expiry times of messages.
 
-A replica whose own clock is wrong would end sessions of others. So all times that replicas write down for
-each other are the cluster's. RabbitMQ says the time, in whole seconds, in the history of each message that it
-dead-letters. A replica has a message dead-lettered every few seconds: the cluster said its time between the
-moment when that was published and the moment when it arrived. Several answers together are more exact than
-one; an answer that contradicts the others replaces them. In between the event loop's clock goes on, which
-nobody can set.
+A replica whose own clock is wrong would let messages of others expire. So expiry times that replicas write
+for each other are the cluster's. RabbitMQ includes the time, in whole seconds, in the history of each message
+that it dead-letters. Every few seconds a replica has a message dead-lettered: the reported time is between
+the moments of publishing and arrival. Several replies together are more exact than one; a reply that
+contradicts the others replaces them. Between replies the event loop's clock is used, which no one can set.
 
-A replica whose wall clock is wrong by more than SKEW_MAX_SECS is not ready, for it shows and compares wrong
-times elsewhere, as in the expiry of messages. It ends no sessions, for it may be the node's clock that is
-wrong.
+A replica whose wall clock is wrong by more than SKEW_MAX_SECS is not ready, because it would display and
+compare wrong times elsewhere, for example in the expiry of messages. It ends no sessions, because the clock
+of the cluster node may be the wrong one.
 """
 
 from __future__ import annotations
@@ -31,32 +30,36 @@ UNKNOWN: Final = "the cluster's time is not known yet"
 
 
 class ClusterClock:
-    """The cluster's time, and how wrong the wall clock of this process is."""
+    """Estimate of the cluster's time, and of the error of this process's wall clock."""
 
     def __init__(self) -> None:
-        self._low = self._high = 0.0  # the cluster's time minus that of the loop's clock is between these
+        self._low = self._high = 0.0  # bounds of the cluster's time minus the loop clock's
         self._is_known = False
         self._is_wrong = False
 
     def utc(self) -> WallTime:
-        """Return the cluster's time; until that is known, the wall clock's."""
+        """Return the cluster's time, or the time of `clock.utc` until that is known."""
         if not self._is_known:
             return clock.utc()
         return WallTime((self._low + self._high) / 2 + clock.now())
 
     @property
     def skew(self) -> float:
-        """Seconds by which the wall clock is ahead of the cluster's; 0.0 while that is not known."""
+        """Seconds by which the wall clock is ahead of the cluster's; 0.0 while that is unknown."""
         return clock.wall() - self.utc() if self._is_known else 0.0
 
     @property
     def correction(self) -> float:
-        """Seconds to subtract from times of `clock.utc`; 0.0 as long as that is right, to be exact."""
+        """Seconds to subtract from times of `clock.utc` to get the cluster's; 0.0 while the error is within
+        SKEW_MAX_SECS.
+        """
         ahead = clock.utc() - self.utc() if self._is_known else 0.0
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
     def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
-        """Take the cluster's time, in whole seconds UTC, at some moment from `asked_at` to `now`."""
+        """Use a reply: the cluster's time was `seconds` (whole seconds UTC) at some moment from `asked_at` to
+        `now`.
+        """
         low, high = seconds - float(now), seconds + 1 - float(asked_at)
         if self._is_known and max(low, self._low) <= min(high, self._high):
             self._low, self._high = max(low, self._low), min(high, self._high)
@@ -78,7 +81,7 @@ class ClusterClock:
 
     @property
     def why_not(self) -> str:
-        """Return why this replica must not serve clients, "" if it may."""
+        """Why this replica must not serve clients; "" if it may."""
         if not self._is_known:
             return UNKNOWN
         if self._is_wrong:
@@ -87,8 +90,10 @@ class ClusterClock:
 
 
 def dead_lettered_at(raw: bytes) -> int | None:
-    """Return when the broker dead-lettered a message, in seconds UTC, from its content header; None if it
-    did not. Raises RemoteProtocolError for octets that are no content header."""
+    """Return when the broker dead-lettered a message, in seconds UTC, from its content header.
+
+    Return None if it was not dead-lettered. Raises RemoteProtocolError if the bytes are not a content header.
+    """
     found = dict(decode_properties(raw).headers or ()).get(HISTORY)
     if found is None or found.type is not ValueType.ARRAY or not found.value:
         return None

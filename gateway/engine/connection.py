@@ -1,9 +1,10 @@
-"""One connection to the cluster, and what is said over it.
+"""Connection of a replica to the cluster, with the replica's own queue.
 
-It has five channels: to declare and bind; to publish with confirms; to consume this replica's queue; to count
-what queues had no room for; to ask for the time. Those for the queues of sessions come on top (consumers.py).
-All that must exist is declared in one go, answers come in the order of the questions, and what the broker
-does not grant ends the connection, which says why. When everything is there the engine is up.
+The connection has five channels: to declare and bind; to publish with confirms; to consume this replica's
+queue; to count messages that queues have dropped; to query the cluster's time. The channels for the queues of
+sessions are additional (consumers.py). Everything that must exist is declared in one go, replies arrive in
+the order of the requests, and a denied request ends the connection with the broker's reason. When everything
+exists, the engine is up.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-TRANSIENT: Final = b"\x10\x00\x01"  # one that says delivery-mode 1
-TIME_SECS: Final = 10.0  # between two questions for the cluster's time
+TRANSIENT: Final = b"\x10\x00\x01"  # a content header with delivery-mode 1
+TIME_SECS: Final = 10.0  # between two queries of the cluster's time
 DROPPED_PREFETCH: Final = 1_000
-DROPPED_MAX: Final = 10_000  # that wait to be counted, when more is dropped than is counted
-OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
+DROPPED_MAX: Final = 10_000  # length limit of the queue of dropped messages, which wait to be counted
+OUTLIVES_SECS: Final = 60.0  # beyond engine_timeout_secs, for which the queue of an absent replica is kept
 
 
 class Speaker(Protocol):
-    """Whoever has something to say over a connection, and hears what comes."""
+    """Session that uses a connection to the cluster and processes its events."""
 
     settings: RabbitEngine
     limits: Limits
@@ -62,49 +63,49 @@ class Speaker(Protocol):
 
     @property
     def queue(self) -> str:
-        """The queue of this replica."""
+        """Name of this replica's queue."""
 
     def came_up(self) -> None:
-        """All that is needed is there."""
+        """Handle that everything that the engine needs exists."""
 
     def decided(self) -> None:
-        """Of no queue it is open any more whether it is there."""
+        """Handle that no existence check of a queue is open any more."""
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """A message of the replica's queue."""
+        """Process a message of the replica's queue, given as address, content header and body."""
 
     def dropped(self, raw: bytes, body: Body) -> None:
-        """A queue has had no room for a message, or no time."""
+        """Process a message that a queue has dropped, because it was full or the message had expired."""
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """The connection is gone."""
+        """Handle the end of a connection, with its reason."""
 
 
 class EngineConnection(ClusterConnection):
-    """The owner of the engine's stream, for as long as that connection lives."""
+    """Owner of the engine's stream, as long as that connection lives."""
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings = session.settings
         machine = machine_to(target, session.limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         deadline = now + settings.connect_timeout_secs
         super().__init__(machine, session.stats, session.publisher, session.names.topics, stream, deadline)
-        self.ready = False  # all that is needed is there
+        self.ready = False  # True when everything needed has been declared
         self._session = session
         self._consuming = self._dropping = self._timing = 0
-        self._time_queue = f"{session.names.clock}.{secrets.token_hex(6)}"  # of this connection
-        self._asked_time: Monotonic | None = None  # when the time was asked for, while no answer has come
+        self._time_queue = f"{session.names.clock}.{secrets.token_hex(6)}"  # exclusive to this connection
+        self._asked_time: Monotonic | None = None  # when the time was queried, while the reply is pending
         self._ask_time_at = 0.0
-        self._begun: set[int] = set()  # channels of which more than that they are open has been asked
-        self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
-        self._done: dict[int, int] = {}  # those of them that can be acknowledged
+        self._begun: set[int] = set()  # open channels whose use has been set up
+        self._arrived: dict[int, int] = {}  # the last delivery tags received, by channel
+        self._done: dict[int, int] = {}  # the last tags that may be acknowledged, by channel
         self._answering = False
         self._is_up = False
-        self._bound = False  # all that the replica's queue is to get has been asked for
+        self._bound = False  # bindings of the replica's queue may be requested at once
 
-    # What the stream asks.
+    # Interface for the stream.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements of what has been dealt with, and whatever was encoded."""
+        """Return the bytes to write: acknowledgements of processed messages, and what was encoded before."""
         self.consumers.flush()
         for channel, tag in self._done.items():
             self.machine.ack(channel, tag, multiple=True)
@@ -112,15 +113,17 @@ class EngineConnection(ClusterConnection):
         return self.machine.to_send()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Release all consumers, and report the end of the connection to the session."""
         self.ready = False
         self.consumers.lose()
         self._session.disconnected(self, self._why or reason)
 
-    # What the link asks.
+    # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Heartbeats, the time for the handshake, and another channel in place of one that refuses."""
+        """Run the timer: heartbeats, the handshake's deadline, a new publishing channel in place of a
+        refusing one, and the time query.
+        """
         if not self._in_time(now):
             return
         if fresh := self._publisher.renew(now):
@@ -131,17 +134,22 @@ class EngineConnection(ClusterConnection):
             self._ask_time()
         self._stream.mark()
 
-    # What the session asks.
+    # Interface for the session.
 
     def dealt_with(self) -> None:
-        """All that has arrived has been handed out."""
+        """Acknowledge all messages of the replica's queues that have arrived, because they have been handed
+        out.
+        """
         if self._arrived:
             self._done.update(self._arrived)
             self._arrived.clear()
             self._stream.mark()
 
     def bind(self, key: str, on: bool) -> None:
-        """This replica's queue is to get what has such keys, or is not any more."""
+        """Bind a key to this replica's queue, or unbind it (`on` False).
+
+        Before the queue exists this does nothing.
+        """
         session = self._session
         if self._bound:
             given = session.queue, session.names.topics, key
@@ -149,16 +157,19 @@ class EngineConnection(ClusterConnection):
             self.ask(method, partial(session.bindings.stands, key, on))
 
     def decided(self) -> None:
-        """Of no queue it is open any more whether it is there."""
+        """Pass on that no existence check of a queue is open any more."""
         self._session.decided()
 
     def delete_queue(self, queue: str, done: Done | None = None) -> None:
-        """Delete the queue of a session that has ended; `done` is called when it is gone."""
+        """Delete the queue of a session that has ended; `done` is called when it is deleted.
+
+        Does nothing before the declaring channel is open.
+        """
         if self._answering:
             self.consumers.delete(queue, done)
 
     def after_bound(self, done: Done) -> None:
-        """`done` is called when everything that has been asked for is there."""
+        """Call `done` when all declarations requested until now have been confirmed."""
         if not self._asked:
             done()
             return
@@ -166,7 +177,9 @@ class EngineConnection(ClusterConnection):
         self._asked.append(done if last is None else _both(last, done))
 
     def shut_down(self) -> None:
-        """The gateway is stopping, or the link waits: a queue that no client needs any more goes."""
+        """Close the connection because the gateway stops or the link pauses; delete the replica's queue if it
+        has no bindings.
+        """
         if self._answering and not len(self._session.bindings):
             self.ask(m.QueueDelete(self._session.queue))
         super().shut_down()
@@ -192,15 +205,15 @@ class EngineConnection(ClusterConnection):
         self._go_on()
 
     def _needed(self) -> Iterable[m.Method]:
-        """All that has to exist."""
+        """Yield the declarations of everything that must exist besides the replica's queue."""
         names = self._session.names
-        given = names.topics.startswith("amq.")  # the broker's own, which nobody declares
+        given = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
         yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
         yield m.ExchangeDeclare(names.direct, "direct", durable=True)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
         yield m.QueueBind(names.dropped, names.dropped)
-        # A message expires at once in one queue, and so goes to the other one, with the broker's time.
+        # A message expires in one queue at once and is dead-lettered to the other, with the broker's time.
         answers = f"{self._time_queue}.answers"
         arguments = _time_arguments(names, answers)
         yield m.QueueDeclare(self._time_queue, exclusive=True, arguments=arguments)
@@ -209,7 +222,7 @@ class EngineConnection(ClusterConnection):
         yield m.QueueBind(answers, names.direct, answers)
 
     def _found(self, there: bool) -> None:
-        """The queue of this life is there, with the bindings that it had, or has to be declared."""
+        """Declare the replica's queue unless it exists, and request the bindings that differ."""
         session = self._session
         if not there:
             session.bindings.anew()
@@ -225,7 +238,7 @@ class EngineConnection(ClusterConnection):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Do what has become possible: nothing is consumed or published before everything exists."""
+        """Set up the channels that have opened: nothing is consumed or published before everything exists."""
         if not self.ready:
             return
         session = self._session
@@ -246,7 +259,9 @@ class EngineConnection(ClusterConnection):
             session.came_up()
 
     def _ask_time(self) -> None:
-        """Publish the message whose history says the time; one that has no answer yet is given up."""
+        """Publish the message whose dead-letter history reports the time; an earlier query without reply is
+        abandoned.
+        """
         self._asked_time = clock.now()
         self._ask_time_at = self._asked_time + TIME_SECS
         wire = amqp_address(self._session.names.direct, self._time_queue).wire
@@ -283,7 +298,7 @@ class EngineConnection(ClusterConnection):
         session.stats.messages_in += len(contents)
 
 
-# Whatever the others are: all replicas declare it, and none could begin while its only home is down.
+# Always a quorum queue: all replicas declare it, and none could start while a classic one's node is down.
 _DROPPED_ARGUMENTS: Final[Headers] = (
     ("x-queue-type", string("quorum")),
     ("x-max-length", Value(ValueType.INT64, DROPPED_MAX)),
@@ -300,8 +315,11 @@ def _time_arguments(names: Names, answers: str) -> Headers:
 
 
 def _queue_arguments(settings: RabbitEngine, names: Names) -> Headers:
-    """At its limit a queue loses what is oldest, for others must not wait for a replica that does not keep
-    up; it goes with one that is away for longer than its clients stay."""
+    """Return the arguments of the replica's queue.
+
+    At its size limit the queue drops its oldest messages, because other replicas must not wait for a slow
+    one. The queue expires when its replica is away for longer than its clients stay connected.
+    """
     expires = int((settings.engine_timeout_secs + OUTLIVES_SECS) * 1000)
     return (
         *type_arguments(settings),

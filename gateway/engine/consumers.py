@@ -1,17 +1,17 @@
-"""The queues of sessions, as one connection consumes them.
+"""Consumers of the session queues on one connection to the cluster.
 
-A queue is looked for before it is consumed: one that is not there is declared, with its bindings. Many
-consumers share a few channels. To end one is to cancel it, to give back what it has not acknowledged, and to
-look at the queue until that has it again. A quorum queue takes back some three dozen messages as they come,
-and the others together when these are on its log; more than 32 together it puts in an order of its own
-(RabbitMQ 3.10). So it is given back half as many at a time. What is published to it meanwhile is counted as
-if it were that, so nobody can be sure: whoever consumes it next is told what was given back (given_back.py).
-What it has handed out before it heard of the cancel comes, and goes back, with the rest.
+The existence of a queue is checked before it is consumed; a missing queue is declared, with its bindings.
+Many consumers share a few channels. To end a consumer means to cancel it, to requeue what it has not
+acknowledged, and to poll the queue's message count until the requeued messages are back. Messages that the
+broker sends before it processes the cancel are requeued with the rest.
 
-Queues have a single active consumer, so whoever comes before the last one is known to be gone waits in the
-broker.
+A quorum queue applies some three dozen requeue commands immediately and the others as one batch when they are
+on its log; a batch of more than 32 is put into an order of its own (RabbitMQ 3.10). So messages are requeued
+16 at a time. Messages that are published meanwhile add to the count as if they had been requeued, so the
+order is not guaranteed: the next consumer gets the fingerprints of the requeued messages (given_back.py).
 
-A replica that stops closes the channels: all that was delivered over one goes back in one step.
+Queues have a single active consumer, so a consumer that starts before the last one has ended waits in the
+broker. A replica that stops closes its channels: all messages delivered over one are requeued in one step.
 """
 
 from __future__ import annotations
@@ -34,75 +34,75 @@ from gateway.protocols.amqp091.codec import encode_short_string
 
 log = structlog.get_logger(limited=True)
 
-UNREACHABLE: Final = "inaccessible"  # how RabbitMQ words that the home of a classic queue is down
-# A queue that does not get back what it was given back may have had no room for it: so many looks, and so
-# long, without a change. A broker that is busy takes its time.
+UNREACHABLE: Final = "inaccessible"  # in RabbitMQ's text if the node of a classic queue is down
+# A queue whose count never reaches the expected one may have been full. Requeueing goes on after so many
+# polls and so many seconds without a change. A busy broker is slow.
 LOOKS_MAX: Final = 100
 RETURN_SECS_MAX: Final = 2.0
-RETURNED_MAX: Final = 16  # messages at a time
-LOOKS_MIN: Final = 3  # after each time
+RETURNED_MAX: Final = 16  # messages that are requeued at a time
+LOOKS_MIN: Final = 3  # polls after each requeued chunk, at least
 REMOVING_MAX: Final = 16  # queues that are being deleted at a time
-PREFETCH_MAX: Final = 65_535  # basic.qos has two octets for it
-CHANNELS: Final = 8  # a broker looks for an acknowledged delivery among those of its channel
+PREFETCH_MAX: Final = 65_535  # basic.qos has two bytes for it
+CHANNELS: Final = 8  # several, as a broker searches all unacknowledged deliveries of a channel
 Done = Callable[[], None]
 Freed = Callable[[Sequence["Content"]], None]
-"""Hears what a queue was given back, in its order."""
+"""Callback that receives the contents that were requeued, in their order."""
 
 
 class Target(Protocol):
-    """Whoever consumes a queue."""
+    """Owner of a queue that is consumed."""
 
     queue: str
     prefetch: int
     arguments: Headers
-    fresh: bool  # the queue is not there yet
-    unbound: dict[str, tuple[bool, Done]]  # keys that have to be bound, or unbound, and who hears of it
+    fresh: bool  # True if the queue does not exist yet
+    unbound: dict[str, tuple[bool, Done]]  # keys to bind (True) or unbind, each with its callback
 
     @property
     def is_wanted(self) -> bool:
-        """Return False for one whose queue another owner has, who may have deleted it."""
+        """False if another owner has the queue and may have deleted it."""
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """The queue is not there: call `done` with True if it is still this replica's, and to be declared."""
+        """Call `done` with True if the missing queue is still this replica's, and must be declared."""
 
     @property
     def keys(self) -> Iterable[str]:
-        """What the queue is bound to."""
+        """Keys to which the queue is bound."""
 
     def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
-        """A message has come; it is to be settled by its tag."""
+        """Process a message, which must be settled by its tag."""
 
     def waits(self, count: int) -> None:
-        """So many messages are in the queue already."""
+        """Record how many messages were in the queue before it is consumed."""
 
     def unreachable(self) -> None:
-        """The node that has the queue is down: it is not consumed."""
+        """Handle that the node of the queue is down: the queue is not consumed."""
 
 
 Content = tuple[bytes, bytes, Body]
-"""The octets of its address, of its content header, and its body."""
+"""Encoded address, encoded content header, and body of a message."""
 
 
 class Broker(Protocol):
-    """The connection."""
+    """Connection to the cluster, as the consumers use it."""
 
     machine: ClientConnection
 
     def wake(self) -> None:
-        """Something is to be written."""
+        """Schedule a write for the end of this wake-up."""
 
     def ask(self, method: m.Method, done: Done | None = None) -> None:
-        """On the channel for declarations; `done` when it is answered."""
+        """Send a declaration on the declaring channel; `done` is called when the reply arrives."""
 
     def open_channel(self) -> int:
-        """A further channel."""
+        """Open another channel. Return its number."""
 
     def decided(self) -> None:
-        """Of no queue it is open any more whether it is there."""
+        """Handle that no existence check of a queue is open any more."""
 
 
 class Consumer:
-    """One queue that is consumed, or about to be."""
+    """Consumer of one queue, active or about to be."""
 
     __slots__ = (
         "_consumers",
@@ -120,68 +120,68 @@ class Consumer:
 
     def __init__(self, consumers: Consumers, target: Target, name: str) -> None:
         self.target = target
-        self.name = name  # "": it is wanted, and nothing of its queue is for now
-        self.names: set[str] = set()  # for which something may still come
+        self.name = name  # consumer tag; "" while it is not consuming
+        self.names: set[str] = set()  # consumer tags for which messages may still arrive
         self.channel = 0
-        self.asked = False  # to consume
+        self.asked = False  # True once its channel is assigned
         self.ending = False
-        self.given_back: list[Content] = []  # when it is over
-        self.returning: Returning | None = None  # to the queue
+        self.given_back: list[Content] = []  # contents that are requeued when it ends
+        self.returning: Returning | None = None  # requeueing in progress
         self.then: Freed | None = None
         self._consumers = consumers
         self._unsettled: dict[int, Content] = {}
 
     def take(self, tag: int, content: Content) -> None:
-        """A message has come that has to be settled."""
+        """Record a message that must be settled."""
         self._unsettled[tag] = content
 
     def settle(self, tag: int) -> None:
-        """Acknowledge it. A tag that has been given back, or of a connection that is gone, says nothing."""
+        """Acknowledge a message. A tag that was requeued, or of a lost connection, is ignored."""
         if tag in self._unsettled:
             del self._unsettled[tag]
             self._consumers.acknowledge(self.channel, tag)
 
     def give_back(self, tag: int) -> None:
-        """Somebody else is to have it."""
+        """Requeue a message for another consumer. An unknown tag is ignored."""
         if tag in self._unsettled:
             del self._unsettled[tag]
             self._consumers.give_back(self.channel, [tag])
 
     def over(self) -> None:
-        """Its queue is free."""
+        """Report that its queue is free, with the requeued contents."""
         if self.then is not None:
             self.then(self.given_back)
 
     def order(self, tag: int) -> None:
-        """It stands behind all that has come until now."""
+        """Move a message behind all unsettled ones that have arrived until now."""
         content = self._unsettled.pop(tag, None)
         if content is not None:
             self._unsettled[tag] = content
 
     def drain(self) -> dict[int, Content]:
-        """What has not been settled, in order; it is not ours any more."""
+        """Forget all unsettled messages. Return them by tag, in order."""
         unsettled, self._unsettled = self._unsettled, {}
         return unsettled
 
 
 class Returning:
-    """A queue is given back what a consumer held, and is looked at until it has that."""
+    """Requeueing of a consumer's unsettled messages, with polls of the queue's count until they are back."""
 
     __slots__ = ("consumer", "count", "looks", "looks_since", "queue", "since", "tags", "wanted")
 
     def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
         self.queue = consumer.target.queue
-        self.tags = tags  # that it has not been given yet
-        self.wanted = -1  # messages that have to be in the queue; it has not been counted yet
-        self.count = -1  # that were there
-        self.looks = 0  # that saw as many
-        self.looks_since = LOOKS_MIN  # it was last given something
+        self.tags = tags  # of messages that are not requeued yet
+        self.wanted = -1  # expected message count of the queue; -1 before the first poll
+        self.count = -1  # message count of the last poll
+        self.looks = 0  # polls in a row with that count
+        self.looks_since = LOOKS_MIN  # polls since the last requeued chunk
         self.since = since
 
 
 class Removal(NamedTuple):
-    """A queue that is to be deleted; `done` hears when it is."""
+    """Deletion of a queue; `done` is called when it is deleted."""
 
     method: m.QueueDelete
     done: Done | None
@@ -191,43 +191,46 @@ Check = Consumer | Returning | Removal | m.Method
 
 
 class Consumers:
-    """All of one connection."""
+    """All session queues that one connection consumes, and existence checks and deletions of queues."""
 
     def __init__(self, broker: Broker, exchange: str, direct: str = "") -> None:
-        """`exchange`: what queues are bound to. `direct`: by which they are reached by their names, too; "":
-        they are not."""
+        """Create the consumers of a connection.
+
+        `exchange` is the exchange to which queues are bound. `direct` is the one by which they are also
+        reached by their names, or "".
+        """
         self._broker = broker
         self._exchange = exchange
         self._direct = direct
         self._channels: list[int] = []
-        # What is not known to be consumed yet, by channel and name, and whether it is to be cancelled then:
+        # Consumers without consume-ok yet, by channel and tag, with True if they are to be cancelled then:
         # RabbitMQ (3.10) ends the connection over a cancel that overtakes its own consume-ok.
         self._beginning: dict[tuple[int, str], bool] = {}
         self._checking = 0
         self._checks: deque[Check] = deque()
-        self._lacking: set[Consumer] = set()  # whose queues are not there, while their owners are looked up
-        self._removals: deque[Removal] = deque()  # that are not sent yet: each that fails costs a channel
-        self._removing = 0  # that are
-        self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # the replica's queue is looked for
+        self._lacking: set[Consumer] = set()  # whose queues are missing, while their owners are looked up
+        self._removals: deque[Removal] = deque()  # not sent yet: each that fails costs a channel
+        self._removing = 0  # number of deletions that were sent
+        self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # check of the replica's queue
         self._consumers: dict[Target, Consumer] = {}
         self._by_name: dict[tuple[int, bytes], Consumer] = {}
         self._numbers = 0
         self._turn = 0
-        self._waiting: list[Consumer] = []  # for channels
+        self._waiting: list[Consumer] = []  # that wait for channels
         self._acks: list[tuple[int, int]] = []
         self._live = True
-        self._closed = False  # no queue is consumed any more
+        self._closed = False  # True when no queue is consumed any more
 
     # Channels.
 
     def open(self) -> None:
-        """The connection stands."""
+        """Open the channels, because the connection is established."""
         self._checking = self._broker.open_channel()
         for _ in range(CHANNELS):
             self._channels.append(self._broker.open_channel())
 
     def opened(self, channel: int) -> bool:
-        """A channel can be used. False: it is none of these."""
+        """Use a channel that has opened. Return False if it belongs to none of the consumers."""
         if channel == self._checking:
             for what in self._checks:
                 self._look(what)
@@ -235,12 +238,15 @@ class Consumers:
         return channel in self._channels
 
     def closed(self, channel: int, text: str) -> bool:
-        """The broker has closed a channel: what was looked for first is not there, or is still used by
-        others. False: that is not why."""
+        """Handle that the broker has closed a channel, because the oldest check failed: the queue is missing
+        or still in use.
+
+        Return False if the channel is another one.
+        """
         if channel != self._checking or not self._checks:
             return False
         lacking = self._checks.popleft()
-        self._checking = self._broker.open_channel()  # the others are looked for again there
+        self._checking = self._broker.open_channel()  # the other checks are repeated there
         self._found(lacking, there=False)
         if isinstance(lacking, Consumer):
             self._lacks(lacking, text)
@@ -268,9 +274,9 @@ class Consumers:
         target.confirm(partial(self._confirmed, consumer))
 
     def _confirmed(self, consumer: Consumer, is_ours: bool) -> None:
-        """Declare a queue that is not there, unless its session has ended, or is another owner's."""
+        """Declare a missing queue, unless its session has ended or is another owner's."""
         if consumer not in self._lacking:
-            return  # the connection is gone
+            return  # the connection was lost
         self._lacking.discard(consumer)
         if consumer.ending or self._closed or not is_ours:
             self._over(consumer)
@@ -279,7 +285,7 @@ class Consumers:
         self._declare(consumer)
 
     def answered(self, channel: int, method: m.Method) -> bool:
-        """A method has come. False: it is for somebody else."""
+        """Process a method. Return False if it is for another channel."""
         if channel == self._checking:
             if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk):
                 found = self._checks.popleft()
@@ -309,7 +315,7 @@ class Consumers:
         return True
 
     def lose(self) -> None:
-        """The connection is gone: nothing that was taken from it can be settled."""
+        """Drop all consumers, because the connection was lost: their messages cannot be settled any more."""
         self._live = False
         consumers = list(self._consumers.values())
         self._consumers.clear()
@@ -322,15 +328,15 @@ class Consumers:
 
     @property
     def undecided(self) -> bool:
-        """Keys wait to be bound until it is known whether their queues are there."""
+        """True if keys wait to be bound until the existence of their queues is known."""
         return any(isinstance(one, Consumer) and one.target.unbound for one in self._checks)
 
     def consumes(self, target: Target) -> bool:
-        """It has been begun, and not ended."""
+        """Return True if the consumer of a target has begun and has not ended."""
         return target in self._consumers
 
     def begin(self, target: Target) -> None:
-        """Consume its queue."""
+        """Consume the queue of a target, unless it is being consumed already."""
         if target in self._consumers or not self._live or self._closed:
             return
         self._numbers += 1
@@ -341,7 +347,9 @@ class Consumers:
             self._check(consumer)
 
     def end(self, target: Target, then: Freed | None) -> None:
-        """Free its queue; `then` is called when it is free, with what that was given back."""
+        """Stop consuming the queue of a target; `then` is called with the requeued contents when the queue is
+        free.
+        """
         consumer = self._consumers.get(target)
         if consumer is None:
             if then is not None:
@@ -358,8 +366,10 @@ class Consumers:
             self._free(consumer, name)
 
     def renew(self, target: Target) -> None:
-        """How many messages of its queue may be unsettled has changed: it is consumed anew, or not at all
-        when that is 0. What has come stays."""
+        """Restart a consumer with a changed prefetch, or pause it if the prefetch is 0.
+
+        Received messages stay.
+        """
         consumer = self._consumers.get(target)
         if consumer is None or not consumer.asked or consumer.ending:
             return
@@ -370,7 +380,7 @@ class Consumers:
             self._consume_on(consumer)
 
     def close(self) -> None:
-        """Free all queues, in one step each: the replica stops."""
+        """Free all queues by closing the channels, because the replica stops."""
         self._closed = True
         self.flush()
         consumers = list(self._consumers.values())
@@ -386,11 +396,11 @@ class Consumers:
             consumer.over()
 
     def touch(self, queue: str) -> None:
-        """A queue is still wanted, though nobody consumes it: its time begins anew."""
+        """Restart the expiry of a queue that is still needed but not consumed, by a passive declare."""
         self._check(m.QueueDeclare(queue, passive=True))
 
     def look_for(self, queue: str, found: Callable[[bool], None]) -> None:
-        """Is there a queue that is not consumed here?"""
+        """Check if a queue exists that is not consumed here; `found` is called with the result."""
         method = m.QueueDeclare(queue, passive=True)
         self._own = method, found
         self._check(method)
@@ -401,11 +411,11 @@ class Consumers:
             found(there)
 
     def remove(self, queue: str) -> None:
-        """A queue goes unless others consume it."""
+        """Delete a queue unless other replicas consume it."""
         self._check(m.QueueDelete(queue, if_unused=True))
 
     def delete(self, queue: str, done: Done | None) -> None:
-        """Delete a queue, and call `done` then. One whose node is down stays, which costs a channel."""
+        """Delete a queue, and call `done` then. A queue whose node is down stays, which costs a channel."""
         self._removals.append(Removal(m.QueueDelete(queue), done))
         self._send_removals()
 
@@ -423,7 +433,7 @@ class Consumers:
         self._look(what)
 
     def _look(self, what: Check) -> None:
-        """On a channel that is not open yet this is done when it is."""
+        """Send the request of a check; if the channel is not open yet it is sent when it opens."""
         if isinstance(what, Consumer):
             method: m.Method = m.QueueDeclare(what.target.queue, passive=True)
         elif isinstance(what, Returning):
@@ -448,8 +458,7 @@ class Consumers:
             self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
 
     def bind(self, target: Target, key: str) -> None:
-        """Its queue is to get what has such keys, or no longer; if it is not known yet whether that is there,
-        when it is."""
+        """Bind or unbind a key of a target's queue, now or when the queue is known to exist."""
         consumer = self._consumers.get(target)
         if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
             self._bind(consumer, [key])
@@ -473,7 +482,7 @@ class Consumers:
             consumer.name = ""
 
     def _consume_on(self, consumer: Consumer) -> None:
-        """Consume on the channel that it has."""
+        """Start consuming, under the consumer's tag, on the channel that it has."""
         channel, target = consumer.channel, consumer.target
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
         consumer.names.add(consumer.name)
@@ -482,7 +491,7 @@ class Consumers:
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
     def _cancel(self, consumer: Consumer) -> None:
-        """What its queue has is not wanted any more under the name that it has now, if it has one."""
+        """Cancel the current consumer tag, if there is one; a cancel waits for consume-ok."""
         channel, name = consumer.channel, consumer.name
         consumer.name = ""
         if (channel, name) in self._beginning:
@@ -491,7 +500,7 @@ class Consumers:
             self._ask(channel, m.BasicCancel(name))
 
     def _cancelled(self, channel: int, name: str) -> None:
-        """The queue has heard of it: nothing comes under that name any more."""
+        """Process cancel-ok: no more messages arrive under that tag."""
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is not None:
             consumer.names.discard(name)
@@ -503,7 +512,7 @@ class Consumers:
         self._broker.wake()
 
     def _free(self, consumer: Consumer, name: str) -> None:
-        """It gives back what it has, if nothing can come any more but by that name, what is late."""
+        """Requeue the unsettled messages of a consumer, once no tag of it is active any more."""
         if consumer.names:
             return
         unsettled = consumer.drain()
@@ -517,7 +526,7 @@ class Consumers:
             self._over(consumer)
 
     def _return(self, returning: Returning, count: int) -> None:
-        """A queue has so many messages that nobody holds."""
+        """Handle the ready-message count of a queue: requeue the next chunk, or poll again."""
         if self._closed:
             return
         now = clock.now()
@@ -547,7 +556,7 @@ class Consumers:
             consumer.over()
 
     def _cancelled_by_broker(self, channel: int, name: str) -> None:
-        """The queue is gone, or has another home: it is looked for again."""
+        """Restart a consumer whose queue was deleted or moved, if it is still wanted."""
         self._beginning.pop((channel, name), None)
         consumer = self._by_name.pop((channel, encode_short_string(name)), None)
         if consumer is None:
@@ -562,7 +571,7 @@ class Consumers:
     # Messages.
 
     def delivered(self, channel: int, name: bytes, tag: int, redelivered: bool, content: Content) -> None:
-        """A message has come."""
+        """Pass a delivered message to its consumer; requeue it if there is none."""
         consumer = self._by_name.get((channel, name))
         if consumer is None:
             self.give_back(channel, [tag])
@@ -576,13 +585,13 @@ class Consumers:
             consumer.target.deliver(consumer, tag, redelivered, content)
 
     def acknowledge(self, channel: int, tag: int) -> None:
-        """A message has been dealt with."""
+        """Collect the acknowledgement of a message; it is encoded by `flush`."""
         if self._live and not self._closed:
             self._acks.append((channel, tag))
             self._broker.wake()
 
     def give_back(self, channel: int, tags: list[int]) -> None:
-        """Somebody else is to have these."""
+        """Requeue the messages with these tags."""
         if self._live and tags and not self._closed:
             self.flush()
             for tag in tags:
@@ -590,20 +599,20 @@ class Consumers:
             self._broker.wake()
 
     def flush(self) -> None:
-        """Encode the acknowledgements that have gathered."""
+        """Encode the collected acknowledgements."""
         acks, self._acks = self._acks, []
         for channel, tag in acks:
             self._broker.machine.ack(channel, tag)
 
 
 def _room_of(target: Target) -> int:
-    """How many messages its queue may have: of more it loses some."""
+    """Return the length limit of a target's queue, beyond which it drops messages."""
     value = dict(target.arguments).get("x-max-length")
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
 
 
 def _both(first: Freed | None, second: Freed | None) -> Freed | None:
-    """One after the other, as far as they are there."""
+    """Return a callback that calls both, or the one that is given; None if neither is."""
     if first is None or second is None:
         return first or second
 
@@ -615,7 +624,7 @@ def _both(first: Freed | None, second: Freed | None) -> Freed | None:
 
 
 def _nobody() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits for the binding."""
 
 
 def _binding(target: Target, exchange: str, key: str, on: bool) -> m.Method:

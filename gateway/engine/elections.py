@@ -1,11 +1,11 @@
-"""Links that only one of all replicas may consume over: a lease in the database decides which one does.
+"""Election of the one replica that consumes over a link, by a lease in the database.
 
-Each replica tries to take the lease of each elected link; whoever holds it consumes and renews it. The holder
-counts from the moment it submitted the request, so its own time is over before that of the database. A
-replica that is killed, frozen or cut off from the database is followed by another one within the lease.
+Each replica tries to acquire the lease of each elected link; the holder consumes and renews it. The holder
+measures the lease from the moment of its request, so it stops before the lease ends in the database. When a
+replica is killed, frozen or cut off from the database, another one takes its place within the lease time.
 
-A holder that cannot serve for some time, because it does not reach the link's broker or the cluster, gives
-the lease up and rests while others try. If no other replica gets further, the lease comes round again.
+A holder that cannot serve for some time, because it cannot reach the link's broker or the cluster, releases
+the lease and pauses while others try. If no other replica does better, it may acquire the lease again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ UNDECIDED: Final = "who consumes over it cannot be decided without the database"
 
 
 class Candidate:
-    """This replica as one that may consume over a link.
+    """Candidacy of this replica to consume over one link.
 
-    `on_decision` is called with True when it may, and with False and a reason when it may not. `serves`:
-    messages of the link get further, or an operator has paused it. `timeout_secs`: how long a holder that
-    does not serve keeps the lease.
+    `on_decision` is called with True when the replica may consume, and with False and a reason when it must
+    not. `serves` returns True if messages of the link are processed, or if an operator has paused it.
+    `timeout_secs` is how long a holder that does not serve keeps the lease.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Candidate:
 
     @property
     def is_elected(self) -> bool:
-        """Return True while it consumes."""
+        """True while this replica consumes over the link."""
         return bool(self._stats.leads)
 
     def is_useless(self, now: Monotonic) -> bool:
-        """Return True if it has held the lease for some time, and has not served for all of that."""
+        """Return True if this replica has held the lease without serving for `timeout_secs`."""
         if not self.is_elected or self._serves():
             self._served_at = now
         return now - self._served_at >= self._timeout_secs
 
     def decide(self, elected: bool, why: str = "") -> None:
-        """Consume, or do not for a reason."""
+        """Start to consume, or stop for the reason `why`, and report the decision."""
         if elected and not self.is_elected:
             log.info("elected link acquired", link=self.link)
             self._served_at = clock.now()
@@ -85,7 +85,7 @@ class Candidate:
 
 
 class Elections:
-    """The leases of all elected links, as this replica holds them or not."""
+    """Leases of all elected links, as this replica holds or requests them."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         self.candidates: list[Candidate] = []
@@ -93,7 +93,7 @@ class Elections:
         self._membership = membership
 
     def tick(self, now: Monotonic) -> None:
-        """End what has run out, and request what is due."""
+        """Stop consuming where a lease has ended, release useless leases, and request those that are due."""
         for candidate in self.candidates:
             if candidate.is_elected and now >= candidate.until:
                 candidate.decide(False, UNDECIDED)
@@ -105,7 +105,7 @@ class Elections:
                 self._request(candidate, now)
 
     def stop(self) -> None:
-        """The process ends and consumes nothing any more: others need not wait for the end of its leases."""
+        """Release all leases, because the process ends; other replicas need not wait for their end."""
         for candidate in self.candidates:
             if candidate.is_elected:
                 self._release(candidate)

@@ -1,21 +1,21 @@
-"""What replicas tell each other of a message, in a header beside what AMQP's properties say for everybody.
+"""Private AMQP header in which replicas pass on what AMQP's standard properties cannot express.
 
-A program that speaks AMQP reads and writes properties as ever. A replica finds the header and takes MQTT's
-own octets out of it, so that nothing is lost between two replicas, and nothing is translated. Its value:
+An AMQP program reads and writes properties as usual. A replica finds the header and takes the unchanged MQTT
+bytes out of it, so that between two replicas nothing is lost or translated. The value of the header:
 
-| octets | what |
+| bytes | content |
 |---|---|
 | 1 | version, 1 |
-| 1 | flags: 0 and 1 QoS, 2 retain, 3 expires, 4 and 5 of earlier versions, 6 MQTT's properties, 7 numbered |
+| 1 | flags by bit: 0 and 1 QoS, 2 retain, 3 expires, 4, 5 earlier versions, 6 MQTT properties, 7 numbered |
 | 1 | hops |
-| 2, n | length of the publisher's client identifier, and that |
-| 8 | if flagged: when it expires, in milliseconds UTC |
-| 8, 8 | for each flag of earlier versions: passed over |
-| 8, 8 | if flagged: a life of its publisher's replica, and the number that the message has there |
-| rest | if flagged: the property list of its PUBLISH |
+| 2, n | length of the publisher's client identifier, and the identifier |
+| 8 | if flagged: expiry time, in milliseconds UTC |
+| 8, 8 | for each flag of earlier versions: ignored |
+| 8, 8 | if flagged: id of the publisher's replica process, and the number that the message has there |
+| rest | if flagged: the property list of the PUBLISH packet |
 
-A header of a later version, which another replica may have while all are being replaced, is passed over: then
-the message is what its AMQP properties say.
+A header of a later version is ignored, which another replica may use during an update: then the message has
+its AMQP properties only.
 """
 
 from __future__ import annotations
@@ -61,13 +61,17 @@ ENGINE: Final = "engine"
 
 
 Number = tuple[bytes, int]
-"""A life of a replica, and what that has counted. A message has the same one however often it comes."""
+"""Random id (8 bytes) of a replica process, and the number that it gave to a message.
+
+A message has the same number however often it arrives.
+"""
 
 
 class Arrived(NamedTuple):
-    """What a delivery says besides its address and body.
+    """Properties of a received message, besides its address and body.
 
-    `lifetime` is in seconds from now, for whoever said no `expires`.
+    `expires` is in seconds UTC by the cluster's clock. `lifetime` is in seconds from now and used for
+    messages without `expires`; 0.0 means no limit.
     """
 
     property_set: PropertySet
@@ -88,10 +92,10 @@ def encode(
     number: Number | None = None,
     correction: float = 0.0,
 ) -> bytes:
-    """The octets of a content header, from the flags on, for a message of any protocol. `utc` is in seconds,
-    and `correction` what is subtracted from times of this process to have those of the cluster.
+    """Return the bytes of a content header, from the flags on, for a message of any protocol.
 
-    Raises RemoteProtocolError for property octets that its sender malformed.
+    `utc` is in seconds. `correction` (seconds) is subtracted from times of this process to get those of the
+    cluster. Raises RemoteProtocolError if the sender's property bytes are malformed.
     """
     property_set = message.property_set
     raw = property_set.raw if property_set.protocol == MQTT.name else b""
@@ -110,13 +114,13 @@ def encode(
         flags |= LISTED
         tail += raw
     value = HEAD.pack(VERSION, flags, min(message.hops, HOPS_MAX), len(client)) + client + tail
-    # Replicas find what the cluster would obey among MQTT's octets all the same.
+    # Replicas read properties that the cluster would act on from the MQTT bytes instead.
     harmless = without_orders(encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX))
     return with_pair(harmless, PAIR + U32.pack(len(value)) + value)
 
 
 def decode(raw: bytes) -> Arrived:
-    """What the octets of a content header say. Raises RemoteProtocolError for those that are none."""
+    """Parse a content header. Raises RemoteProtocolError if the bytes are not a content header."""
     own = b""
     for name, value in decode_properties(raw).headers or ():
         if name == ENGINE_HEADER and value.type is ValueType.BYTES:
@@ -136,7 +140,7 @@ _FOREIGN: Final = PropertySet("none", b"")  # the properties are those of AMQP
 
 
 def _decode_own(own: bytes) -> Arrived | None:
-    """None: it is cut short, or its list is none."""
+    """Parse the private header. Return None if it is truncated or its property list is malformed."""
     expires = NEVER
     number: Number | None = None
     try:

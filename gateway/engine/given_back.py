@@ -1,8 +1,9 @@
-"""What a session's queue was given back by one owner, as the next one gets it.
+"""Restoration of the order of messages that one owner of a session requeued, at the next owner.
 
-A quorum queue puts what it is given back into an order of its own when that is more than 32 messages, or when
-it is busy (RabbitMQ 3.10), and hands out what is published meanwhile between them. So the owner before says
-in the database what it had, in its order, and the next one waits until all of that has come again.
+A quorum queue puts requeued messages into an order of its own when they are more than 32 or the broker is
+busy (RabbitMQ 3.10), and delivers messages that are published meanwhile between them. So the previous owner
+stores fingerprints of the requeued messages in the database, in order, and the next owner buffers what
+arrives until all of them have been redelivered.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from zlib import crc32
 
 from gateway.engine.consumers import Consumer, Content
 
-KNOWN_OCTETS: Final = 4_096  # of a body: enough to tell messages of one topic apart
+KNOWN_OCTETS: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
 Held = tuple[Consumer, int, bool, Content]
-"""What `ClientSession.deliver` is given."""
+"""Arguments of `ClientSession.deliver`."""
 
 
 def print_of(content: Content) -> int:
-    """By which a message is known again; what the broker adds to its header is not a part of it."""
+    """Return the fingerprint of a message (32 bits): its address, and the length and beginning of its body.
+
+    The content header is not included, because the broker adds to it.
+    """
     wire, _, body = content
     return crc32(len(body).to_bytes(8), crc32(bytes(body[:KNOWN_OCTETS]), crc32(wire)))
 
 
 class GivenBack:
-    """Messages by their prints, in their order, and what has come until all of them are there."""
+    """Fingerprints of requeued messages in their order, and the messages that have arrived while they are
+    awaited.
+    """
 
     __slots__ = ("_held", "_left", "_places", "_prints")
 
@@ -40,21 +46,21 @@ class GivenBack:
 
     @property
     def count(self) -> int:
-        """Messages that were given back."""
+        """Number of requeued messages."""
         return len(self._prints)
 
     @property
     def lacking(self) -> int:
-        """Those of them that have not come."""
+        """Number of requeued messages that have not arrived."""
         return self._left
 
     @property
     def waiting(self) -> int:
-        """Messages that have come."""
+        """Number of buffered messages."""
         return len(self._held)
 
     def hold(self, held: Held) -> bool:
-        """A message has come. True: all that was given back is there."""
+        """Buffer one message. Return True once all requeued messages have arrived."""
         _, _, redelivered, content = held
         places = self._places.get(print_of(content)) if redelivered else None
         if places:
@@ -65,8 +71,11 @@ class GivenBack:
         return not self._left
 
     def prints(self, again: Iterable[Content]) -> tuple[int, ...]:
-        """For the next owner, when that is given back: of what was given back before, whether it has come or
-        not, and of the others."""
+        """Return the fingerprints for the next owner, when the messages `again` are requeued.
+
+        They are those of the messages that were requeued before, whether they have arrived or not, and then
+        those of the others.
+        """
         before = Counter(self._prints)
         others = []
         for one in map(print_of, again):
@@ -77,7 +86,9 @@ class GivenBack:
         return (*self._prints, *others)
 
     def in_order(self) -> list[Held]:
-        """All that has come: first what was given back, as it was, then the others, as they came."""
+        """Return all buffered messages: first the requeued ones in their old order, then the others as they
+        arrived.
+        """
         return [held for _, held in sorted(self._held, key=_place)]
 
 

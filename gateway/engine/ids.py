@@ -1,15 +1,15 @@
-"""Identifiers of deduplicating routes that all replicas share, in the database.
+"""Identifiers of deduplicating routes, shared by all replicas in the database.
 
 A message with an identifier is claimed first and crosses when the claim is committed: of two replicas with
-the same identifier in the same moment one gets the claim. The database has what was accepted before the
-source receives its acknowledgement. So an identifier crosses once while replicas live. It may cross twice
-when its replica is lost between the target's confirm and the commit: the sender was not acknowledged, and
-sends again.
+the same identifier in the same moment one gets the claim. An accepted identifier is committed before the
+source receives its acknowledgement. So a message crosses once while replicas live. It may cross twice when
+its replica is lost between the target's confirm and the commit: the sender was not acknowledged, and sends
+again.
 
-Claims of a replica that was declared dead do not count. One that was frozen for that long, and wakes, may
-deliver what another one has delivered meanwhile.
+Claims of a replica that was declared dead do not count. A replica that was frozen for that long and resumes
+may deliver messages that another one has delivered meanwhile.
 
-An identifier is a hash of 16 bytes. What was accepted here is also in memory, so that a repeat costs no
+An identifier is a hash of 16 bytes. Identifiers accepted here are also in memory, so that a repeat costs no
 query; the memory uses the monotonic clock, and the window itself the clock of the database.
 """
 
@@ -41,7 +41,7 @@ AWAY: Final = Outcome(
 
 
 class Wanted(NamedTuple):
-    """A message that waits for its claim: position in the part, identifier in hexadecimal, message."""
+    """Message that waits for its claim: position in the part, identifier in hexadecimal, message."""
 
     at: int
     id: str
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 class SharedIds(Deduplication):
-    """The identifiers of all routes, which replicas share."""
+    """Identifiers of all routes, which replicas share."""
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         super().__init__(None, clock.now)
@@ -59,39 +59,42 @@ class SharedIds(Deduplication):
 
     @property
     def is_ready(self) -> bool:
-        """Return True if claims of this replica count."""
+        """True if claims of this replica count."""
         return not self._membership.why_not
 
     def guard(self, end: RouteEnd) -> SharedGuard:
-        """Return the guard in front of what a route leads to."""
+        """Return the guard in front of a route's targets."""
         return SharedGuard(self, end)
 
     def tick(self) -> None:
-        """Forget what is older than its window, and repeat what the database was away for."""
+        """Forget identifiers that are older than their window, and repeat operations that failed while the
+        database was away.
+        """
         super().tick()
         self._repeats.tick()
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
-        """Claim identifiers. `done` is called with a claim for each, or None if the database is away."""
+        """Claim identifiers. `done` is called with a claim for each, or with None if the database is away."""
         incarnation = self._membership.incarnation
 
         def claimed(reply: Reply[list[Claim]]) -> None:
             if reply.verdict is Committed.DONE and incarnation == self._membership.incarnation:
                 done(reply.value)
-            else:  # it may have been committed
+            else:  # the claims may have been committed
                 done(None)
                 self.free(route, ids)
 
         self._state.submit(ClaimIds(route, _raw(ids), incarnation), claimed)
 
     def accept(self, route: str, ids: list[str], window_secs: float, then: Callable[[], None]) -> None:
-        """Remember identifiers of messages that the target has; `then` is called when that is committed,
-        which may be long after."""
+        """Store identifiers of messages that the target has; `then` is called when they are committed,
+        possibly much later.
+        """
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
         self._repeats.submit(operation, lambda reply: then())
 
     def free(self, route: str, ids: Iterable[str]) -> None:
-        """Give claims up: whoever has one of the identifiers next may try."""
+        """Release claims, so that the next sender of one of the identifiers may try."""
         ids = [id for id in ids if id not in self.of(route).open]
         if not ids:
             return
@@ -104,14 +107,14 @@ class SharedIds(Deduplication):
 
 
 class SharedGuard(Guard):
-    """In front of what a route leads to: claims an identifier before its message crosses."""
+    """Guard in front of a route's targets: claims an identifier before its message crosses."""
 
     def __init__(self, shared: SharedIds, end: RouteEnd) -> None:
         super().__init__(shared, end)
         self._shared = shared
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on what has no identifier; claim those of the others."""
+        """Pass on messages without an identifier, and claim the identifiers of the others."""
         ids, shared = self.ids, self._shared
         now = shared.utc()
         batch = part.batch.onward(PassedBatch(self, part))
@@ -143,7 +146,7 @@ class SharedGuard(Guard):
             shared.claim(self.route.name, [one.id for one in some], partial(self._claimed, part, some))
 
     def _claimed(self, part: SubBatch, wanted: list[Wanted], claims: list[Claim] | None) -> None:
-        """Pass on what is claimed. None: the database is away."""
+        """Pass on messages whose claims succeeded. `claims` is None if the database is away."""
         if claims is None:
             self.ids.open.difference_update(one.id for one in wanted)
             part.settle_at([one.at for one in wanted], AWAY)
@@ -180,7 +183,7 @@ class SharedGuard(Guard):
         self._shared.free(self.route.name, named)
 
     def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome) -> None:
-        """Settle messages with an outcome: positions in `part`, and identifiers."""
+        """Settle messages with an outcome: `rows` are positions in `part` and identifiers."""
         positions = [at for at, _ in rows]
         named = [id for _, id in rows if id]
         if outcome is not ACCEPTED:

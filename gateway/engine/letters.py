@@ -1,13 +1,14 @@
 """Dead letters of all replicas, in the database.
 
-Any replica lists, redrives and purges them. A source is told when the database has its letter; while it is
-away letters wait in memory, within the limits. What each user has is read from the database every second, so
-each replica knows whether there is room; replicas that add letters in the same second may exceed the limits
-by these. A replica that adds a letter without regard to the limits deletes the oldest ones beyond them.
+Any replica lists, redrives and purges them. A source is acknowledged when the database has its dead letter;
+while the database is away dead letters wait in memory, within the limits. The usage of each user is read from
+the database every second, so each replica knows if there is capacity; replicas that add dead letters in the
+same second may exceed the limits by these. A replica that adds a dead letter although the limits are reached
+deletes the oldest ones beyond them.
 
-Whoever redrives a letter claims it first: of two replicas one gets the claim. It holds for CLAIM_SECS, and is
-renewed while the message is on its way. The claim of a replica that is killed runs out, and the letter is
-still there: if the target had accepted the message by then, it gets it twice.
+A replica that redrives a dead letter claims it first: of two replicas one gets the claim. The claim holds for
+CLAIM_SECS, and is renewed while the message is on its way. The claim of a replica that is killed runs out,
+and the dead letter still exists: if the target had accepted the message by then, the target gets it twice.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = structlog.get_logger(limited=True)
 RENEW_SECS: Final = 5.0
 WEIGH_SECS: Final = 1.0
 WEIGH_SECS_MAX: Final = 10.0
-RESTS: Final = 10  # times as long as weighing took, at least, until the next time
+RESTS: Final = 10  # multiple of a query's duration that passes until the next, at least
 IDS_MAX: Final = 1_000  # in one operation
 PAGE_LETTERS: Final = 200  # in one query
 PREFIX_CHARS: Final = 2 * INCARNATION_BYTES  # of an id
@@ -58,15 +59,15 @@ Weights = dict[str, tuple[int, int]]
 
 
 class Unsaved(NamedTuple):
-    """A letter that is not known to be in the database, and who waits for that."""
+    """Dead letter that the database has not confirmed, with the callback that waits for that."""
 
     letter: DeadLetter
     then: Then | None
-    crowds: bool  # there was no room for it
+    crowds: bool  # True if the limits were reached when it was added
 
 
 class SharedLetters:
-    """The dead letters of all replicas. `shares` has the limits, with the part that one user may have."""
+    """Dead letters of all replicas. `shares` has the limits, and the part of them that one user may use."""
 
     def __init__(self, state: StateStore, membership: Membership, shares: UserShares) -> None:
         self.shares = shares
@@ -77,18 +78,20 @@ class SharedLetters:
         self._last = 0
         self._unsaved: dict[str, Unsaved] = {}
         self._unsaved_octets = 0
-        self._unsubmitted: dict[str, None] = {}  # of them those for which the database was away
-        self._added: list[DeadLetter] = []  # stored while the letters are weighed
-        self._mine: dict[str, None] = {}  # what is being redriven here
+        self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again
+        self._added: list[DeadLetter] = []  # stored while the usage is queried
+        self._mine: dict[str, None] = {}  # ids of dead letters that are being redriven here
         self._is_weighing = self._is_pushing = False
-        self._crowding: str | None = None  # the user whose letter was added though there was no room
+        self._crowding: str | None = None  # the user whose dead letter exceeded the limits
         self._weigh_at = self._renew_at = Monotonic(0.0)
 
-    # What the dead letters ask.
+    # Interface for the dead letter code of the broker.
 
     def has_room(self, messages: list[Message]) -> bool:
-        """Return True if no letter has to go for these, and no user exceeds its share, counting those that
-        are not stored yet."""
+        """Return True if these can be added without deleting any dead letter or exceeding a user's share.
+
+        Dead letters that are not stored yet are counted.
+        """
         return self.shares.has_room_for(messages)
 
     def __len__(self) -> int:
@@ -103,7 +106,7 @@ class SharedLetters:
         crossed: bool,
         then: Then | None,
     ) -> None:
-        """Store `messages`; `then` is called when the database has them."""
+        """Store `messages` as dead letters of a route; `then` is called when the database has them."""
         given = list(messages)
         reason = _encode(outcome, crossed)
         crowds = not self.has_room(given)
@@ -126,7 +129,7 @@ class SharedLetters:
 
     def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
         if letter.id not in self._unsaved:
-            return  # it was dropped
+            return  # it was dropped before
         if reply.verdict is Committed.UNAVAILABLE:
             self._unsubmitted[letter.id] = None
         elif reply.verdict is Committed.REFUSED:
@@ -142,7 +145,7 @@ class SharedLetters:
                 self._weigh()
 
     def _drop(self, id: str) -> None:
-        """Give up a letter that the database does not have; whoever waits for it is told."""
+        """Discard a dead letter that the database does not have; its callback is called nevertheless."""
         letter = self._unsaved[id].letter
         self.shares.pushed_out += 1
         self.shares.last_user = letter.user
@@ -156,16 +159,20 @@ class SharedLetters:
         if unsaved.then is not None:
             try:
                 unsaved.then()
-            except Exception as error:  # it concerns one letter
+            except Exception as error:  # it concerns one dead letter
                 contained("batch", error)
 
     def is_one(self, id: str) -> bool:
-        """Return True if this is the id of such a letter, be it there or not."""
+        """Return True if the id has the form of a shared dead letter's id, whether the dead letter exists or
+        not.
+        """
         return len(id) > PREFIX_CHARS and id[PREFIX_CHARS] == "-"
 
     def newest(self, count: int, route: str | None, then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with at most `count` letters, newest first, of one route, or all. It is not called if
-        the database is away; nor are those of the other methods that read."""
+        """Call `then` with at most `count` dead letters, newest first, of one route, or all if it is None.
+
+        `then` is not called if the database is away; the same is true for the other methods that read.
+        """
 
         def found(letters: list[DeadLetter]) -> None:
             then(list(self._decoded(letters)))
@@ -173,7 +180,9 @@ class SharedLetters:
         self._list([], count, route, found)
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
-        """Call `then` with the times and ids of all letters of a route (None: of all), the oldest first."""
+        """Call `then` with the times and ids of all dead letters of a route (None: of all routes), oldest
+        first.
+        """
 
         def found(letters: list[DeadLetter]) -> None:
             then([(WallTime(letter.at), letter.id) for letter in reversed(letters)])
@@ -189,7 +198,7 @@ class SharedLetters:
         *,
         only_ids: bool = False,
     ) -> None:
-        """Read on behind what was found, until there are `count`. `only_ids`: drop the messages."""
+        """Read pages after `found`, until there are `count` dead letters. `only_ids` drops the messages."""
         limit = PAGE_LETTERS if count is None else min(PAGE_LETTERS, count - len(found))
         if limit <= 0:
             then(found)
@@ -208,7 +217,7 @@ class SharedLetters:
         self._state.query(ListLetters(route, newest_first=True, after=after, limit=limit), read)
 
     def find(self, ids: Iterable[str], then: Callable[[list[Letter]], None]) -> None:
-        """Call `then` with those of these letters that there are, in any order."""
+        """Call `then` with those of these dead letters that exist, in any order."""
 
         def read(reply: Reply[list[DeadLetter]]) -> None:
             if reply.value is not None:
@@ -217,12 +226,15 @@ class SharedLetters:
         self._state.query(FindLetters(tuple(ids)), read)
 
     def claim(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
-        """Call `then` with those that are there, and are this replica's to redrive now."""
+        """Claim dead letters for redriving.
+
+        `then` is called with the ids that exist and are this replica's now.
+        """
         wanted, since = tuple(ids), clock.now()
 
         def claimed(reply: Reply[list[str]]) -> None:
             got = reply.value or []
-            # The database was away, or this process: another replica may come next.
+            # No reply, or a late one: the claims may run out while they are used.
             if reply.value is None or clock.now() >= since + CLAIM_SECS / 2:
                 self._release(wanted)
                 got = []
@@ -232,14 +244,14 @@ class SharedLetters:
         self._state.submit(ClaimLetters(wanted, self._membership.incarnation), claimed)
 
     def free(self, ids: Iterable[str]) -> None:
-        """Give up claims."""
+        """Release claims of this replica."""
         freed = [id for id in ids if id in self._mine]
         for id in freed:
             del self._mine[id]
         self._release(freed)
 
     def _release(self, ids: Iterable[str]) -> None:
-        """End claims in the database, but not those of letters that were claimed here again meanwhile."""
+        """End claims in the database, except those of dead letters that were claimed here again meanwhile."""
         for some in _parts(id for id in ids if id not in self._mine):
             self._state.submit(FreeLetters(some, self._membership.incarnation), partial(self._released, some))
 
@@ -248,7 +260,7 @@ class SharedLetters:
             self._repeats.later(partial(self._release, ids))
 
     def delete(self, ids: Iterable[str], then: Then) -> None:
-        """Delete letters; `then` is called when they are not in the database, which may be long after."""
+        """Delete dead letters; `then` is called when the database has deleted them, possibly much later."""
         gone = list(ids)
         for id in gone:
             self._mine.pop(id, None)
@@ -267,10 +279,12 @@ class SharedLetters:
         for some in parts:
             self._repeats.submit(DeleteLetters(some, self._membership.incarnation), deleted)
 
-    # What the shared state asks.
+    # Interface for the shared state.
 
     def tick(self, now: Monotonic) -> None:
-        """Repeat what the database was away for, renew claims, and read what there is."""
+        """Repeat operations that failed while the database was away, renew claims, and read the usage of each
+        user.
+        """
         self._repeats.tick()
         unsubmitted, self._unsubmitted = self._unsubmitted, {}
         for id in unsubmitted:
@@ -284,20 +298,23 @@ class SharedLetters:
                 self._state.submit(ClaimLetters(some, self._membership.incarnation), lambda reply: None)
 
     def stop(self) -> None:
-        """Let others redrive what this process has not."""
+        """Release all claims, so that other replicas may redrive what this process has not."""
         self.free(list(self._mine))
 
     # Limits.
 
     def _weigh(self) -> None:
-        """Read what each user has."""
+        """Query the usage of each user, unless a query is running."""
         if not self._is_weighing:
             self._is_weighing = True
             self._added.clear()
             self._state.query(WeighLetters(), partial(self._weighed, clock.now()))
 
     def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
-        """Take what each user has. A query that takes long, of many letters, is not made every second."""
+        """Use the usage of each user, and delete the oldest dead letters if the limits are exceeded.
+
+        A query that takes long, because there are many dead letters, is not repeated every second.
+        """
         self._is_weighing = False
         if reply.value is None:
             return
@@ -305,14 +322,14 @@ class SharedLetters:
         rest = min(RESTS * (now - since), WEIGH_SECS_MAX)
         self._weigh_at = max(self._weigh_at, Monotonic(now + rest))
         self.shares.replace(reply.value)
-        # Whatever was stored meanwhile was counted or not: for one second it may count twice.
+        # Dead letters stored meanwhile may be included already: for one second they may count twice.
         for letter in (*self._added, *(one.letter for one in self._unsaved.values())):
             self.shares.add(letter.user, letter.weight)
         if self._crowding is not None and not self._is_pushing:
             self._push_out(reply.value, self._crowding)
 
     def _push_out(self, weights: Weights, crowding: str) -> None:
-        """Delete the oldest letters of the user who has too many, until all are within the limits."""
+        """Delete the oldest dead letters of the user with too many, until all users are within the limits."""
         shares = self.shares
         exact = UserShares(shares.what, count_max=shares.count_max, octets_max=shares.octets_max)
         exact.replace(weights)
@@ -344,7 +361,7 @@ class SharedLetters:
     # Encoding.
 
     def _decoded(self, letters: Iterable[DeadLetter]) -> Iterator[Letter]:
-        """Decode letters, but those that cannot be."""
+        """Yield the decoded dead letters; those that cannot be decoded are logged and left out."""
         for one in letters:
             try:
                 why: dict[str, Any] = orjson.loads(one.reason)
@@ -363,7 +380,7 @@ def _encode(outcome: Outcome, crossed: bool) -> bytes:
 
 
 def _storable(text: str) -> str:
-    """Return a text without what a database rejects: a peer may have had a hand in it."""
+    """Return a text without characters that a database rejects, as it may come from a peer."""
     return text.encode(errors="replace").decode().replace("\0", "")
 
 

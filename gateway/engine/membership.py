@@ -1,8 +1,9 @@
 """Membership of this process among the replicas: its incarnation, and heartbeats that keep it alive.
 
-An incarnation joins and sends a heartbeat every few seconds. When the others have declared it dead it is
-fenced, and another incarnation begins: what the old one owned belongs to others. Each replica also reaps:
-declares those dead that were silent for too long, by the clock of the database.
+An incarnation joins and sends a heartbeat every few seconds. When the other replicas have declared it dead it
+is fenced, and a new incarnation begins: what the old one owned belongs to others. Each replica also reaps: it
+declares those replicas dead that were silent for too long, by the clock of the database, and claims wills and
+sessions that have become due.
 """
 
 from __future__ import annotations
@@ -30,39 +31,42 @@ log = structlog.get_logger()
 
 HEARTBEAT_SECS: Final = 2.0
 REAP_SECS: Final = 1.0
-REAP_MAX: Final = 1_000  # wills, and sessions, that are claimed at once
-# For so long heartbeats must have been answered before others are declared dead: where the database was away
-# all replicas seem to have been silent.
+REAP_MAX: Final = 1_000  # wills and sessions that are claimed in one operation
+# Heartbeats must have been confirmed for so long before others are declared dead: after an outage of the
+# database all replicas seem to have been silent.
 STEADY_SECS: Final = 10.0
 INCARNATION_BYTES: Final = 6
 
 
 class Membership:
-    """The incarnation of this process among the replicas. `silent_secs`: after which others count as dead."""
+    """Incarnation of this process among the replicas.
+
+    A replica that is silent for `silent_secs` counts as dead.
+    """
 
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
         self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
-        self.on_due: list[Callable[[Due], None]] = []  # called with wills and sessions whose time has come
+        self.on_due: list[Callable[[Due], None]] = []  # called with wills and sessions that are due
         self._state = state
         self._name = name
         self._version = version
         self._silent_secs = silent_secs
         self._is_joined = False
-        self._is_pending = False  # a JoinReplica or Heartbeat
+        self._is_pending = False  # True while a JoinReplica or Heartbeat has no reply
         self._is_reaping = False
         self._heartbeat_at = self._reap_at = self._asked_at = self._now = Monotonic(0.0)
-        self._steady_since: Monotonic | None = None  # since then each heartbeat was answered soon
-        self._listened = ""  # the last incarnation whose notices were asked for
-        self.may_act: Callable[[], bool] | None = None  # returns False while nothing claimed could be done
+        self._steady_since: Monotonic | None = None  # since then each heartbeat was confirmed soon
+        self._listened = ""  # the last incarnation whose notices were requested
+        self.may_act: Callable[[], bool] | None = None  # returns False while claimed work could not be done
 
     @property
     def why_not(self) -> str:
-        """Why this replica cannot own anything; empty: it can."""
+        """Why this replica cannot own anything; "" if it can."""
         return "" if self._is_joined else "it has not joined the other replicas yet"
 
     def tick(self, now: Monotonic) -> None:
-        """Join, or send what is due."""
+        """Join or send a heartbeat, and reap, if that is due."""
         self._now = now
         if not self._is_pending and (not self._is_joined or now >= self._heartbeat_at):
             self._is_pending, self._asked_at = True, now
@@ -83,7 +87,7 @@ class Membership:
             self._state.submit(Reap(silent_secs, limit, self.incarnation), self._reaped)
 
     def quit(self) -> None:
-        """The process ends."""
+        """Leave the replicas, because the process ends."""
         if self._is_joined:
             self._is_joined, self._is_pending = False, True  # or another tick would join again
             self._state.submit(QuitReplica(self.incarnation), lambda reply: None)
@@ -117,5 +121,5 @@ class Membership:
             for hear in self.on_due:
                 try:
                     hear(due)
-                except Exception as error:  # of this one: it is claimed again
+                except Exception as error:  # it concerns one item, which is claimed again later
                     contained("store", error)

@@ -1,9 +1,10 @@
-"""What is what on the cluster: names, and topics as routing keys.
+"""Names of the engine's exchanges and queues, and the translation of topics to routing keys.
 
-A topic becomes a key as `mappings/identity.yaml` has it: levels stay levels, and what a level cannot hold
-there is percent-encoded, so that each key is read back as the topic that it was. A topic filter becomes a
-binding key in the same way, for `+` is `*` and `#` is `#`. RabbitMQ lets a trailing `#` match no level at
-all, as MQTT does, but knows nothing of `$`: whoever gets a message matches it again.
+A topic becomes a routing key as in `mappings/identity.yaml`: levels stay levels, and characters that a level
+of a key cannot contain are percent-encoded, so that each key can be decoded to its topic. A topic filter
+becomes a binding key in the same way, with `*` for `+` and `#` for `#`. A trailing `#` also matches zero
+levels in RabbitMQ, as in MQTT. But RabbitMQ does not know the special meaning of `$`, so replicas match
+received messages again.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ WILD: Final = {"+": "*", "#": "#"}
 
 
 class Names(NamedTuple):
-    """The exchanges and queues of one namespace.
+    """Names of the exchanges and queues of one namespace.
 
-    The broker's default exchange is not used: whoever may publish to it reaches every queue of the virtual
+    The broker's default exchange is not used: a user who may publish to it reaches every queue of the virtual
     host.
     """
 
     topics: str
-    queues: str  # with what the names of replicas' queues begin
-    sessions: str  # and those of sessions, and
-    shares: str  # of shared subscriptions
-    dropped: str  # where messages go for which a queue has no room; and the queue in which they are counted
-    clock: str  # with what the names of queues begin by which a replica learns the time
-    direct: str  # the exchange that leads to queues by their names
+    queues: str  # prefix of the names of replicas' queues
+    sessions: str  # prefix of the names of sessions' queues
+    shares: str  # prefix of the names of shared subscriptions' queues
+    dropped: str  # exchange for dropped messages, and the queue in which they are counted
+    clock: str  # prefix of the queues by which a replica queries the time
+    direct: str  # exchange that routes to queues by their names
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
-    """The names of a namespace."""
+    """Return the names of a namespace."""
     return Names(
         topic_exchange,
         f"{namespace}.replica",
@@ -53,24 +54,24 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
 
 
 def readable(name: str) -> str:
-    """A name of a client's within the name of a queue, for people's eyes."""
+    """Return the beginning of a client's or group's name, to make the name of a queue readable for people."""
     return name.encode()[:READABLE_OCTETS_MAX].decode(errors="ignore")
 
 
 def key_of(topic: str) -> bytes | None:
-    """The routing key of a topic, in UTF-8; None: it would be longer than a key may be."""
+    """Return the routing key of a topic, in UTF-8, or None if it would be too long for a key."""
     key = ".".join([TO_KEY(level) for level in topic.split("/")]).encode()
     return key if len(key) <= SHORT_STRING_MAX else None
 
 
 def binding_of(levels: list[str]) -> str | None:
-    """The binding key of a topic filter; None: no topic that fits into a key can match it."""
+    """Return the binding key of a topic filter, or None if no topic that fits into a key can match it."""
     key = ".".join([WILD.get(level) or TO_KEY(level) for level in levels])
     return key if len(key.encode()) <= SHORT_STRING_MAX else None
 
 
 def topic_of(key: str) -> Address:
-    """The address of the topic that a key stands for. Raises NameRefused for one that stands for none."""
+    """Return the address of the topic that a routing key encodes. Raises NameRefused if there is none."""
     if not key:
         raise NameRefused("the empty key is no topic")
     return MQTT.address("", "/".join([TO_TOPIC(level) for level in key.split(".")]))

@@ -1,9 +1,9 @@
-"""MQTT's topics on the shared engine: subscriptions are this replica's clients', everything else is
-everybody's.
+"""MQTT topics, sessions and subscriptions of one replica of the shared engine.
 
-A client that comes is let in when the shared database says what session it finds. Its session is here for as
-long as its connection, and is left to the database and its queue after that. Wills are in the database, too:
-whoever claims one there publishes it.
+Subscriptions are those of this replica's clients; topics are common to all replicas. A connecting client is
+accepted when the shared database has reported the session that it finds. A session is in memory here as long
+as its client is connected, and is in the database and its queue after that. Wills are in the database, too:
+the replica that claims one there publishes it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ log = structlog.get_logger(limited=True)
 
 Asked = tuple[Session, str, SubscriptionOptions]
 FILTER_BYTES_MAX: Final = (
-    1_500  # beside a client identifier: PostgreSQL has 2 704 bytes for a row of an index
+    1_500  # besides a client identifier: PostgreSQL limits a row of an index to 2 704 bytes
 )
-LIST_SECS: Final = 60.0  # between two looks for shared subscriptions that nobody has any more
-WALKED_SECS: Final = 60.0  # for which a live message may be late that was sent as a retained one
+LIST_SECS: Final = 60.0  # between two queries for shared subscriptions that have ended
+WALKED_SECS: Final = 60.0  # how late a message may arrive live that was sent as a retained one
 
 
 class Countdown:
-    """Calls a function when so many other things have happened; at once for none."""
+    """Counter of events that calls a function after the last one, or at once if none is expected."""
 
     def __init__(self, left: int, then: Callable[[], None]) -> None:
         self._left = left
@@ -65,14 +65,14 @@ class Countdown:
             then()
 
     def count(self) -> None:
-        """One of them has happened."""
+        """Count one event, and call the function if it was the last one."""
         self._left -= 1
         if not self._left:
             self._then()
 
 
 class EngineNamespace(MqttNamespace):
-    """Sessions and subscriptions of one replica."""
+    """MQTT sessions and subscriptions of one replica."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class EngineNamespace(MqttNamespace):
         self._engine = engine
         self._common = retained
         self._state = state
-        self._shown = 0  # what clients wait for, since the start
-        self._walks: list[Asked] = []  # that have no barrier yet behind which they begin, and
-        self._asked: list[list[Asked]] = []  # those that have one
-        # With walks, or since when there are none, monotonic.
+        self._shown = 0  # counter of changes that clients wait for
+        self._walks: list[Asked] = []  # walks without a barrier yet behind which they begin
+        self._asked: list[list[Asked]] = []  # walks with a barrier, by barrier
+        # Sessions with walks: None while a walk is running, else when the last one ended (monotonic).
         self._walking: dict[ClientSession, float | None] = {}
-        # Who waits until the queue of a session is this replica's, and bound.
+        # Callbacks that wait until the queue of a session is this replica's, and bound.
         self._unbound: list[tuple[ClientSession, Callable[[Outcome], None], Outcome]] = []
-        self._arrived: dict[str, Arrival] = {}  # clients that are about to be let in
+        self._arrived: dict[str, Arrival] = {}  # clients that are about to be accepted
         self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
-        self._lost: dict[str, Callable[[], None]] = {}  # publish the will of a client that is just going
-        # Wills that this replica has claimed, by the names under which they are published, and the one that
-        # is just about to be.
+        self._lost: dict[str, Callable[[], None]] = {}  # publish wills of leaving clients
+        # Wills that this replica has claimed, by the keys under which they are published, and the one whose
+        # publishing is starting.
         self._publishing: dict[str, tuple[SessionKey, int]] = {}
         self._claimed: tuple[SessionKey, int] | None = None
         super().__init__(
@@ -110,20 +110,22 @@ class EngineNamespace(MqttNamespace):
             sessions_max=sessions_max,
             retained=retained,
         )
-        # What is sent at QoS 2 is its client's even if that does not come back: nobody else could have it.
+        # A QoS 2 message that was sent belongs to its client even if that never returns: no other can get it.
         self.offers = Offers(shared_qos_max=1)
         self.filter_bytes_max = FILTER_BYTES_MAX
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
-        self._unused: dict[str, float] = {}  # filters that nobody here has since then, monotonic
-        self._shared_of_all: set[str] = set()  # that sessions of all replicas have
+        self._unused: dict[str, float] = {}  # filters without a member here, and since when (monotonic)
+        self._shared_of_all: set[str] = set()  # filters that sessions of all replicas have
         self._touched = self._listed = 0.0
         self._is_listing = False
         engine.serve(self, self._number_of)
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:
-        """Return the arguments of a session's queue: it loses what is oldest at its limit. It is deleted when
-        the session ends."""
+        """Return the arguments of a session's queue, which drops its oldest messages at its limit.
+
+        It does not expire; it is deleted when the session ends.
+        """
         return (("x-single-active-consumer", Value(ValueType.BOOL, True)), *self._limit_arguments())
 
     def _shared_arguments(self) -> Headers:
@@ -143,29 +145,29 @@ class EngineNamespace(MqttNamespace):
     def _changed_filter(self, levels: list[str]) -> None:
         self._engine.forget_entries()
 
-    # What clients are told, and when.
+    # Replies to clients, and when they may be sent.
 
     @property
     def recorded(self) -> int:
-        """Moves with whatever a client must not be told before the cluster knows it."""
+        """Counter of changes that clients may learn about when the cluster and the database have them."""
         return self._shown
 
     @property
     def unavailable(self) -> str:
-        """Why no client can be let in now."""
+        """Why no client can be accepted now; "" if clients can."""
         return self._engine.why_not
 
     @property
     def failing(self) -> bool:
-        """The database of sessions takes nothing now."""
+        """True if the database of sessions accepts nothing now."""
         return bool(self._engine.sessions.why_not)
 
     def unsaid(self, before: int) -> bool:
-        """Since `recorded` was `before` something has changed that a client must not be told yet."""
+        """Return True if a change since `recorded` was `before` must not be reported to clients yet."""
         return self.recorded != before
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
-        """`done` hears ACCEPTED when the cluster and the database have what they must."""
+        """Call `done` with ACCEPTED when the cluster and the database have all changes until now."""
         asked, self._walks = self._walks, []
         self._asked.append(asked)
         self._engine.after_bound(partial(self._bound, session, asked, done))
@@ -177,8 +179,11 @@ class EngineNamespace(MqttNamespace):
         done: Callable[[Outcome], None],
         outcome: Outcome,
     ) -> None:
-        """Begin the walks of subscriptions that are bound. The client hears of that behind the first pages:
-        what is published then does not come twice, as a rule."""
+        """Begin the walks of subscriptions that are bound.
+
+        The reply to the client waits for the first pages, so that messages published after it usually do not
+        arrive twice.
+        """
         self._asked = [one for one in self._asked if one is not asked]
         begun: list[SharedWalk] = []
         for owed, topic_filter, options in asked:
@@ -192,8 +197,10 @@ class EngineNamespace(MqttNamespace):
             walk.begin(countdown.count)
 
     def _read(self, session: Session | None, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        """The first pages are read: wait until subscriptions are stored, which they are when their queue is
-        bound. While another owner still has the queue, that is later."""
+        """Wait until subscriptions are stored, after the first pages of the walks have been read.
+
+        They are stored when their queue is bound, which takes longer while another owner still has the queue.
+        """
         if isinstance(session, ClientSession) and session.unbound and not session.is_stopped:
             self._unbound.append((session, done, outcome))
         elif isinstance(session, ClientSession):
@@ -221,13 +228,19 @@ class EngineNamespace(MqttNamespace):
     def new_to(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return those that were not sent this message as a retained one; it has a number at QoS 2."""
+        """Return the recipients that were not sent this message as a retained one.
+
+        `number` is None below QoS 2.
+        """
         if not self._walking:
             return recipients
         return tuple(one for one in recipients if _is_new(one.sink, message, number))
 
     def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
-        """The database has to have what the client is told of QoS 2."""
+        """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once.
+
+        For a session with a queue they wait until the database has stored the change.
+        """
         if isinstance(session, ClientSession) and session.lasting:
             return partial(self._engine.after_stored, session)
         return None
@@ -235,15 +248,15 @@ class EngineNamespace(MqttNamespace):
     # Topics.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """The cluster; `$SYS` is this replica's own."""
+        """Return the cluster as the sink of a topic; for `$SYS`, this replica's own subscribers."""
         return super().sinks(address) if address.name.startswith(SYS) else self._engine.sinks(address)
 
     def wanting(self, address: Address) -> tuple[Sink, ...]:
-        """Who of this replica's clients gets messages of a topic by its queue."""
+        """Return this replica's clients that get messages of a topic by the replica's queue."""
         return tuple(sink for sink in super().sinks(address) if not _by_own_queue(sink))
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
-        """Add or replace a subscription; what is retained is owed when its binding is there."""
+        """Add or replace a subscription; retained messages are sent when its binding is confirmed."""
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
         if isinstance(session, ClientSession) and session.lasting and options != before:
@@ -282,7 +295,7 @@ class EngineNamespace(MqttNamespace):
             session.subscribed(topic_filter, None, options.qos)
 
     def _leave(self, session: Session, topic_filter: str) -> None:
-        """Nothing of this replica is for that subscription any more."""
+        """Remove a subscription from this replica, and unbind or release its queue if it was the last one."""
         options = session.subscriptions[topic_filter]
         super()._remove(session, topic_filter)
         if shared_pattern(topic_filter) is not None:
@@ -298,7 +311,7 @@ class EngineNamespace(MqttNamespace):
     def _share(self, topic_filter: str) -> None:
         self._unused.pop(topic_filter, None)
         if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
-            return  # what is this replica's own is shared here
+            return  # `$SYS` is shared within this replica
         queue = queue_of(self._engine.names.shares, topic_filter)
         group, prefetch = self._groups[topic_filter], self.limits.in_flight_max
         shared = SharedQueue(self._engine, group, queue, self._shared_arguments(), prefetch)
@@ -307,18 +320,20 @@ class EngineNamespace(MqttNamespace):
 
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
         for shared in self._shared.values():
-            consumers.begin(shared)  # if its node was down, or the cluster
+            consumers.begin(shared)  # in case its node or the cluster was down
         is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
         if not self._is_listing and (is_due or now - self._listed >= LIST_SECS):
             self._is_listing, self._listed = True, now
             self._state.query(SharedFilters(), partial(self._listed_shares, consumers, now))
 
     def _listed_shares(self, consumers: Consumers, now: float, reply: Reply[list[str]]) -> None:
-        """Delete the queues of shared subscriptions that nobody has any more, unless others consume them, and
-        keep those of sessions whose clients are away."""
+        """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
+
+        The expiry of queues that only sessions of disconnected clients need is restarted.
+        """
         self._is_listing = False
         if reply.value is None or len(reply.value) >= SHARED_FILTERS_MAX:
-            return  # of a list that was cut nobody can say what is not on it
+            return  # the list is truncated, so absence from it means nothing
         wanted = set(reply.value)
         for topic_filter in self._shared_of_all - wanted - self._shared.keys():
             self._unused.setdefault(topic_filter, now)
@@ -336,7 +351,7 @@ class EngineNamespace(MqttNamespace):
     # QoS 2.
 
     def _sweep_walks(self, now: float) -> None:
-        """Forget what walks have sent, some time after the last one: live messages may be late."""
+        """Forget which messages walks have sent, some time after the last walk: live messages may be late."""
         waiting: dict[Session, set[str]] = {}
         for walking, topic_filter, _ in chain(self._walks, *self._asked):
             waiting.setdefault(walking, set()).add(topic_filter)
@@ -355,7 +370,7 @@ class EngineNamespace(MqttNamespace):
                 del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
-        """The number that is stored for a client's message."""
+        """Return the stored number of a client's message, or None if it has none."""
         receipt = part.batch.receipts[part.slots[at]]
         if not isinstance(receipt, tuple) or not isinstance(receipt[0], AdmittedGuest):
             return None
@@ -364,7 +379,10 @@ class EngineNamespace(MqttNamespace):
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
 
     def taking(self, session: Session, packet_ids: list[int]) -> None:
-        """Store the ids of a lasting session's messages before these are published. Raises Pending."""
+        """Store the packet ids of a session's QoS 2 messages before these are published.
+
+        Raises Pending until they are stored.
+        """
         ids = session.received_ids
         if not isinstance(ids, SharedReceivedIds) or not ids.announce(packet_ids):
             return
@@ -376,7 +394,7 @@ class EngineNamespace(MqttNamespace):
     # Sessions.
 
     def user_of(self, client_id: str) -> str | None:
-        """Whose the session of a client is; None: there is none, or it is not known yet."""
+        """Return the user of a client's session, or None if there is no session or it is not known yet."""
         if client_id in self._refused:
             return self._refused[client_id][1]
         arrival = self._arrived.get(client_id)
@@ -385,13 +403,16 @@ class EngineNamespace(MqttNamespace):
         return super().user_of(client_id)
 
     def finds(self, client_id: str) -> bool:
-        """A client that is about to be let in has an earlier session."""
+        """Return True if a client that is about to be accepted has an earlier session."""
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
 
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
-        """The sessions of all replicas have a limit, too. Whether a client finds a session, and needs no
-        room, is known when it has arrived."""
+        """Make another session possible. Return the limit that forbids it, or "".
+
+        The sessions of all replicas have a limit, too. A client that is still pending is not checked: whether
+        it finds a session, and needs no capacity, is known when the database has replied.
+        """
         if client_id and client_id not in self._arrived:
             return ""
         if self._engine.sessions.count > self.sessions_max:
@@ -399,7 +420,10 @@ class EngineNamespace(MqttNamespace):
         return super().make_room(user, place, client_id)
 
     def arriving(self, guest: object, coming: Newcomer) -> None:
-        """Ask for the session of a client that connects. Raises Pending until that is answered."""
+        """Request the session of a connecting client from the database.
+
+        Raises Pending until the reply has arrived.
+        """
         assert isinstance(guest, MqttGuest)
         arrival = self._arrived.get(coming.client_id)
         if arrival is not None and arrival.opening.guest is guest:
@@ -409,34 +433,38 @@ class EngineNamespace(MqttNamespace):
         raise Pending(opening)
 
     def arrived(self, arrival: Arrival) -> None:
-        """The database has answered a client that may be let in."""
+        """Record that a client may be accepted, with the session that the database has found."""
         self._arrived[arrival.opening.client] = arrival
 
     def refused(self, opening: Opening, user: str) -> None:
-        """The session that a client asks for is that of another user; it is told so when it is looked at."""
+        """Record that the requested session is that of another `user`; the client is denied when it is
+        checked next.
+        """
         self._refused[opening.client] = opening, user
         opening.answer()
 
     def session_of(self, client: str) -> ClientSession | None:
-        """Return the session of a client that is here."""
+        """Return the session of a client that is connected here, or None."""
         session = self.sessions.get(client)
         return session if isinstance(session, ClientSession) else None
 
     def connected(self) -> Iterable[ClientSession]:
-        """Return the sessions of all clients that are here."""
+        """Return the sessions of all clients that are connected here."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession)]
 
     def is_expected(self, client: str) -> bool:
-        """Return True if a client may be let in, and is not yet."""
+        """Return True if a client may be accepted but is not connected yet."""
         return client in self._arrived
 
     def dropped(self, *, expired: bool) -> None:
-        """A queue has had no room for a message; or it `expired` there."""
+        """Count a message that a queue has dropped because it was full, or because it `expired` there."""
         self.tally.expired += expired
         self.tally.queue_full += not expired
 
     def sweep(self, consumers: Consumers, now: float) -> None:
-        """Once a second: clients that have gone before they were let in, and shared subscriptions."""
+        """Run the timer, once per second: shared subscriptions, walks, and clients that left before they were
+        accepted.
+        """
         self._sweep_shares(consumers, now)
         self._sweep_walks(now)
         unbound, self._unbound = self._unbound, []
@@ -454,7 +482,10 @@ class EngineNamespace(MqttNamespace):
     def open(
         self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
     ) -> tuple[Session, bool]:
-        """The session of a client that has arrived."""
+        """Return the session of a client that has arrived, and True if it is resumed.
+
+        The session belongs to `user` at `place` and outlives its connection by `expiry_secs`.
+        """
         opening, owner, found = self._arrived.pop(client_id)
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
@@ -462,7 +493,7 @@ class EngineNamespace(MqttNamespace):
         self._count(session)
         if opening.coming.will is not None:
             self._engine.sessions.serve(session)
-            self._shown += 1  # CONNACK waits for that
+            self._shown += 1  # CONNACK waits until the will is stored
         if found.queue:
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present
@@ -473,11 +504,11 @@ class EngineNamespace(MqttNamespace):
         return session, found.present
 
     def left(self, session: Session, now: float) -> None:
-        """The client of a session that outlives its connection has gone."""
+        """Release a session that outlives its connection, because its client has disconnected."""
         self._part(session)
 
     def discard(self, session: Session) -> None:
-        """End a session whose client is here."""
+        """End a session whose client is connected here."""
         session.expiry_secs = 0.0
         self._part(session)
 
@@ -493,16 +524,19 @@ class EngineNamespace(MqttNamespace):
         self._engine.sessions.leave(session, self._lost.pop(session.client_id, None))
 
     def hand_over(self, session: Session, *, ended: bool = False) -> None:
-        """The client was lost: others get what it was owed of shared subscriptions, here or elsewhere."""
+        """Requeue unacknowledged messages of shared subscriptions, because the client was lost."""
         if isinstance(session, ClientSession):
             session.give_back()
 
     def lasting(self) -> list[ClientSession]:
-        """Sessions of clients that are here, with queues."""
+        """Return the sessions with a queue whose clients are connected here."""
         return [one for one in self.sessions.values() if isinstance(one, ClientSession) and one.lasting]
 
     def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """A client has another owner now; None: nobody. `at_once`: it takes its place in this wake-up."""
+        """Disconnect a client whose session has another owner now, or none (None).
+
+        `at_once` is True if the new owner is a connection to this replica in this wake-up.
+        """
         waiting = self._arrived.get(client)
         if waiting is not None and waiting.owner != owner:
             del self._arrived[client]
@@ -510,7 +544,7 @@ class EngineNamespace(MqttNamespace):
             self._engine.sessions.give_up(waiting)
         session = self.session_of(client)
         if session is None or session.owner == owner or (session.is_stopped and not at_once):
-            return  # or it is on its way already
+            return  # or it is being disconnected already
         outlet: object = session.outlet
         if not isinstance(outlet, MqttGuest):
             return
@@ -521,11 +555,11 @@ class EngineNamespace(MqttNamespace):
             session.stop()
         try:
             outlet.taken_over(patient=patient)
-        except Exception as error:  # of this one alone
+        except Exception as error:  # it concerns one client
             outlet.stream.fail(error)
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
-        """A client has to connect anew."""
+        """Abort the connection of a client for a reason; it must reconnect."""
         outlet: object = session.outlet
         if isinstance(outlet, MqttGuest):
             outlet.stream.abort(why)
@@ -534,31 +568,38 @@ class EngineNamespace(MqttNamespace):
 
     @property
     def claims_wills(self) -> bool:
-        """Other replicas may publish it, too."""
+        """True: other replicas may publish a will, too, so it must be claimed before it is published."""
         return True
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
-        """The database has the will of a client since that was opened. One that is just being published, and
-        waits for the cluster, is settled when `forget_will` is called by this name."""
+        """Mark a claimed will as being published, until `forget_will` is called with the same key.
+
+        Other wills need no record here, because the database has them since the session was opened.
+        """
         if self._claimed is not None:
             self._publishing[client_id], self._claimed = self._claimed, None
 
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
-        """The client of a session is lost: the database says whether `publish` is to be called now. A will
-        that was claimed there, or was refused before, is published when the clock next ticks."""
+        """Have the database decide if the will of a lost client is published now, with `publish`.
+
+        A will that is OVERDUE, because it was claimed there or refused before, is published at the next tick.
+        """
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)
         else:
             self._lost[client_id] = publish
 
     def publish_claimed(self, key: SessionKey, epoch: int, publish: Callable[[], None]) -> None:
-        """Publish a will that was claimed. If this process ends before the cluster has it another does."""
+        """Publish a claimed will.
+
+        If this process ends before the cluster has it, another replica publishes it.
+        """
         self._claimed = key, epoch
         try:
             publish()
         finally:
             claimed, self._claimed = self._claimed, None
-            if claimed is not None:  # it was not published, or has arrived
+            if claimed is not None:  # it was not published, or is settled already
                 self._engine.sessions.settle_will(*claimed)
 
     def _publish_will(self, client_id: str) -> None:
@@ -569,7 +610,7 @@ class EngineNamespace(MqttNamespace):
             self.publish_claimed(*claimed, partial(MqttNamespace._publish_will, self, client_id))
 
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
-        """The will of a client that is not here is due."""
+        """Publish the due will of a client that is not connected here."""
         try:
             will, sender = decode_will(key.client, message)
         except StoreError as error:
@@ -583,13 +624,13 @@ class EngineNamespace(MqttNamespace):
         self._publish_will(name)
 
     def forget_will(self, key: str) -> None:
-        """It is published, or will not be."""
+        """Settle a claimed will in the database, because it is published or void."""
         found = self._publishing.pop(key, None)
         if found is not None:
             self._engine.sessions.settle_will(*found)
 
     def end_delays(self) -> bool:
-        """The process ends: another replica sees to what waits for a delay."""
+        """Return False: at the end of the process delayed wills are left to other replicas."""
         self._engine.stopped = True
         return False
 
@@ -608,7 +649,7 @@ def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:
 
 
 def _by_own_queue(sink: Sink) -> bool:
-    """What it wants comes by the queue of its session, or of a shared subscription."""
+    """Return True if a sink gets messages by the queue of its session or of a shared subscription."""
     return isinstance(sink, SharedGroup) or (
         isinstance(sink, Grant)
         and sink.qos > 0

@@ -1,12 +1,13 @@
-"""Which messages of QoS 2 have come already.
+"""Detection of QoS 2 messages that have arrived before, by their numbers.
 
-A replica that has lost its connection sends again what was not confirmed, ten thousand messages if it had as
-many on their way, and the cluster gives back to a replica what that had not acknowledged. Both repeat some of
-the last messages of a life, so these are remembered. What is older than that is taken: it is better twice
-than not at all.
+A replica that has lost its connection resends unconfirmed messages, ten thousand if as many were in flight,
+and the cluster requeues what a replica had not acknowledged. Both repeat some of the last messages of a
+replica process, so the last numbers of each process are remembered. A message with an older number is
+accepted: a duplicate is better than a loss.
 
-A number is a bit of a chunk of 64, and a chunk is sixteen octets. Who gets all that a life publishes needs
-few chunks for many numbers; who gets a message of it now and then has a chunk for each.
+A "life" is the random id of a replica process (envelope.py). A number is one bit of a chunk of 64 numbers,
+and a chunk takes 16 bytes. A receiver of all messages of a process needs few chunks for many numbers; one
+that gets a message now and then needs a chunk for each.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from typing import Final
 
 from gateway.engine.envelope import Number
 
-LIVES_MAX: Final = 64  # of more, the one that was heard of longest ago is forgotten
-RECENT_LIVES_MAX: Final = 32  # lives that a session remembers: of all replicas, and of some that were lost
-CHUNK_BITS: Final = 6  # of a number say which bit of its chunk it is
+LIVES_MAX: Final = 64  # beyond that, the least recently used one is forgotten
+RECENT_LIVES_MAX: Final = 32  # replica processes that a session remembers, some of them lost
+CHUNK_BITS: Final = 6  # bits of a number that are the position in its chunk
 CHUNK: Final = 1 << CHUNK_BITS
 Chunk = tuple[bytes, int]
-"""A life, and the numbers of a chunk divided by 64."""
+"""Replica process, and the number of a chunk: its message numbers divided by 64."""
 
 
 class Seen:
-    """Numbers of one life."""
+    """Set of message numbers of one replica process."""
 
     __slots__ = ("_bits", "_chunks")
 
     def __init__(self, chunks: Iterable[tuple[int, int]] = ()) -> None:
-        """`chunks`: in order, each with its bits."""
+        """Create the set from chunks in ascending order, each with its bits."""
         pairs = list(chunks)
         self._chunks = array("Q", [chunk for chunk, _ in pairs])  # in order
         self._bits = array("Q", [bits for _, bits in pairs])
 
     def __len__(self) -> int:
-        """Chunks."""
+        """Return the number of chunks."""
         return len(self._chunks)
 
     def __contains__(self, count: int) -> bool:
@@ -48,7 +49,7 @@ class Seen:
         return there and self._bits[at] >> (count & CHUNK - 1) & 1 == 1
 
     def add(self, count: int) -> bool:
-        """Note the number; False: it is there already."""
+        """Add a number. Return False if it is in the set already."""
         chunks, chunk, bit = self._chunks, count >> CHUNK_BITS, 1 << (count & CHUNK - 1)
         at = len(chunks)
         if at and chunks[-1] >= chunk:  # else it is the highest of all, as most are
@@ -63,30 +64,30 @@ class Seen:
         return True
 
     def forget_lowest(self) -> int:
-        """Forget the chunk with the lowest numbers, and return it."""
+        """Remove the chunk with the lowest numbers. Return its number."""
         del self._bits[0]
         return self._chunks.pop(0)
 
     def bits_of(self, chunk: int) -> int:
-        """Return the bits of a chunk, 0 if there is none."""
+        """Return the bits of a chunk, 0 if it is not in the set."""
         at = bisect_left(self._chunks, chunk)
         return self._bits[at] if at < len(self._chunks) and self._chunks[at] == chunk else 0
 
     def chunks(self) -> dict[int, int]:
-        """Return the bits of all chunks, in order."""
+        """Return the bits of all chunks, in ascending order."""
         return dict(zip(self._chunks, self._bits, strict=True))
 
 
 class Once:
-    """What has come of all lives that this replica hears of."""
+    """Recent numbers of all replica processes from which this replica receives messages."""
 
     def __init__(self, numbers: int) -> None:
-        """`numbers`: of each life that are remembered, at least, if they come in their order."""
+        """Create a memory for at least `numbers` numbers of each replica process, if they arrive in order."""
         self._chunks_max = -(-numbers // CHUNK)
         self._lives: dict[bytes, Seen] = {}
 
     def is_first(self, number: Number) -> bool:
-        """Note the number; False: it has come before."""
+        """Record a number. Return False if it has arrived before."""
         life, count = number
         seen = self._lives.pop(life, None)
         if seen is None:
@@ -101,17 +102,19 @@ class Once:
 
 
 class Recent:
-    """The last messages of QoS 2 that the client of a session has had, those of each life by themselves.
+    """Numbers of the last QoS 2 messages that the client of a session has received, by replica process.
 
-    Who publishes at a replica that is lost, and publishes again at another one, does so among all that others
-    publish meanwhile; of the lost one's life nothing comes any more, so it is still known what was had of it.
-    The life of which most is remembered is the one that is cut.
+    The numbers of a lost process stay known although the others go on: nothing new arrives from a lost
+    process, and the process with the most chunks is trimmed first.
     """
 
     __slots__ = ("_chunks", "_chunks_max", "_lives")
 
     def __init__(self, chunks_max: int, stored: Mapping[Chunk, int] | None = None) -> None:
-        """`chunks_max`: of all lives together. `stored`: chunks with their bits, of an earlier owner."""
+        """Create the memory for `chunks_max` chunks of all replica processes together.
+
+        `stored` has the chunks of an earlier owner with their bits.
+        """
         self._chunks_max = chunks_max
         by_life: dict[bytes, dict[int, int]] = {}
         for (life, chunk), bits in sorted((stored or {}).items()):
@@ -131,8 +134,10 @@ class Recent:
         }
 
     def add(self, number: Number) -> dict[Chunk, int | None]:
-        """Note that the client has a message. Return what has changed: chunks with their bits, None for one
-        that is forgotten."""
+        """Record that the client has a message.
+
+        Return the changed chunks with their bits, None for a forgotten one.
+        """
         life, count = number
         changes: dict[Chunk, int | None] = {}
         seen = self._lives.pop(life, None)
@@ -161,7 +166,9 @@ class Recent:
 
 
 def recent_chunks(unconfirmed: int, unacknowledged: int) -> int:
-    """How many chunks a session needs for what may come again: of a replica that had so many messages on
-    their way, beside which it gave numbers to as many others, and of those that its own client was sent, a
-    chunk for each."""
+    """Return how many chunks a session needs for the messages that may be repeated.
+
+    These are up to `unconfirmed` messages of a lost replica, among as many others that it numbered meanwhile,
+    and `unacknowledged` messages that were sent to the client, with a chunk for each.
+    """
     return unacknowledged + -(-2 * unconfirmed // CHUNK)

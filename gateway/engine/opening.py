@@ -1,4 +1,4 @@
-"""A client that connects: the shared database says what session it finds, and then it is let in."""
+"""Pending acceptance of a connecting client, while the shared database looks up its session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.state.interface import Opened, Owner
 
 
 class Opening:
-    """An OpenSession on its way. The client's connection is not read until it is answered."""
+    """OpenSession operation in progress. The client's connection is not read until the reply has arrived."""
 
     def __init__(self, guest: MqttGuest, coming: Newcomer) -> None:
         self.guest = guest
@@ -21,26 +21,26 @@ class Opening:
 
     @property
     def client(self) -> str:
-        """Return the client identifier."""
+        """Client identifier."""
         return self.coming.client_id
 
     async def wait(self) -> None:
-        """Wait for the answer."""
+        """Wait for the reply of the database."""
         await self._answered.wait()
 
     def answer(self) -> None:
-        """The database has answered; what it says is looked up."""
+        """Wake the waiting client, because the reply has arrived."""
         self._answered.set()
 
     def lose(self, why: str) -> None:
-        """Turn the client away with the reason: it gets no session."""
+        """Deny the client, with the reason: it gets no session."""
         if not self.guest.stream.closed:
             self.guest.not_served(why)
         self._answered.set()
 
 
 class Arrival(NamedTuple):
-    """A client that may be let in, who owns the session, and what the database has found."""
+    """Client that may be accepted, the owner of its session, and the session that the database has found."""
 
     opening: Opening
     owner: Owner

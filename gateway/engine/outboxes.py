@@ -1,22 +1,23 @@
-"""Outboxes on the cluster: what a link shall have when it can, accepted as soon as the cluster has it.
+"""Outboxes on the cluster: messages for a link that is down, accepted as soon as the cluster has them.
 
 An outbox in the store is lost with its disk. One on the cluster is a durable queue for each route with
-`settle: stored`, and its link is any replica's to serve: the queue has a single active consumer, so that its
-order is kept, and a replica consumes it only while the link is up there. A message lies in it as the store
-would have written it, address and properties of any protocol included. It is acknowledged when the link's
-broker has confirmed it; a replica that is lost before has the next one send it again.
+`settle: stored`, and any replica may serve its link: the queue has a single active consumer, so that its
+order is kept, and a replica consumes it only while the link is up there. A message is in the queue in the
+store's encoding, with address and properties of any protocol. It is acknowledged when the link's broker has
+confirmed it; if a replica is lost before that, the next one resends it.
 
-Nobody is to begin behind messages that another one still holds. So a replica whose link is down for more
-than a moment gives back what it has in hand, with the channel: the queue has all of it again in one step, in
-order, and only then another consumer. What was sent and is in doubt may come twice then, as from a replica
-that is lost. At QoS 2 of MQTT it must not, and the broker knows it again only from who has sent it: there it
-stays, with all that is in hand, and another replica passes it. One that is told to stop leaves when all that
-is in hand is confirmed.
+No replica must begin with messages behind those that another one still holds. So a replica whose link is down
+for more than a moment requeues the messages in hand by closing the channel: the queue has all of them again
+in one step, in order, before another consumer starts. Messages that were sent and are in doubt may be
+delivered twice then, as after the loss of a replica. With QoS 2 of MQTT they must not, and the broker
+recognizes a repeat only from the same sender: there the messages in hand stay, and another replica may
+overtake them. A consumer that is stopped leaves when all messages in hand are confirmed.
 
-What is too much, or too old, the cluster takes out: with `policy: dead_letter` into a second queue for each
-route, from which whichever replica comes first makes dead letters; otherwise to where drops are counted.
+The cluster removes messages that exceed the limits or are too old: with `policy: dead_letter` into a second
+queue for each route, from which the first replica to receive them makes dead letters; otherwise to the queue
+in which drops are counted.
 
-Towards the cluster this is an AMQP link like any other: one connection for each link that has such outboxes.
+For the cluster this is an AMQP link like any other: one connection for each link that has such outboxes.
 """
 
 from __future__ import annotations
@@ -73,31 +74,34 @@ from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.messages import MessageReader, encode_message
 from gateway.transport.stream import Stream
 
-REFUSALS_MAX: Final = 10_000  # messages; of more, the one that was refused longest ago begins anew
-BESIDE_OCTETS: Final = 4_194_304  # that a stored message may have besides its body
+REFUSALS_MAX: Final = 10_000  # messages; beyond that, the oldest counter is dropped and restarts
+BESIDE_OCTETS: Final = 4_194_304  # maximum size of a stored message besides its body
 OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head", "dead_letter": "drop-head"}
-COUNT_SECS: Final = 5.0  # between two looks at how much waits
-# That a link may be down before others are to deliver; one whose connection was cut is back before that.
+COUNT_SECS: Final = 5.0  # between two counts of waiting messages
+# How long a link may be down before other replicas deliver; a cut connection is usually back before.
 MOMENT_SECS: Final = 1.0
-FIRST_REASON: Final = "x-first-death-reason"  # why the cluster took a message out of its queue
+FIRST_REASON: Final = "x-first-death-reason"  # why the cluster removed a message from its queue
 
 
 class Delivering(Protocol):
-    """The session of the link."""
+    """Session of the link that delivers the messages."""
 
     @property
     def publisher(self) -> ConfirmedSink:
-        """What it publishes with."""
+        """Sink with which the session publishes."""
 
 
 class OutboxPublisher(AmqpLinkPublisher):
-    """What goes into the queues; one that is full refuses it for now."""
+    """Publisher into the outbox queues; a full queue releases (temporarily refuses) a message."""
 
     _nacked: ClassVar[Outcome] = OUTBOX_FULL
 
 
 class SharedOutboxes(AmqpLinkSession):
-    """The outboxes of one link: the link session of their connection. `paused` are routes that wait."""
+    """Outboxes of one link on the cluster: the link session of their connection.
+
+    `paused` returns the paused routes.
+    """
 
     def __init__(
         self,
@@ -114,8 +118,11 @@ class SharedOutboxes(AmqpLinkSession):
         paused: Callable[[], Iterable[str]],
         left: Left | None = None,
     ) -> None:
-        """`up`: the link can be given messages; it publishes them with `delivers`. `left` hears what leaves
-        an outbox, at this replica."""
+        """Create the session of a link's outboxes.
+
+        `up` returns True if the link accepts messages; it publishes them with `delivers`. `left` is called
+        with the messages that leave an outbox at this replica.
+        """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
         super().__init__(
@@ -129,8 +136,8 @@ class SharedOutboxes(AmqpLinkSession):
         )
         self.link = link
         self.reader = MessageReader()
-        self.refusals: dict[bytes, int] = {}  # of messages that the link's broker has refused, by their hash
-        self.waiting: dict[str, int] = {}  # messages that have not been handed out, by queue
+        self.refusals: dict[bytes, int] = {}  # refusals by the link's broker, by message hash
+        self.waiting: dict[str, int] = {}  # ready messages in each queue, as counted last
         self._prefix = f"{engine.namespace}.outbox.{link}."
         self._given_up = f"{engine.namespace}.given-up.{link}."
         self._limits = given.outbox
@@ -149,7 +156,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._boxes: dict[str, SharedOutbox] = {}
 
     def queue_arguments(self, queue: str) -> Headers:
-        """Those of a queue that is declared."""
+        """Return the arguments with which a queue is declared."""
         limits = self._limits
         bounds: Headers = (
             *self._type,
@@ -175,7 +182,7 @@ class SharedOutboxes(AmqpLinkSession):
         return (*bounds, *own)
 
     def states(self) -> list[OutboxState]:
-        """As far as they are known here."""
+        """Return the state of each outbox, as far as it is known to this replica."""
         paused = set(self._paused())
         given = self._limits
         limits = OutboxLimits(given.messages_max, given.bytes_max, given.age_secs_max, given.policy)
@@ -205,16 +212,16 @@ class SharedOutboxes(AmqpLinkSession):
         return "" if self.up() else "the link is down here"
 
     def counted(self) -> tuple[str, ...]:
-        """The queues whose messages are counted."""
+        """Return the queues whose messages are counted."""
         return tuple(self._routes())
 
     def connect(self, stream: Stream, target: Target, now: float) -> OutboxConnection:
-        """A connection stands: begin the handshake."""
+        """Begin the handshake on a new connection. Return the owner of its stream."""
         made = self._connection = OutboxConnection(self, stream, target, now)
         return made
 
     def of(self, route: Route) -> SharedOutbox:
-        """The outbox of a route in force."""
+        """Return the outbox of a route in force."""
         found = self._boxes.get(route.name)
         if found is None:
             address = amqp_address(self._direct, self._prefix + route.name)
@@ -222,13 +229,17 @@ class SharedOutboxes(AmqpLinkSession):
         return found
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Have the journal hear that messages have left the outbox of a route; None: it has gone from the
-        mapping."""
+        """Report to the journal that messages have left the outbox of a route.
+
+        Does nothing if `route` is None because it is not in the mapping any more.
+        """
         if self._left is not None and route is not None and messages:
             self._left(route, messages, left_as(word, outcome), clock.now())
 
     def dropped(self, queue: str, body: bytes) -> None:
-        """The cluster has dropped what a queue held, which may be that of a route here."""
+        """Report to the journal a message that the cluster has dropped from an outbox queue; other queues are
+        ignored.
+        """
         if self._left is None or not queue.startswith(self._prefix):
             return
         route = self._routes().get(queue)
@@ -241,22 +252,22 @@ class SharedOutboxes(AmqpLinkSession):
 
     @property
     def namespace(self) -> Namespace | None:
-        """Where the link's messages go."""
+        """Namespace to which the link's messages go, or None."""
         return self.dispatcher.namespaces.get(self.link)
 
     def stop(self) -> None:
-        """The gateway is leaving: hand out nothing more."""
+        """Hand out no more messages, because the gateway stops."""
         self._stopped = True
         self._arrange()
 
-    # What the link asks.
+    # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """The mapping changed: every stored route of the link has a queue."""
+        """Apply a changed mapping: every stored route of the link has a queue."""
         self._arrange()
 
     def tick(self, now: float) -> None:
-        """Once a second: the link may have come up, or gone down."""
+        """Run the timer, once per second: start or stop consuming if the state of the link has changed."""
         super().tick(now)
         self._arrange()
 
@@ -274,7 +285,7 @@ class SharedOutboxes(AmqpLinkSession):
         if not going and not self.up():
             self._hand_back()
         if not self._wanted[1] and self._connection is not None and self._connection.outstanding:
-            going = False  # what is in hand still comes before the rest
+            going = False  # messages in hand must be settled before others are consumed
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed
         if wanted != self._wanted:
@@ -285,7 +296,7 @@ class SharedOutboxes(AmqpLinkSession):
             super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=wanted[0]))
 
     def _reaches(self) -> bool:
-        """The link is up, or was so a moment ago."""
+        """Return True if the link is up, or was up within the last MOMENT_SECS."""
         up = self.up()
         if self._seen_up and not up:
             self._patient_until = clock.now() + MOMENT_SECS
@@ -294,11 +305,14 @@ class SharedOutboxes(AmqpLinkSession):
         return up or (until is not None and clock.now() < until)
 
     def _hand_back(self) -> None:
-        """Others are to deliver what is in hand, and what comes after it."""
+        """Requeue the messages in hand, so that other replicas deliver them and all later ones in order.
+
+        If a QoS 2 message is in doubt they stay, and others may deliver the later ones.
+        """
         connection = self._connection
         if not isinstance(connection, OutboxConnection) or not connection.outstanding:
             return
-        self.turn_done()  # what has just come is in hand, too
+        self.turn_done()  # what has just arrived is in hand, too
         if self._delivers.in_doubt(self._is_ours):
             connection.let_others_begin()
         else:
@@ -306,26 +320,30 @@ class SharedOutboxes(AmqpLinkSession):
             self.withdraw()
 
     def withdraw(self) -> None:
-        """What the link has not been sent comes out of its queue again, here or elsewhere."""
+        """Release the messages that the link has not sent; they are delivered from the queue again, here or
+        elsewhere.
+        """
         self._delivers.give_up(self._is_ours, DOWN)
 
     def _is_ours(self, part: SubBatch) -> bool:
         source = part.batch.source
         return isinstance(source, DrainSource) and source.outboxes is self
 
-    # What batches ask: this is their source.
+    # Interface for batches, whose source this is.
 
     def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
-        """Give a message back to its queue, from which another replica may be the next to deliver it."""
+        """Requeue a message, which another replica may deliver next."""
         if outcome.reason is Reason.STORE and receipt[0].live:
             self.held.refused(receipt)
         else:
             self.give_back_later(receipt)
 
-    # What a connection asks.
+    # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """What the queue of a route has goes to the link."""
+        """Return where messages of a queue go: those of a route to the link, removed ones to the dead
+        letters.
+        """
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
             name = queue.removeprefix(self._given_up)
@@ -333,7 +351,7 @@ class SharedOutboxes(AmqpLinkSession):
             entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (grave,)))
             return entry
         route = self._routes().get(queue)
-        if route is None:  # it has just gone from the mapping
+        if route is None:  # it has just been removed from the mapping
             return RoutingEntry(address, RoutingPlan(None, (Recipient(RequeuingSink()),)))
         recipient = Recipient(Drain(self, route))
         entry = entries[wire] = RoutingEntry(address, RoutingPlan(None, (recipient,)))
@@ -341,9 +359,11 @@ class SharedOutboxes(AmqpLinkSession):
 
 
 class OutboxConsumer(AmqpLinkConsumer):
-    """One that leaves when all that is in hand is confirmed, and without a cancel, which would let the next
-    one begin before. Until then it acknowledges nothing, so that no more comes than may be in hand; what
-    comes in return for its acknowledgement goes back with the channel, and so does what was released.
+    """Consumer that leaves when all messages in hand are confirmed, and without a cancel.
+
+    A cancel would let the next consumer start before. Until then it acknowledges nothing, so that no more
+    messages arrive than may be in hand. Messages that arrive in return for its last acknowledgement are
+    requeued with the channel, and so are released ones.
     """
 
     __slots__ = ("_confirmed", "_leaves")
@@ -357,33 +377,38 @@ class OutboxConsumer(AmqpLinkConsumer):
     ) -> None:
         super().__init__(declaration, machine, channel, wake)
         self._leaves = False
-        self._confirmed: list[int] = []  # tags to acknowledge when it leaves
+        self._confirmed: list[int] = []  # tags to acknowledge on leaving
 
     @property
     def done(self) -> bool:
-        """As above."""
+        """True if all messages in hand are confirmed or, when leaving, released, so that the channel can be
+        closed.
+        """
         settled = len(self._confirmed) + (len(self._later) if self._leaves else 0)
         return self.outstanding <= settled
 
     def stop(self) -> None:
-        """As above."""
+        """Leave as soon as all messages in hand are confirmed."""
         self._leaves = self.stopping = True
 
     def cancel(self) -> None:
-        """Let another one begin before all that is in hand is confirmed."""
+        """Let another consumer start before all messages in hand are confirmed."""
         if self._leaves or not self.stopping:
             self.acknowledge_all()
             super().stop()
 
     def tick(self, now: float) -> None:
-        """As above; what was released waits for the channel to close, and may be the last that is in hand."""
+        """Requeue messages whose wait is over.
+
+        When leaving, released messages wait for the channel to close instead.
+        """
         if self._leaves:
             self.wake()
         else:
             super().tick(now)
 
     def flush(self) -> None:
-        """As above."""
+        """Acknowledge accepted messages; when leaving, only once all messages in hand are settled."""
         if self._leaves:
             self._confirmed += self.accepted
             self.accepted = []
@@ -393,7 +418,7 @@ class OutboxConsumer(AmqpLinkConsumer):
         super().flush()
 
     def acknowledge_all(self) -> None:
-        """Whatever is confirmed, at once."""
+        """Acknowledge everything that is confirmed at once, and stop leaving."""
         self._leaves = False
         self.accepted += self._confirmed
         self._confirmed = []
@@ -401,7 +426,7 @@ class OutboxConsumer(AmqpLinkConsumer):
 
 
 class OutboxConnection(AmqpLinkConnection):
-    """A connection of theirs: it also asks how much waits, on a channel for that."""
+    """Connection of a link's outboxes, with a channel on which the waiting messages are counted."""
 
     _consuming: ClassVar[type[AmqpLinkConsumer]] = OutboxConsumer
 
@@ -413,7 +438,7 @@ class OutboxConnection(AmqpLinkConnection):
         self._count_at = 0.0
 
     def tick(self, now: float) -> None:
-        """Ask now and then."""
+        """Run the timer: query the message counts every COUNT_SECS."""
         super().tick(now)
         if not self._up or now < self._count_at:
             return
@@ -424,7 +449,9 @@ class OutboxConnection(AmqpLinkConnection):
             self._count()
 
     def hand_back(self, prefix: str) -> None:
-        """The queues of such names are to have again what of them is in hand; nothing more comes."""
+        """Requeue the messages in hand of all queues whose names begin with `prefix`, and consume these no
+        longer.
+        """
         for number, consumer in self._outbox_consumers():
             if consumer.declaration.name.startswith(prefix):
                 consumer.acknowledge_all()
@@ -433,13 +460,13 @@ class OutboxConnection(AmqpLinkConnection):
         self._stream.mark()
 
     def let_others_begin(self) -> None:
-        """What is in hand stays, and nothing more comes."""
+        """Cancel all consumers; messages in hand stay here."""
         for _, consumer in self._outbox_consumers():
             consumer.cancel()
         self._stream.mark()
 
     def shut_down(self) -> None:
-        """As above: what has not been confirmed goes back with the connection."""
+        """Close the connection: confirmed messages are acknowledged, the others are requeued with it."""
         for _, consumer in self._outbox_consumers():
             consumer.acknowledge_all()
         super().shut_down()
@@ -461,7 +488,7 @@ class OutboxConnection(AmqpLinkConnection):
             super()._channel_opened(number)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
-        if event.channel == self._counting:  # a queue is not there yet, or no longer
+        if event.channel == self._counting:  # a queue does not exist yet or any more
             self._counting = 0
             self._asked.clear()
         else:
@@ -474,23 +501,26 @@ class OutboxConnection(AmqpLinkConnection):
             super()._method(event)
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: nobody says how much waits, and what was in hand is back in its queues."""
+        """Forget the message counts and withdraw messages in hand, because the connection was lost.
+
+        The cluster has requeued what was in hand.
+        """
         self._outboxes.waiting.clear()
         super().lost(reason)
         self._outboxes.withdraw()
 
 
 class SharedOutbox(OneSink):
-    """The outbox of one route: its namespace, and the only sink of that."""
+    """Outbox of one route: a namespace, and the only sink of it."""
 
     def __init__(self, outboxes: SharedOutboxes, address: Address) -> None:
-        """`address`: of its queue on the cluster."""
+        """Create the outbox whose queue on the cluster has this address."""
         super().__init__(self)
         self._address = address
         self._recipient = Recipient(outboxes.publisher)
 
     def publish(self, part: SubBatch) -> None:
-        """Put messages into the queue; they are accepted when the cluster has confirmed them."""
+        """Publish messages to the queue; they are accepted when the cluster has confirmed them."""
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
@@ -504,41 +534,41 @@ class SharedOutbox(OneSink):
 
 
 class SubBatchSource:
-    """The source of what goes into an outbox of one part; receipts are positions in that."""
+    """Source of messages that are put into an outbox from one part; receipts are positions in the part."""
 
     def __init__(self, part: SubBatch) -> None:
         self._part = part
 
     def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """The cluster says what became of messages."""
+        """Settle messages with the outcomes that the cluster has confirmed."""
         refused = refused or {}
         self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
         for at, outcome in refused.items():
             self._part.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Whoever published the part stops reading."""
+        """Hold the publishers of the part. Return the functions that resume them."""
         return self._part.batch.source.hold(senders)
 
 
 class RequeuingSink:
-    """The sink of what no route leads out of an outbox: it stays there."""
+    """Sink of an outbox's messages whose route is not in the mapping: they stay in the queue."""
 
     def publish(self, part: SubBatch) -> None:
-        """Give it back."""
+        """Release all messages, which requeues them."""
         part.settle_at(range(len(part.messages)), GONE)
 
 
 class Grave:
-    """The sink of what the cluster has taken out of the outbox of a route: dead letters."""
+    """Sink of messages that the cluster has removed from the outbox of a route: they become dead letters."""
 
     def __init__(self, outboxes: SharedOutboxes, name: str, route: Route | None) -> None:
         self._outboxes = outboxes
         self._name = name
-        self._route = route  # the one in force by that name
+        self._route = route  # the route in force with that name, if any
 
     def publish(self, part: SubBatch) -> None:
-        """Keep them; they leave their queue when that is safe."""
+        """Store messages as dead letters; each is acknowledged when its dead letter is safe."""
         letters = self._outboxes.dispatcher.dead_letters
         for at, stored in enumerate(part.messages):
             outcome, message, crossed = CROWDED_OUT, stored, True
@@ -564,7 +594,7 @@ ABSENT: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the link is not h
 
 
 class Drain:
-    """The sink of what comes out of an outbox: it goes to the link as the route had made it."""
+    """Sink of messages from an outbox: they go to the link as the route has translated them."""
 
     def __init__(self, outboxes: SharedOutboxes, route: Route) -> None:
         self.route = route
@@ -572,7 +602,10 @@ class Drain:
         self._recipients: dict[Sink, OutboxRecipient] = {}
 
     def publish(self, part: SubBatch) -> None:
-        """Hand messages to the link. If it has just gone down they wait there, behind what waits already."""
+        """Pass messages to the link. If the link is down they wait there, behind those that wait already.
+
+        Messages that are expired, unreadable or do not fit the route become dead letters.
+        """
         utc = clock.utc()
         namespace = self.outboxes.namespace
         batch = part.batch.onward(DrainSource(self, part))
@@ -603,7 +636,7 @@ class Drain:
         return found
 
     def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
-        """Whether a message that was refused goes back for another attempt; what follows passes it."""
+        """Return True if a refused message is requeued for another attempt; later ones may overtake it."""
         if outcome.reason in FINAL:
             return False
         refusals = self.outboxes.refusals
@@ -618,7 +651,7 @@ class Drain:
     def bury(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """It is a dead letter, and leaves the outbox when that is safe."""
+        """Store a message as a dead letter; it leaves the outbox when that is safe."""
         self.route.failed += 1
         then = partial(self._gone, part, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
@@ -630,12 +663,12 @@ class Drain:
             self.note([message], outcome, WAS_BURIED)
 
     def note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
-        """Have the journal hear that these have left."""
+        """Report to the journal that messages have left the outbox."""
         self.outboxes.note(self.route, messages, outcome, word)
 
 
 class DrainSource:
-    """The source of what leaves an outbox, of one part. A receipt is (position in the part, message)."""
+    """Source of messages that leave an outbox, of one part. A receipt is (position in the part, message)."""
 
     def __init__(self, drain: Drain, part: SubBatch) -> None:
         self.outboxes = drain.outboxes
@@ -648,8 +681,11 @@ class DrainSource:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """The link says what became of messages: what is refused is a dead letter, what is released goes
-        back to its queue."""
+        """Settle messages with the link's outcomes.
+
+        Released messages, and refused ones that may be tried again, are requeued; other refused messages
+        become dead letters.
+        """
         refused = refused or {}
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         self._part.settle_at([position for position, _ in done])
@@ -663,5 +699,5 @@ class DrainSource:
                 self._drain.bury(self._part, position, message, outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """The senders have been answered long ago."""
+        """Return no holds: the senders were acknowledged long ago."""
         return []

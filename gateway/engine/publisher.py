@@ -1,5 +1,8 @@
-"""What a replica publishes to the cluster: MQTT's messages of its clients, confirmed before they are
-acknowledged. Those with RETAIN are in the database before (retaining.py).
+"""Publisher of a replica's MQTT messages to the cluster, which confirms them before their senders are
+acknowledged.
+
+Messages with RETAIN are stored in the database first (retaining.py). At QoS 2 a message gets a number, by
+which subscribers' replicas recognize duplicates.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
 RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
 NumberOf = Callable[[SubBatch, int], "Number | None"]
-"""By which subscribers' replicas know a message of a part again; None: nobody has given it one."""
+"""Function that returns the stored number of a message of a part, or None if it has none."""
 
 
 class EnginePublisher(AmqpLinkPublisher):
-    """The sink of every topic."""
+    """Sink of every topic: publishes to the topic exchange of the cluster."""
 
     _nacked: ClassVar[Outcome] = NOT_TAKEN
 
@@ -57,8 +60,11 @@ class EnginePublisher(AmqpLinkPublisher):
         octets_max: int,
         topics_max: int,
     ) -> None:
-        """`topics_max`: how many topics' keys are remembered. `alone` returns a part with one message, for
-        whose publisher nobody waits."""
+        """Create the publisher.
+
+        `topics_max` is how many topics' routing keys are cached. `alone` returns a part with one message
+        whose publisher is not waiting.
+        """
         super().__init__(
             stats,
             None,
@@ -72,16 +78,19 @@ class EnginePublisher(AmqpLinkPublisher):
             retained, self._let_wait, alone, messages_max=messages_max, octets_max=octets_max
         )
         self._exchange = encode_short_string(names.topics)
-        self._wires: dict[str, bytes | None] = {}  # by topic: where it goes
-        self.number_of: NumberOf = _no_number  # that is stored for it
+        self._wires: dict[str, bytes | None] = {}  # encoded exchange and routing key, by topic
+        self.number_of: NumberOf = _no_number  # returns the stored number of a message
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
-        # By client, QoS, durability and hops, of messages that say no more.
+        # Content headers by client, QoS, durability and hops, of messages without other properties.
         self._raws: dict[tuple[str, int, bool, int], bytes] = {}
 
     def close_over(self, code: int, text: str) -> None:
-        """An exchange that is gone is declared with the next connection; everything else is some message's
-        fault."""
+        """Close the publisher because the broker has closed its channel with a code.
+
+        A missing or denied exchange is declared with the next connection; any other code is attributed to a
+        message.
+        """
         if code in GONE:
             self.close()
         else:
@@ -89,11 +98,11 @@ class EnginePublisher(AmqpLinkPublisher):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, and everything sent is confirmed."""
+        """True if no message waits, and every sent one is confirmed."""
         return super().idle and not len(self.retaining)
 
     def publish(self, part: SubBatch) -> None:
-        """Send the part, without what has to be retained first, and what waits for such messages."""
+        """Publish a part, except messages that must be retained first, and those that wait behind them."""
         messages = part.messages
         if not len(self.retaining) and not any(message.retain for message in messages):
             super().publish(part)
@@ -139,7 +148,7 @@ class EnginePublisher(AmqpLinkPublisher):
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 continue
-            if message.expires and outlasts(message, utc):  # its subscribers' replicas know when it ends
+            if message.expires and outlasts(message, utc):  # only replicas know this expiry time
                 self._stats.lessened.add("expiration")
             octets += len(message.body)
             rows.append((where, raw, message.body))
@@ -154,7 +163,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return ()
 
     def _number_of(self, part: SubBatch, at: int) -> Number:
-        """The same whenever the message is sent: after a lost connection it may have come already."""
+        """Return the number of a message, which stays the same when it is resent after a lost connection."""
         given = self.number_of(part, at)
         if given is not None:
             return given
@@ -164,7 +173,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return self._life, part.number + at
 
     def next_number(self) -> Number:
-        """For a message that is published later."""
+        """Return a new number for a message that is published later."""
         self._next_number += 1
         return self._life, self._next_number - 1
 
@@ -181,7 +190,7 @@ class EnginePublisher(AmqpLinkPublisher):
         return raw
 
     def _where(self, topic: str) -> bytes | None:
-        """Return exchange and key of a topic, or None if its key is too long."""
+        """Return exchange and routing key of a topic, or None if its key is too long."""
         if topic in self._wires:
             return self._wires[topic]
         key = key_of(topic)

@@ -1,4 +1,4 @@
-"""Operations that have to be committed some time, however long the database is away."""
+"""Operations on the database that must be committed some time, however long the database is away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Repeats:
-    """Operations for which the database was away, and that are submitted again."""
+    """Operations that failed because the database was away, and that are submitted again."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
@@ -34,7 +34,7 @@ class Repeats:
         self._waiting.append(submit)
 
     def tick(self) -> None:
-        """Repeat what the database was away for."""
+        """Submit the waiting operations again."""
         waiting, self._waiting = self._waiting, []
         for submit in waiting:
             submit()

@@ -1,9 +1,10 @@
-"""Retained messages of all replicas, in the database; those of `$SYS` are this replica's own, in memory.
+"""Retained messages of all replicas, in the database; those of `$SYS` are each replica's own, in memory.
 
-What each user has is read from the database every ten seconds; in between a replica adds what it has retained
-itself. So replicas that retain in the same ten seconds may exceed the limits by that. The database knows what
-a message replaces: by how much number and bytes may grow goes with each message, and is compared where its
-topic is locked. What has no room by old figures is tried again by new ones before its publisher is refused.
+The usage of each user is read from the database every ten seconds; in between a replica adds what it has
+retained itself. So replicas that retain in the same ten seconds may exceed the limits by that. The database
+knows which message is replaced: the allowed growth in number and bytes is sent with each message, and is
+checked while its topic is locked. A message without capacity by old figures is tried again with new ones
+before its publisher is refused.
 
 Bytes of a message in the database: version (1), length of the content header (4), the header as live messages
 have it (envelope.py), body.
@@ -45,10 +46,10 @@ from gateway.state.interface import Verdict as Committed
 VERSION: Final = 1
 HEAD: Final = Struct(">BI")
 WEIGH_SECS: Final = 10.0
-FRESH_SECS: Final = 1.0  # figures that are younger are not read again for a message without room
-RESTS: Final = 10  # times as long as reading them took, at least, until the next time
+FRESH_SECS: Final = 1.0  # younger figures are not read again for a message without capacity
+RESTS: Final = 10  # multiple of the duration of the last read that passes before the next one, at least
 REST_SECS_MAX: Final = 60.0
-UNSURE_SECS_MAX: Final = 3.0  # that a message without room waits for new figures, besides reading them
+UNSURE_SECS_MAX: Final = 3.0  # how long a message without capacity waits until the figures are read again
 AWAY: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the database of retained messages is away")
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "the database rejects the topic or user")
 Done = Callable[[Outcome], None]
@@ -57,14 +58,14 @@ Weights = dict[str, tuple[int, int]]
 
 
 class Numbered(NamedTuple):
-    """A message, and the number by which replicas know it again, at QoS 2."""
+    """Message, and at QoS 2 its number, by which replicas recognize duplicates."""
 
     message: Message
     number: Number | None
 
 
 class Unsure(NamedTuple):
-    """A message that had no room by old figures."""
+    """Message that had no capacity by old figures."""
 
     message: Message
     octets: bytes
@@ -77,7 +78,7 @@ def encode_retained(header: bytes, body: bytes) -> bytes:
 
 
 def decode_retained(found: Retained) -> Numbered | None:
-    """Return the message; None if it cannot be read, which is counted."""
+    """Return the message, or None if it cannot be decoded, which is counted."""
     try:
         version, size = HEAD.unpack_from(found.message)
         if version != VERSION:
@@ -101,22 +102,22 @@ def decode_retained(found: Retained) -> Numbered | None:
 
 
 class SharedRetained(LocalRetained):
-    """The retained messages of all replicas, and as its own contents those of `$SYS`.
+    """Retained messages of all replicas in the database, and those of `$SYS` in memory.
 
-    As a sink it accepts what it is given: the publisher of the cluster waits for the database.
+    As a sink it accepts all messages: the cluster's publisher is the one that waits for the database.
     """
 
     def __init__(self, state: StateStore, quota: UserShares) -> None:
-        """`quota` has the limits, with the part that one user may have."""
+        """Create the retained messages. `quota` has the limits, with the part that one user may use."""
         super().__init__()
         self.quota = quota
         self._state = state
         self._repeats = Repeats(state)
-        self._pending: Weights = {}  # what is on its way to the database, by user
-        self._changes: list[tuple[str, int, int]] | None = None  # since the figures are being read
+        self._pending: Weights = {}  # messages on their way to the database, by user
+        self._changes: list[tuple[str, int, int]] | None = None  # since the current read began
         self._unsure: list[Unsure] = []
-        self._on_way = 0  # operations that have no reply yet
-        self._is_exact = False  # the figures: nothing was on its way when they were read
+        self._on_way = 0  # operations without a reply yet
+        self._is_exact = False  # True if nothing was on its way when the figures were read
         self._read_at = self._weigh_at = self._weigh_soonest = Monotonic(0.0)
 
     def __len__(self) -> int:
@@ -124,21 +125,21 @@ class SharedRetained(LocalRetained):
 
     @property
     def octets(self) -> int:
-        """Bytes of all retained messages."""
+        """Size of all retained messages, in bytes."""
         return self.shares.total + self.quota.total
 
     def publish(self, part: SubBatch) -> None:
-        """Show what is below `$SYS`, and accept everything."""
+        """Store messages of `$SYS` in memory, and accept everything."""
         for message in part.messages:
             if message.address.name.startswith(SYS):
                 self.show(message)
         part.accept()
 
     def tick(self) -> None:
-        """Do nothing: what has expired goes by the clock of the database."""
+        """Do nothing: messages expire by the clock of the database."""
 
     def run(self, now: Monotonic) -> None:
-        """Do what is due: called several times a second."""
+        """Run the timer, several times per second: repeat operations and read the figures."""
         self._repeats.tick()
         if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
             self._weigh()
@@ -148,9 +149,12 @@ class SharedRetained(LocalRetained):
     # Writing.
 
     def retain(self, message: Message, octets: bytes, done: Done, *, is_sure: bool = False) -> None:
-        """Retain `message`, which is `octets` there, or nothing if it has no body. `done` is called with
-        ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves that open. One of a topic
-        may be on its way at a time. `is_sure`: refuse it if there is no room, without reading the figures.
+        """Retain `message`, with `octets` as its bytes in the database; a message without body clears its
+        topic.
+
+        `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves
+        that open. One message of a topic may be on its way at a time. `is_sure`: refuse it if there is no
+        capacity, without reading the figures again.
         """
         topic, user = message.address.name, _storable(message.sender.user)
         if not len(message.body):
@@ -167,7 +171,7 @@ class SharedRetained(LocalRetained):
         self._state.submit(operation, partial(self._replied, Unsure(message, octets, done), user, is_sure))
 
     def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
-        """Retain nothing for a topic; `done` is called with the reply of the database."""
+        """Remove the retained message of a topic; `done` is called with the reply of the database."""
 
         def cleared(reply: Reply[Retention]) -> None:
             self._on_way -= 1
@@ -202,7 +206,7 @@ class SharedRetained(LocalRetained):
     # Figures.
 
     def _note(self, retention: Retention | None) -> None:
-        """A message that was there is not any more."""
+        """Subtract the message that was replaced or removed from the figures."""
         if retention is not None and retention.before is not None:
             user, weight = retention.before
             self._change(user, -1, -weight)
@@ -225,8 +229,11 @@ class SharedRetained(LocalRetained):
         self._state.query(WeighRetained(), partial(self._weighed, clock.now()))
 
     def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
-        """Take what each user has. What was committed meanwhile is in it or not: for some time it may count
-        twice. A query that takes long, of many messages, is made less often."""
+        """Use the new figures of each user, and retry messages that had no capacity by the old ones.
+
+        Messages committed meanwhile may be included already: for some time they may count twice. A query that
+        takes long, because there are many messages, is made less often.
+        """
         changes, self._changes = self._changes or [], None
         now = clock.now()
         rest = min(RESTS * (now - since), REST_SECS_MAX)
@@ -255,14 +262,18 @@ class SharedRetained(LocalRetained):
 
     @property
     def is_away(self) -> bool:
-        """Return True while the database cannot be reached."""
+        """True while the database cannot be reached."""
         return bool(self._state.health.failure)
 
     def match(
         self, wanted: MatchRetained, is_wanted: Callable[[], bool], found: OnPage, away: Callable[[], None]
     ) -> None:
-        """Call `found` with a page, or with None if the database rejects the filter. While the database is
-        away `away` is called, and the query repeated as long as `is_wanted` returns True."""
+        """Query a page of retained messages. `found` is called with the page, or with None if the database
+        rejects the filter.
+
+        While the database is away `away` is called, and the query is repeated as long as `is_wanted` returns
+        True.
+        """
 
         def again() -> None:
             if is_wanted():
@@ -278,7 +289,7 @@ class SharedRetained(LocalRetained):
         self._state.query(wanted, replied)
 
     def read(self, wanted: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
-        """Call `done` with the reply of the database."""
+        """Query a page once. `done` is called with the reply of the database."""
         self._state.query(wanted, done)
 
 
@@ -289,7 +300,7 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
 
 
 def _add(shares: UserShares, user: str, count: int, octets: int) -> None:
-    """Count an item more, or one less if there is one."""
+    """Add an item to a user's share, or subtract one if the share has any."""
     if count > 0:
         shares.add(user, octets, count)
     elif shares.count_of(user):
@@ -297,5 +308,5 @@ def _add(shares: UserShares, user: str, count: int, octets: int) -> None:
 
 
 def _storable(user: str) -> str:
-    """Return a name without what a database rejects."""
+    """Return a name without characters that a database rejects."""
     return user.encode(errors="replace").decode().replace("\0", "")

@@ -1,13 +1,13 @@
-"""Messages that wait for the database to retain them, before they go to the cluster.
+"""Queue of messages that wait for the database to retain them, before they are published to the cluster.
 
-A message with RETAIN is published when the database has it: who has a binding by then gets it live, and who
-is bound later finds it in the database. Of one topic one is on its way to the database at a time, so that
-one that has to be submitted again does not undo a later one. What has come meanwhile goes as one: the newest
-is retained, and all are published, in their order. What the same client publishes behind such a message
-waits, too, for a client's messages keep their order.
+A message with RETAIN is published when the database has it: a subscriber that has a binding by then gets it
+live, and one that is bound later finds it in the database. Of each topic one message is on its way to the
+database at a time, so that a repeated operation does not undo a later one. Messages that arrive meanwhile are
+combined: the newest is retained, and all are published, in order. Later messages of the same client wait,
+too, because a client's messages keep their order.
 
-While the database is away they wait for some seconds, and their publishers are refused then. What is refused
-because there is no room is published all the same, as the embedded broker does.
+While the database is away messages wait for some seconds, and are refused then. A message that is not
+retained because the limits are reached is published nevertheless, as the embedded broker does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 
-WAIT_SECS: Final = 10.0  # for a database that is away
+WAIT_SECS: Final = 10.0  # how long messages wait while the database is away
 Key = str | tuple[str, str]
 
 
 class Held:
-    """A message that waits. `stored`: its bytes in the database; None: it is not retained, and only waits
-    for messages before it. Without `part` it is settled."""
+    """Message that waits.
+
+    `stored` has its bytes for the database, or is None if it only waits for earlier messages. `part` is None
+    once it is settled.
+    """
 
     __slots__ = ("at", "is_ready", "keys", "message", "part", "since", "stored")
 
@@ -47,7 +50,7 @@ class Held:
 
 
 class Retaining:
-    """What waits, by client and by topic."""
+    """Waiting messages, by client and by topic."""
 
     def __init__(
         self,
@@ -58,16 +61,19 @@ class Retaining:
         messages_max: int,
         octets_max: int,
     ) -> None:
-        """`send` publishes messages of a part. `alone` returns a part of one message whose publisher is not
-        waiting. What exceeds the limits is released."""
+        """Create the queue. Messages beyond the limits are released.
+
+        `send` publishes messages of a part. `alone` returns a part of one message whose publisher is not
+        waiting.
+        """
         self.messages_max = messages_max
         self.octets_max = octets_max
         self._retained = retained
         self._send = send
         self._alone = alone
         self._queues: dict[Key, deque[Held]] = {}
-        self._submitted: set[str] = set()  # topics whose message is on its way, or waits for the database
-        self._later: dict[str, None] = {}  # those of them that wait for it
+        self._submitted: set[str] = set()  # topics with a message on its way or waiting for the database
+        self._later: dict[str, None] = {}  # topics that wait for the database to return
         self._messages = self._octets = 0
 
     def __len__(self) -> int:
@@ -78,7 +84,9 @@ class Retaining:
         return client_of(message) in self._queues
 
     def add(self, part: SubBatch, at: int, stored: bytes | None) -> None:
-        """Have a message wait: for the database, with the bytes to retain there, or for others (None)."""
+        """Queue a message of a part: with its bytes for the database, or None if it only waits for earlier
+        messages.
+        """
         octets = part.messages[at].octets
         if self._messages >= self.messages_max or self._octets + octets > self.octets_max:
             part.settle_at((at,), WAITING_FULL)
@@ -93,7 +101,7 @@ class Retaining:
             self._submit(topic)
 
     def run(self) -> None:
-        """Submit again what the database was away for."""
+        """Submit again what failed because the database was away."""
         later, self._later = self._later, {}
         for topic in later:
             self._submit(topic)
@@ -131,7 +139,7 @@ class Retaining:
             held.part, held.at = self._alone(held.message), 0
 
     def _release(self, changed: list[Held]) -> None:
-        """Publish what nothing waits in front of any more."""
+        """Publish the messages that are ready and first in the queues of their client and topic."""
         found: list[Held] = []
         heads = deque(changed)
         while heads:

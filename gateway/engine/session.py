@@ -1,14 +1,16 @@
-"""What a replica says to the cluster, and hears, over all of its connections.
+"""Session of a replica with the cluster, over all of its connections.
 
-Outwards it has one sink for every topic. Inwards messages of the replica's queue are matched with its
-clients' subscriptions. A client's SUBACK or CONNACK waits until all bindings that were asked for are there.
+Outgoing, the session is one sink for every topic. Incoming, messages of the replica's queue are matched with
+the subscriptions of its clients. A client's SUBACK or CONNACK waits until all requested bindings are
+confirmed.
 
-Sessions are in the database that replicas share (sessions.py). Their queues are consumed here, by the replica
-that has the client.
+MQTT sessions are in the database that replicas share (sessions.py). Their queues are consumed by the replica
+to which the client is connected.
 
-Each life of a process has a queue of its own, so that two processes of one name cannot take each other's
-messages. A queue outlives a short absence of its replica; when the cluster has been away for
-`engine_timeout_secs` the clients are let go, and another life begins.
+Each life of a replica has a queue of its own, so that two processes of one name cannot take each other's
+messages. The queue outlives a short absence of its replica. When the cluster has been away for
+`engine_timeout_secs`, or other replicas have declared this one dead, all clients are disconnected and a new
+life begins.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-ARRIVED_MAX: Final = 4_096  # content headers that are remembered, and
-ARRIVED_OCTETS_MAX: Final = 1_024  # the largest that is worth it
+ARRIVED_MAX: Final = 4_096  # cached content headers, and
+ARRIVED_OCTETS_MAX: Final = 1_024  # the size of the largest one that is cached
 ONCE_MIN: Final = (
-    65_536  # numbers that are remembered of each life, at least: replicas differ in their windows
+    65_536  # numbers remembered of each replica process, at least: replicas differ in their windows
 )
-EXPIRED: Final = "expired"  # as RabbitMQ says it
+EXPIRED: Final = "expired"  # in RabbitMQ's dead-letter history
 AWAY: Final = "the cluster is away"
 STOPPING: Final = "this replica stops"
 Done = Callable[[Outcome], None]
@@ -73,35 +75,38 @@ KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
 class Clients(Protocol):
-    """The clients of this replica."""
+    """Clients of this replica, as this session uses them."""
 
     def wanting(self, address: Address) -> tuple[Sink, ...]:
-        """Who of them gets messages of a topic."""
+        """Return the clients that get messages of a topic by the replica's queue."""
 
     def new_to(
         self, recipients: tuple[Recipient, ...], message: Message, number: Number | None
     ) -> tuple[Recipient, ...]:
-        """Return those that were not sent this message as a retained one; it has a number at QoS 2."""
+        """Return the recipients that were not sent this message as a retained one.
+
+        `number` is None below QoS 2.
+        """
 
     def lasting(self) -> list[ClientSession]:
-        """Sessions of clients that are here, with queues."""
+        """Return the sessions with a queue whose clients are connected here."""
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
-        """A client has to connect anew."""
+        """Disconnect the client of a session with a reason; it must reconnect."""
 
     def dropped(self, *, expired: bool) -> None:
-        """A queue has had no room for a message; or it `expired` there."""
+        """Count a message that a queue has dropped because it was full, or because it `expired` there."""
 
     def sweep(self, consumers: Consumers, now: float) -> None:
-        """Once a second."""
+        """Run the timer, once per second."""
 
 
 class Served(Clients, SessionClients, Protocol):
-    """The clients of this replica, as their sessions and the connection to the cluster know them."""
+    """Clients of this replica, as their sessions and the connection to the cluster use them."""
 
 
 class EngineSession(OneSink):
-    """The link session of the engine. `life` names this life of the replica."""
+    """Link session of the engine. `life` is part of the name of the replica's queue."""
 
     def __init__(
         self,
@@ -116,8 +121,11 @@ class EngineSession(OneSink):
         state: StateStore,
         membership: Membership,
     ) -> None:
-        """`time` is asked for over this connection. `let_go` ends the connections of all clients, for the
-        cluster was away for too long."""
+        """Create the session.
+
+        `time` is queried over this connection. `let_go` ends the connections of all clients, because the
+        cluster was away for too long.
+        """
         self.time = time
         self.publisher = EnginePublisher(
             status.stats,
@@ -140,10 +148,10 @@ class EngineSession(OneSink):
         self.bindings = Bindings()
         self.recent_chunks = recent_chunks(settings.in_flight_max, limits.inflight_max)
         self.sessions = SharedSessions(state, membership, self, self.names.sessions, _soon)
-        self.clients: Clients  # from `serve` on
+        self.clients: Clients  # set by `serve`
         self.life = ""
-        self.stopped = False  # the process ends
-        self.hear_dropped: list[Callable[[str, bytes], None]] = []  # by their queue; those of outboxes
+        self.stopped = False  # True when the process ends
+        self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
         self._membership = membership
@@ -153,11 +161,11 @@ class EngineSession(OneSink):
         self._down_since: float | None = None
         self._pumping: dict[ClientSession, None] = {}
         self._waiting: list[Done] = []
-        self._binding: list[Done] = []  # who waits for what has been asked for
+        self._binding: list[Done] = []  # callbacks that wait for bindings that were requested
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
-        self._batch = Batch(self, Monotonic(0.0))  # the clock does not run yet
+        self._batch = Batch(self, Monotonic(0.0))  # the loop clock does not run yet
         membership.on_buried.append(self._buried)
         membership.on_due.append(self.sessions.due)
         membership.may_act = partial(getattr, self, "is_up")
@@ -168,11 +176,11 @@ class EngineSession(OneSink):
 
     @property
     def queue(self) -> str:
-        """The queue of this life."""
+        """Name of the replica's queue in this life."""
         return f"{self.names.queues}.{self.replica}.{self.life}"
 
     def gauges(self) -> dict[str, Callable[[], float]]:
-        """Its share of the broker's gauges."""
+        """Return the engine's gauges, by metric name."""
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
@@ -184,13 +192,16 @@ class EngineSession(OneSink):
         }
 
     def serve(self, clients: Served, number_of: NumberOf) -> None:
-        """Whose messages these are; `number_of` says which number is stored for one. Before it runs."""
+        """Set the clients whose messages these are, and the function that returns stored numbers.
+
+        Called before the start.
+        """
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
 
     @property
     def why_not(self) -> str:
-        """Why clients cannot be served; "": they can."""
+        """Why clients cannot be served; "" if they can."""
         if self.stopped:
             return STOPPING
         if not self._up:
@@ -199,36 +210,36 @@ class EngineSession(OneSink):
 
     @property
     def is_up(self) -> bool:
-        """The cluster can be reached, and this replica does not stop."""
+        """True if the cluster can be reached, and this replica does not stop."""
         return self._up and not self.stopped
 
-    # What the link asks.
+    # Interface for the link.
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for the cluster."""
+        """True if no message waits for the cluster, and nothing is on its way to the database."""
         return self.idle_but(0)
 
     def idle_but(self, held: int) -> bool:
-        """The same: what it sends waits in front of no route."""
+        """Return `idle`; `held` has no effect, because messages from the cluster pass through no route."""
         return self.publisher.idle and not len(self._batch) and not self.sessions.pending
 
     @property
     def unconfirmed(self) -> int:
-        """Messages for the cluster that it has not confirmed, sent or not."""
+        """Number of messages for the cluster that are not confirmed, sent or not."""
         publisher = self.publisher
         return publisher.waiting_messages + publisher.in_flight + len(publisher.retaining)
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Routes know listeners and links, and not what is behind them."""
+        """Do nothing: routes refer to listeners and links, not to the engine behind them."""
 
     def connect(self, stream: Stream, target: Target, now: float) -> EngineConnection:
-        """A connection stands: begin the handshake."""
+        """Begin the handshake on a new connection. Return the owner of its stream."""
         self._connection = EngineConnection(self, stream, target, now)
         return self._connection
 
     def turn_done(self) -> None:
-        """Hand out what this wake-up has gathered; then it can be acknowledged."""
+        """Publish the batch of this wake-up, let sessions send, and acknowledge what was received."""
         batch = self._batch
         if len(batch):
             self._batch = Batch(self, clock.now())
@@ -243,7 +254,7 @@ class EngineSession(OneSink):
             self._connection.dealt_with()
 
     def tick(self, now: float) -> None:
-        """Once a second, connected or not."""
+        """Run the timer, once per second, connected or not."""
         if not self._up:
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
@@ -257,20 +268,20 @@ class EngineSession(OneSink):
         if self._connection is None:
             self._begin_life()
 
-    # What batches ask: this is their source.
+    # Interface for batches, whose source this is.
 
     def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Sessions take everything, and count what they drop: the cluster has no part in it."""
+        """Count the messages as accepted, whatever the outcome: sessions count their own drops."""
         self.stats.accepted_messages += len(receipts)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """One slow client does not stop the others."""
+        """Return no holds: one slow client does not stop the others."""
         return []
 
-    # What a connection asks.
+    # Interface for the connection.
 
     def disconnected(self, connection: EngineConnection, why: str) -> None:
-        """The connection is gone; what it had not confirmed is sent again over the next one."""
+        """Handle the end of a connection; unconfirmed messages are resent over the next one."""
         if self._connection is not connection:
             return
         self._connection = None
@@ -282,7 +293,7 @@ class EngineSession(OneSink):
         self.status.went_down(why)
 
     def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
-        """A message of the replica's queue."""
+        """Pass a message of the replica's queue to the clients that want it."""
         found = self._read_content(wire, raw, body)
         if found is None:
             return
@@ -314,7 +325,9 @@ class EngineSession(OneSink):
         return entry, arrived, body
 
     def dropped(self, raw: bytes, body: Body) -> None:
-        """A queue has had no room for a message, or no time."""
+        """Count and report a message that a queue has dropped, because it was full or the message had
+        expired.
+        """
         try:
             headers = dict(decode_properties(raw).headers or ())
         except RemoteProtocolError as error:
@@ -331,7 +344,7 @@ class EngineSession(OneSink):
             log.warning("queue on cluster full, oldest messages dropped", queue=queue)
 
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
-        """What no client could be given."""
+        """Store a message that cannot be given to any client as a dead letter."""
         self.stats.refuse(outcome)
         log.warning("message from cluster undeliverable", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
@@ -358,31 +371,33 @@ class EngineSession(OneSink):
         return arrived
 
     def forget_entries(self) -> None:
-        """Somebody has subscribed, or does no longer."""
+        """Clear the cache of recipients, because a subscription was added or removed."""
         self._entries.clear()
         self._recipients.clear()
 
     # Bindings, and clients that wait for them.
 
     def bind(self, levels: list[str]) -> None:
-        """A client of this replica wants what matches a filter."""
+        """Count a subscription of this replica's clients, given its filter's levels, and bind its key if it
+        is the first.
+        """
         key = self.bindings.add(levels)
         if key is not None and self._connection is not None:
             self._connection.bind(key, True)
 
     def unbind(self, levels: list[str]) -> None:
-        """It does not any more."""
+        """Discount a subscription, given its filter's levels, and unbind its key if it was the last."""
         key = self.bindings.remove(levels)
         if key is not None and self._connection is not None:
             self._connection.bind(key, False)
 
     def after_bound(self, done: Done) -> None:
-        """`done` hears ACCEPTED when all bindings that were asked for until now are there."""
+        """Call `done` with ACCEPTED when all bindings requested until now are confirmed."""
         self._waiting.append(done)
         self._ask_when_bound()
 
     def decided(self) -> None:
-        """Of no queue it is open any more whether it is there: all that has to be bound is asked for."""
+        """Continue with waiting bindings, because the existence of every queue is known now."""
         self._ask_when_bound()
 
     def _ask_when_bound(self) -> None:
@@ -400,11 +415,11 @@ class EngineSession(OneSink):
         for done in bound:
             try:
                 done(ACCEPTED)
-            except Exception as error:  # of one client: the others have waited as long
+            except Exception as error:  # it concerns one client; the others must not wait
                 contained("connection", error)
 
     def came_up(self) -> None:
-        """All that is needed is there."""
+        """Start to serve, because everything that the engine needs exists."""
         assert self._connection is not None
         self._up = True
         self._down_since = None
@@ -417,34 +432,36 @@ class EngineSession(OneSink):
             self.clients.sweep(self._connection.consumers, clock.now())
 
     def _buried(self, incarnation: str) -> None:
-        """Other replicas hold this one for dead, and what it had is theirs."""
+        """Disconnect all clients and start a new life, because other replicas have declared this one dead."""
         self._let_go()
         self._begin_life()
         if self._connection is not None:
             self._connection.give_up("other replicas held this one for dead")
 
-    # The queues of sessions.
+    # Queues of sessions.
 
     def consume(self, session: ClientSession) -> None:
-        """Consume the queue of a session, now or when the cluster is there."""
+        """Consume the queue of a session, if the cluster is connected; otherwise `came_up` does it."""
         if self._connection is not None and self._up and not self.stopped:
             self._connection.consumers.begin(session)
 
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
-        """Consume it no longer. `done` hears what it was given back."""
+        """Stop consuming the queue of a session. `done` is called with the requeued contents."""
         if self._connection is None:
             done(())
         else:
             self._connection.consumers.end(session, done)
 
     def delete(self, queue: str, done: Callable[[], None] | None = None) -> None:
-        """Delete a queue. Without a connection it stays, and `done` hears nothing."""
+        """Delete a queue. Without a connection it stays, and `done` is not called."""
         if self._connection is not None:
             self._connection.delete_queue(queue, done)
 
     def hand_over(self, done: Done) -> None:
-        """The process ends: other replicas get the queues of its clients' sessions, and `done` hears when the
-        database says that they are free."""
+        """Release the queues of all sessions to other replicas, because the process ends.
+
+        `done` is called when the database has recorded that they are free.
+        """
         self.stopped = True
         sessions = self.clients.lasting()
         for session in sessions:
@@ -454,37 +471,39 @@ class EngineSession(OneSink):
         self.sessions.release_all(sessions, partial(done, ACCEPTED))
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
-        """This replica has members of a shared subscription, or no longer."""
+        """Start or stop consuming a shared subscription's queue, because this replica has members of it or
+        none any more.
+        """
         if self._connection is not None and self._up:
             if on:
                 self._connection.consumers.begin(shared)
             else:
                 self._connection.consumers.end(shared, None)
 
-    # What sessions ask.
+    # Interface for sessions.
 
     def change(self, session: ClientSession) -> Change:
-        """Return what is to be stored of a session, for more to be added; it is stored soon."""
+        """Return the pending changes of a session, for more to be added; they are stored soon."""
         return self.sessions.change(session)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """`done` hears what has become of all that was to be stored of a session until now."""
+        """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
         self.sessions.after_stored(session, done)
 
     def pump(self, session: ClientSession) -> None:
-        """It has something for its client; it is pumped when the wake-up ends."""
+        """Schedule `session.pump()` for the end of this wake-up."""
         self._pumping[session] = None
 
     def next_number(self) -> Number:
-        """For a message that is going to be published."""
+        """Return a number for a message that will be published later."""
         return self.publisher.next_number()
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
-        """Its client has to connect anew."""
+        """Disconnect the client of a session with a reason; it must reconnect."""
         self.clients.let_go_of(session, why)
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """The message of a delivery; None: there is none that could be delivered."""
+        """Return the message of a delivery and its number, or None if it cannot be delivered."""
         found = self._read_content(*content)
         if found is None:
             return None
@@ -496,11 +515,11 @@ class EngineSession(OneSink):
         self.sessions.check_owner(session, done)
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
-        """`unbound` says what is to be done with a key."""
+        """Bind or unbind a key of the session's queue, as `session.unbound` requests."""
         if self._connection is not None:
             self._connection.consumers.bind(session, key)
 
-    # A message of nobody's.
+    # Messages whose publisher is not waiting.
 
     def _alone(self, message: Message) -> SubBatch:
         batch = Batch(self, clock.now())

@@ -1,12 +1,13 @@
 """Sessions of this replica's clients in the database that all replicas share.
 
-A client that connects is opened there first, and let in when the reply says what session it finds. What
-becomes of a session later is stored by one ChangeSession at a time; whatever the client must not be told
-before it is stored waits for the reply. While the database is away all of that waits, too.
+A connecting client is opened in the database first, and accepted when the reply has reported the session that
+it finds. Later changes of a session are stored by one ChangeSession at a time; replies to the client that
+depend on a change wait until it is stored. While the database is away all of that waits, too.
 
-Messages wait in a queue of the session on the cluster. Only one replica may consume it: who takes a session
-over waits until the owner before has released it, and learns from the database what the queue was given back.
-Notices say when there is something to look at. They may be lost, so the same is looked for each second.
+Messages wait in a queue of the session on the cluster. Only one replica may consume it: a replica that takes
+a session over waits until the previous owner has released the queue, and reads from the database which
+messages were requeued. Notices of the database report changes. They may be lost, so the same changes are
+queried every second.
 """
 
 from __future__ import annotations
@@ -61,18 +62,18 @@ from gateway.state.interface import (
 
 log = structlog.get_logger(limited=True)
 
-DOMAIN: Final = MQTT.name  # of client identifiers
-UNSTORED_MAX: Final = 50_000  # sessions with something to store, beyond which nothing more is begun
-AWAY_SECS: Final = 5.0  # that the database may be away before nothing more is begun
-LOOK_SECS: Final = 1.0  # between two looks for what notices should have said
+DOMAIN: Final = MQTT.name  # domain of client identifiers
+UNSTORED_MAX: Final = 50_000  # sessions with pending changes, beyond which no more clients are accepted
+AWAY_SECS: Final = 5.0  # how long the database may be away before no more clients are accepted
+LOOK_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
 COUNT_SECS: Final = 10.0  # between two counts of all sessions
 SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
-OWNED_MAX: Final = 1_000  # sessions in a page of that
-STRAY_SECS: Final = 10.0  # that are between them when a client was found for nobody
-RELEASE_SECS: Final = 1.0  # that an owner has to release a queue before it is asked whether it lives
-RELEASE_SECS_MAX: Final = 5.0  # that one has that lives
-ALIVE_SECS: Final = 4.0  # since the last heartbeat of a replica that lives
-GIVEN_BACK_SECS: Final = 3.0  # that a queue may take to hand out again what it was given back
+OWNED_MAX: Final = 1_000  # sessions in one page of a comparison
+STRAY_SECS: Final = 10.0  # until the next comparison when one has found a stray session
+RELEASE_SECS: Final = 1.0  # until the heartbeat of an owner that has not released a queue is checked
+RELEASE_SECS_MAX: Final = 5.0  # how long an owner that is alive has
+ALIVE_SECS: Final = 4.0  # maximum age of the last heartbeat of a replica that is alive
+GIVEN_BACK_SECS: Final = 3.0  # how long requeued messages of a queue are awaited
 TAKEN_OVER: Final = "a later connection has the same client identifier"
 AWAY: Final = "the database of sessions cannot be reached"
 NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has another owner")
@@ -80,79 +81,87 @@ Done = Callable[[], None]
 
 
 class Clients(Protocol):
-    """The clients of this replica."""
+    """Clients of this replica, as their shared sessions use them."""
 
     def session_of(self, client: str) -> ClientSession | None:
-        """Return the session of a client that is here."""
+        """Return the session of a client that is connected here, or None."""
 
     def connected(self) -> Iterable[ClientSession]:
-        """Return the sessions of all clients that are here."""
+        """Return the sessions of all clients that are connected here."""
 
     def is_expected(self, client: str) -> bool:
-        """Return True if a client may be let in, and is not yet."""
+        """Return True if a client may be accepted but is not connected yet."""
 
     def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
-        """A client has another owner now; None: nobody. `at_once`: it takes its place in this wake-up."""
+        """Disconnect a client whose session has another owner now, or none (None).
+
+        `at_once` is True if the new owner is a connection to this replica in this wake-up.
+        """
 
     def arrived(self, arrival: Arrival) -> None:
-        """A client may be let in."""
+        """Record that a client may be accepted."""
 
     def refused(self, opening: Opening, user: str) -> None:
-        """The session that a client asks for is that of another `user`."""
+        """Record that the session that a client requests is that of another `user`."""
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
-        """A client has to connect anew."""
+        """Disconnect the client of a session with a reason; it must reconnect."""
 
     def publish_claimed(self, key: SessionKey, epoch: int, publish: Done) -> None:
         """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
 
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
-        """The will of a client that is not here is due: do the same."""
+        """Publish the due will of a client that is not connected here, and call `settle_will` when it is
+        accepted.
+        """
 
 
 class Queues(Protocol):
-    """The queues of sessions on the cluster."""
+    """Queues of sessions on the cluster."""
 
     @property
     def is_up(self) -> bool:
-        """The cluster can be reached, and this replica does not stop."""
+        """True if the cluster can be reached, and this replica does not stop."""
 
     def consume(self, session: ClientSession) -> None:
         """Consume the queue of a session."""
 
     def end(self, session: ClientSession, done: Callable[[Sequence[Content]], None]) -> None:
-        """Consume it no longer. `done` hears what it was given back."""
+        """Stop consuming the queue of a session. `done` is called with the requeued contents."""
 
     def delete(self, queue: str, done: Done | None = None) -> None:
-        """Delete a queue. Without a connection it stays, and `done` hears nothing."""
+        """Delete a queue. Without a connection it stays, and `done` is not called."""
 
 
 class Writer:
-    """Stores what becomes of one session: one operation at a time, in their order."""
+    """Writer of one session's changes to the database: one operation at a time, in order."""
 
     __slots__ = ("_epoch", "_flying", "_key", "_leaving", "_repeats", "_settled", "_told", "change")
 
     def __init__(
         self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[Verdict], None]
     ) -> None:
-        """`settled` hears what became of each change: FENCED if the session has another owner, REFUSED if it
-        cannot be stored."""
+        """Create the writer.
+
+        `settled` is called with the verdict of each change: FENCED if the session has another owner, REFUSED
+        if it cannot be stored.
+        """
         self.change = Change()
         self._key = key
         self._epoch = epoch
         self._repeats = repeats
         self._settled = settled
-        self._flying: list[Told] | None = None  # who waits for the operation that is on its way, if one is
-        self._told: list[Told] = []  # who waits for `change`
+        self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
+        self._told: list[Told] = []  # callbacks that wait for `change`
         self._leaving: tuple[LeaveSession, Callable[[Reply[Left]], None]] | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way or has to be stored."""
+        """True if nothing is on its way or pending."""
         return self._flying is None and not self.change and self._leaving is None
 
     def after(self, done: Told) -> None:
-        """`done` hears what has become of all that was to be stored until now."""
+        """Call `done` with the outcome when all changes until now are stored, or cannot be."""
         if self.change:
             self._told.append(done)
         elif self._flying is not None:
@@ -161,12 +170,12 @@ class Writer:
             done(ACCEPTED)
 
     def leave(self, operation: LeaveSession, done: Callable[[Reply[Left]], None]) -> None:
-        """The client has gone: submit the operation behind everything else."""
+        """Submit the operation of a disconnected client after all pending changes."""
         self._leaving = operation, done
         self.flush()
 
     def flush(self) -> None:
-        """Submit what is to be stored, unless something is on its way."""
+        """Submit the pending changes, unless an operation is on its way."""
         if self._flying is not None:
             return
         if self.change:
@@ -185,14 +194,14 @@ class Writer:
         for done in told:
             try:
                 done(ACCEPTED if is_stored else NOT_OURS)
-            except Exception as error:  # of this one: others have waited as long
+            except Exception as error:  # it concerns one callback; the others must not wait
                 contained("connection", error)
         self.flush()
         self._settled(reply.verdict)
 
 
 class Takeover:
-    """A session whose queue the owner before has not released yet."""
+    """Session whose queue the previous owner has not released yet."""
 
     __slots__ = ("before", "since")
 
@@ -202,10 +211,10 @@ class Takeover:
 
 
 class Sweep:
-    """A comparison of the clients that are here with those of which the database says so.
+    """Comparison of the clients that are connected here with those that the database has for this replica.
 
-    `here`: sessions that were here when it began, and have not been found yet. `strays`: clients and epochs
-    that it has found and that are not here.
+    `here` has the sessions that were here when it began and have not been found yet. `strays` has the clients
+    and epochs that the database has and that are not here.
     """
 
     __slots__ = ("here", "incarnation", "strays")
@@ -217,7 +226,7 @@ class Sweep:
 
 
 class SharedSessions:
-    """The sessions of this replica's clients, and what has become due of others."""
+    """Sessions of this replica's clients, and the due wills and sessions that this replica has claimed."""
 
     def __init__(
         self,
@@ -227,53 +236,55 @@ class SharedSessions:
         prefix: str,
         soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`prefix` begins the names of queues. `soon` has the event loop run a function when this wake-up is
-        over."""
-        self.clients: Clients  # before it runs
-        self.count = 0  # sessions of all replicas, as of the last look
-        self.moved = 0  # sessions of clients that have come to another replica
+        """Create the sessions.
+
+        `prefix` begins the names of queues. `soon` has the event loop call a function after this wake-up.
+        """
+        self.clients: Clients  # set before the start
+        self.count = 0  # sessions of all replicas, as of the last count
+        self.moved = 0  # sessions whose clients have connected to another replica
         self._state = state
         self._membership = membership
         self._queues = queues
         self._prefix = prefix
         self._soon = soon
         self._repeats = Repeats(state)
-        self._numbers = 0  # queues of this process
+        self._numbers = 0  # counter for the names of this process's queues
         self._openings: dict[str, Opening] = {}  # by client
         self._writers: dict[ClientSession, Writer] = {}
         self._dirty: dict[ClientSession, None] = {}
         self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
         self._waiting: dict[ClientSession, Takeover] = {}
-        self._expecting: dict[ClientSession, Monotonic] = {}  # what a queue was given back, and until when
-        self._unserved: set[ClientSession] = set()  # with wills that do not count yet
-        self._ended: set[ClientSession] = set()  # whose queue goes when it is not consumed any more
+        self._expecting: dict[ClientSession, Monotonic] = {}  # until when requeued messages are awaited
+        self._unserved: set[ClientSession] = set()  # with wills that are not in force yet
+        self._ended: set[ClientSession] = set()  # whose queue is deleted when it is not consumed any more
         self._ending: set[ClientSession] = set()  # whose queue is still consumed
-        self._releases = 0  # on their way
+        self._releases = 0  # ReleaseSession operations on their way
         self._after_releases: list[Done] = []
         self._away_since: Monotonic | None = None
         self._is_looking = self._is_counting = self._is_asking = False
         self._look_at = self._count_at = self._sweep_at = Monotonic(0.0)
-        self._sweep: Sweep | None = None  # that goes on
-        self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last one found for nobody
+        self._sweep: Sweep | None = None  # the comparison in progress
+        self._strays: set[tuple[str, int]] = set()  # clients and epochs that the last comparison found stray
 
     @property
     def pending(self) -> int:
-        """Clients and sessions for which something is on its way to the database."""
+        """Number of clients and sessions for which an operation is on its way to the database."""
         return len(self._openings) + len(self._writers) + self._releases
 
     @property
     def why_not(self) -> str:
-        """Why nothing new should be begun; empty: it may."""
+        """Why no more clients should be accepted; "" if they may."""
         if self._away_since is not None and clock.now() - self._away_since >= AWAY_SECS:
             return AWAY
         if len(self._writers) >= UNSTORED_MAX:
             return "too much waits for the database of sessions"
         return ""
 
-    # Clients that come.
+    # Connecting clients.
 
     def open(self, opening: Opening) -> None:
-        """A client connects: ask what session it finds, and take that over."""
+        """Open the session of a connecting client in the database, which makes this replica its owner."""
         client, coming = opening.client, opening.coming
         before = self._openings.get(client)
         if before is not None:
@@ -301,7 +312,7 @@ class SharedSessions:
             self._publish_claimed(key, found.wills)
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
             self.settle_will(key, found.epoch)
-            found = None  # other replicas held this one for dead meanwhile, and have the session
+            found = None  # other replicas have declared this one dead meanwhile, and own the session
         is_latest = self._openings.get(client) is opening
         if is_latest:
             del self._openings[client]
@@ -329,19 +340,26 @@ class SharedSessions:
         opening.answer()
 
     def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]]) -> None:
-        """Publish the wills of earlier connections before the client can publish anything. Those that cannot
-        be published now others claim in a while."""
+        """Publish the wills of earlier connections before the client can publish anything.
+
+        If the cluster is away nothing is published; other replicas claim the wills later.
+        """
         if self._queues.is_up:
             for epoch, message in wills:
                 self.clients.publish_left(key, epoch, message)
 
     def serve(self, session: ClientSession) -> None:
-        """A client that has left a will is let in when this is stored: from then on the will counts."""
+        """Store that a client with a will is accepted: its CONNACK waits for that, and the will is in force
+        from then on.
+        """
         self.change(session).served = True
         self._unserved.add(session)
 
     def _look_for_lost(self, opening: Opening, incarnation: str) -> None:
-        """The database was away: it may say that a client is here that has been turned away."""
+        """Give up a session that was opened in the database although its client was denied.
+
+        The client was denied because the database was away, and the operation may have been committed.
+        """
         key = SessionKey(DOMAIN, opening.client)
 
         def seen(reply: Reply[SessionView | None]) -> None:
@@ -359,7 +377,10 @@ class SharedSessions:
         self._state.query(FindSession(key), seen)
 
     def give_up(self, arrival: Arrival) -> None:
-        """A client has gone before it was let in. Its session goes on if it is an earlier one."""
+        """Leave the session of a client that disconnected before it was accepted.
+
+        An earlier session continues.
+        """
         opening, _, found = arrival
         key = SessionKey(DOMAIN, opening.client)
         expiry_secs = opening.coming.expiry_secs if found.present else 0.0
@@ -368,12 +389,15 @@ class SharedSessions:
             self._release(key, found.epoch, found.given_back)
 
     def _leave_unserved(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """The will of a client that was never let in is not published, even if it has another owner now."""
+        """Leave the session of a client that was never accepted.
+
+        Its will is not published, even if the session has another owner now.
+        """
         self.settle_will(key, epoch)
         self._leave_nobody(key, epoch, expiry_secs, queue)
 
     def _leave_nobody(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """The database has a client as connected that is not here."""
+        """Leave a session that is connected in the database, but whose client is not here."""
 
         def left(reply: Reply[Left]) -> None:
             if reply.value is not None and reply.value.ended and queue:
@@ -381,10 +405,10 @@ class SharedSessions:
 
         self._repeats.submit(LeaveSession(key, epoch, expiry_secs, discard_will=False), left)
 
-    # What becomes of their sessions.
+    # Changes of sessions.
 
     def change(self, session: ClientSession) -> Change:
-        """Return what is to be stored of a session, for more to be added."""
+        """Return the pending changes of a session, for more to be added."""
         writer = self._writers.get(session)
         if writer is None:
             writer = self._writer(session)
@@ -413,7 +437,7 @@ class SharedSessions:
         self._state.query(FindSession(SessionKey(DOMAIN, session.client_id)), seen)
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
-        """`done` hears what has become of all that was to be stored of a session until now."""
+        """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
         writer = self._writers.get(session)
         if writer is None:
             done(NOT_OURS if session.is_stopped else ACCEPTED)
@@ -421,7 +445,7 @@ class SharedSessions:
             writer.after(done)
 
     def flush(self) -> None:
-        """Submit what sessions have to store."""
+        """Submit the pending changes of all sessions."""
         dirty, self._dirty = self._dirty, {}
         for session in dirty:
             writer = self._writers.get(session)
@@ -431,13 +455,13 @@ class SharedSessions:
                     del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: Verdict) -> None:
-        """A change was stored, or was not."""
+        """Handle the verdict of a change; disconnect the client if its session could not be stored."""
         writer = self._writers.get(session)
         if writer is not None and writer.is_idle:
             del self._writers[session]
         if session in self._unserved:
             self._unserved.discard(session)
-            if verdict is not Verdict.DONE:  # its client has had no CONNACK
+            if verdict is not Verdict.DONE:  # its client has received no CONNACK
                 self.settle_will(SessionKey(DOMAIN, session.client_id), session.owner.epoch)
         if verdict is Verdict.DONE:
             return
@@ -451,7 +475,10 @@ class SharedSessions:
             self.clients.taken(session.client_id, None, at_once=False)
 
     def leave(self, session: ClientSession, publish: Done | None) -> None:
-        """The client of a session has gone. `publish` publishes its will; None: there is none any more."""
+        """Leave the session of a client that has disconnected.
+
+        `publish` publishes its will; None if it has no will any more.
+        """
         is_held = self._waiting.pop(session, None) is None
         self._expecting.pop(session, None)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
@@ -474,7 +501,7 @@ class SharedSessions:
                 self._ended.add(session)
             elif session.lasting:
                 self._delete(session.queue)
-        elif not session.lasting:  # it belongs to another owner, who waits for this one
+        elif not session.lasting:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)
         elif left is None:
             self._check_queue(key, session.queue)
@@ -482,8 +509,11 @@ class SharedSessions:
             self.clients.publish_claimed(key, epoch, publish)
 
     def _check_queue(self, key: SessionKey, queue: str) -> None:
-        """A session is not this replica's any more. Delete its queue if the database does not know that, as
-        one that was restored from a backup: nobody else would ever do it."""
+        """Delete the queue of a session that is not this replica's any more, if the database does not know
+        the queue.
+
+        After a restore from a backup no other replica would delete it.
+        """
 
         def seen(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is Verdict.UNAVAILABLE:
@@ -494,7 +524,7 @@ class SharedSessions:
         self._state.query(FindSession(key), seen)
 
     def _free(self, session: ClientSession, given_back: Sequence[Content]) -> None:
-        """The queue of a session is not consumed here any more."""
+        """Release or delete the queue of a session, because it is not consumed here any more."""
         self._ending.discard(session)
         if session in self._ended:
             self._ended.discard(session)
@@ -505,7 +535,7 @@ class SharedSessions:
             self._release(key, session.owner.epoch, fingerprints)
 
     def _release(self, key: SessionKey, epoch: int, given_back: bytes = b"") -> None:
-        """The owner of an epoch consumes the queue no longer."""
+        """Record in the database that the owner of an epoch does not consume the queue any more."""
         self._releases += 1
 
         def released(reply: Reply[None]) -> None:
@@ -522,7 +552,10 @@ class SharedSessions:
         self._repeats.submit(ReleaseSession(key, epoch, given_back), released)
 
     def release_all(self, sessions: Sequence[ClientSession], done: Done) -> None:
-        """The process ends, and consumes no queue any more: `done` hears when the database knows that."""
+        """Release the queues of these sessions, because the process ends.
+
+        `done` is called when the database has recorded that.
+        """
         for session in sessions:
             if session not in self._waiting:
                 self._free(session, ())
@@ -532,13 +565,13 @@ class SharedSessions:
             self._after_releases.pop()()
 
     def settle_will(self, key: SessionKey, epoch: int) -> None:
-        """A will was published, or is void."""
+        """Delete a will in the database, because it was published or is void."""
         self._repeats.submit(SettleWill(key, epoch), lambda reply: None)
 
-    # Queues that another owner has had.
+    # Queues that had another owner.
 
     def acquire(self, session: ClientSession, found: Opened) -> None:
-        """Consume the queue of a session, as soon as the owner before has released it."""
+        """Consume the queue of a session as soon as the previous owner has released it."""
         before = found.before if found.present else None
         if before is None:
             self._consume(session, found.given_back)
@@ -563,7 +596,7 @@ class SharedSessions:
         return session in self._waiting
 
     def _look(self, key: SessionKey) -> None:
-        """Look whether a session has another owner, or its queue has been released."""
+        """Query if a session has another owner, or if its queue has been released."""
         self._state.query(FindSession(key), partial(self._looked, key))
 
     def _looked(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
@@ -582,7 +615,7 @@ class SharedSessions:
             self._consume(session, view.given_back)
 
     def _find_taken(self, reply: Reply[list[tuple[SessionKey, int]]]) -> None:
-        """Give up sessions that others have taken over, and release those that nobody here consumes."""
+        """Give up sessions that other replicas have taken over; release those that are not consumed here."""
         self._is_looking = False
         for key, epoch in reply.value or ():
             session = self.clients.session_of(key.client)
@@ -593,7 +626,7 @@ class SharedSessions:
                 self._release(key, epoch)
 
     def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
-        """Ask whether the owners live that some sessions have waited for."""
+        """Query if the owners are alive for which some sessions have waited."""
         self._is_asking = True
         self._state.query(ListReplicas(), partial(self._judge, overdue))
 
@@ -610,11 +643,14 @@ class SharedSessions:
                 self._release(SessionKey(DOMAIN, session.client_id), waiting.before.epoch)
                 self._consume(session, b"")
 
-    # Whether the database and this replica agree.
+    # Comparison of the database with this replica.
 
     def _begin_sweep(self, now: Monotonic) -> None:
-        """Compare all clients, page by page: after an outage, a failover or a restore either side may have
-        what the other one has not, and no notice says so."""
+        """Begin to compare all clients with the database, page by page.
+
+        After an outage, a failover or a restore either side may have sessions that the other one has not, and
+        no notice reports that.
+        """
         self._sweep = Sweep(self._membership.incarnation, self.clients.connected())
         self._sweep_at = Monotonic(now + SWEEP_SECS)
         self._read_owned(self._sweep, SessionKey("", ""))
@@ -623,7 +659,7 @@ class SharedSessions:
         self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
 
     def _owned(self, sweep: Sweep, reply: Reply[list[Owned]]) -> None:
-        """A page. Clients that are here and are not in the database are looked up by themselves."""
+        """Process a page. Clients that are connected here but not in the database are queried one by one."""
         if reply.value is None or sweep.incarnation != self._membership.incarnation:
             self._sweep = None  # it is repeated after the outage
             return
@@ -644,8 +680,11 @@ class SharedSessions:
                 self._look(SessionKey(DOMAIN, client))
 
     def _note_stray(self, sweep: Sweep, owned: Owned) -> None:
-        """The database has a client here that is not. It is given up when two sweeps have found that: until
-        then it may be about to come or go."""
+        """Record that the database has a client as connected here that is not.
+
+        The session is given up when two comparisons have found that: until then the client may be about to
+        connect or disconnect.
+        """
         client, epoch = owned.key.client, owned.epoch
         session = self.clients.session_of(client)
         is_known = session is not None and session.owner.epoch == epoch
@@ -658,17 +697,17 @@ class SharedSessions:
         self._leave_nobody(owned.key, epoch, owned.expiry_secs, owned.queue)
         self._release(owned.key, epoch)
 
-    # What notices and the clock say.
+    # Notices and the timer.
 
     def noticed(self, notice: Notice) -> None:
-        """Look at what a notice is about."""
+        """Query the session that a notice is about."""
         if notice.key is not None and notice.event in (Event.TAKEN, Event.RELEASED):
             self._look(notice.key)
         elif notice.event is Event.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
     def due(self, due: Due) -> None:
-        """Publish a will, or end a session: other replicas do it in a while if this one cannot."""
+        """Publish a due will, or end a due session. If the cluster is away other replicas do it later."""
         if not self._queues.is_up:
             return
         if due.key is None:
@@ -685,11 +724,13 @@ class SharedSessions:
         self._repeats.submit(EndSession(due.key, due.epoch), lambda reply: None)
 
     def _delete(self, queue: str) -> None:
-        """Delete the queue of a session that has ended; if that fails somebody does it later."""
+        """Delete the queue of a session that has ended; if that fails another replica does it later."""
         self._queues.delete(queue, partial(self._repeats.submit, ForgetQueue(queue), lambda reply: None))
 
     def tick(self, now: Monotonic) -> None:
-        """Repeat what the database was away for, and look for what notices should have said."""
+        """Repeat operations that failed while the database was away, and query changes whose notices may be
+        lost.
+        """
         self._repeats.tick()
         is_away = bool(self._state.health.failure)
         if self._away_since is not None and not is_away:

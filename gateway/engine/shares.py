@@ -1,10 +1,10 @@
 """Shared subscriptions over all replicas: one queue for each filter, consumed by every replica with members.
 
-The broker divides messages among the replicas, and each divides its own among its members. A message is
-acknowledged when the member has acknowledged it; when its client is lost it goes back, and any other member
-gets it, here or elsewhere. The queue waits for sessions whose clients are away. When nobody has the
-subscription any more, whoever had it last deletes it; of what nobody could clean up the broker is rid in a
-day.
+The broker divides messages among the replicas, and each replica divides its own among its members. A message
+is acknowledged when the member has acknowledged it. When a member's client is lost its messages are requeued,
+and any other member gets them, here or elsewhere. The queue stays for sessions whose clients are away. When
+the subscription has ended everywhere, the last replica that had it deletes the queue; a queue that no replica
+could delete expires on the broker after a day.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers
 
 EXPIRES_SECS: Final = 86_400.0
-TOUCH_SECS: Final = EXPIRES_SECS / 8  # between two looks for queues that sessions need whose clients are away
-GRACE_SECS: Final = 2.0  # until a queue is deleted that seems to have no members
+TOUCH_SECS: Final = EXPIRES_SECS / 8  # between renewals of queues that only absent clients need
+GRACE_SECS: Final = 2.0  # until a queue that seems to have no members is deleted
 HASH_OCTETS: Final = 8
 
 
 class Reader(Protocol):
-    """What a queue asks of the engine."""
+    """Decoder of deliveries, as a shared queue uses it."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
-        """The message of a delivery; None: there is none that could be delivered."""
+        """Return the message of a delivery and its number, or None if it cannot be delivered."""
 
 
 class SharedQueue:
-    """The queue of one filter, as this replica consumes it."""
+    """Queue of one shared filter, as this replica consumes it."""
 
     def __init__(
         self, reader: Reader, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
     ) -> None:
-        """`group` has the members at this replica."""
+        """Create the queue of `group`, which has the members at this replica."""
         self.group = group
         self.queue = queue
         self.arguments = arguments
@@ -53,26 +53,26 @@ class SharedQueue:
 
     @property
     def is_wanted(self) -> bool:
-        """It has members here."""
+        """True: the queue is only consumed while the filter has members here."""
         return True
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Whoever has members declares it."""
+        """Call `done` with True: any replica with members declares the missing queue."""
         done(True)
 
     @property
     def keys(self) -> Iterable[str]:
-        """What it is bound to."""
+        """Keys to which the queue is bound: that of the filter."""
         return self._keys
 
     def waits(self, count: int) -> None:
-        """So many messages are in the queue already."""
+        """Do nothing: the number of waiting messages does not matter."""
 
     def unreachable(self) -> None:
-        """Its node is down; it is looked for again."""
+        """Do nothing: the queue is checked again by a timer."""
 
     def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
-        """A message for one of the members."""
+        """Give a message to one of the members, or requeue it if there is none."""
         found = self._reader.read(content)
         if found is None:
             consumer.settle(tag)
@@ -81,18 +81,18 @@ class SharedQueue:
         if chosen is None:
             chosen = next(iter(self.group.members), None)
         if not isinstance(chosen, ClientSession):
-            consumer.give_back(tag)  # the last one has just gone
+            consumer.give_back(tag)  # the last member has just left
             return
         message, number = found
         chosen.owe(message, self.group.members[chosen], Delivery(consumer, tag, number, again=False))
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:
-    """The name of the queue of a filter: the same at every replica."""
+    """Return the name of the queue of a filter, which is the same at every replica."""
     group = topic_filter.split("/", 2)[1]
     digest = blake2b(topic_filter.encode(), digest_size=HASH_OCTETS).hexdigest()
     return f"{prefix}.{readable(group)}.{digest}"
 
 
 def _nobody() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits for the binding."""

@@ -1,7 +1,8 @@
-"""How the shared database stores what is opaque to it: wills, options of subscriptions, and fingerprints.
+"""Encoding of values that are opaque to the shared database: wills, options of subscriptions, and
+fingerprints.
 
-Two versions of the gateway run side by side during an update. A later one may append bytes to the options of
-a subscription, and fields to a will; neither is looked at by an earlier version.
+Two versions of the gateway run side by side during an update. A later version may append bytes to the options
+of a subscription, and fields to a will; an earlier version ignores them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def encode_options(options: SubscriptionOptions) -> bytes:
 
 
 def decode_options(octets: bytes) -> SubscriptionOptions:
-    """Return the options of a subscription. Raises StoreError for bytes that are none."""
+    """Return the options of a subscription. Raises StoreError if there are too few bytes."""
     if len(octets) < OPTIONS.size:
         raise StoreError(f"the options of a subscription have {len(octets)} bytes, which is too few")
     qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(octets)
@@ -46,19 +47,19 @@ def decode_options(octets: bytes) -> SubscriptionOptions:
 
 
 def encode_fingerprints(fingerprints: Sequence[int]) -> bytes:
-    """Return what a queue was given back, by fingerprints of 32 bits, as bytes."""
+    """Return the fingerprints of requeued messages, 32 bits each, as bytes."""
     return b"".join(map(FINGERPRINT.pack, fingerprints))
 
 
 def decode_fingerprints(octets: bytes) -> tuple[int, ...]:
-    """Return the fingerprints; half a fingerprint at the end is left out."""
+    """Return the fingerprints; an incomplete one at the end is left out."""
     whole = octets[: len(octets) // FINGERPRINT.size * FINGERPRINT.size]
     return tuple(one for (one,) in FINGERPRINT.iter_unpack(whole))
 
 
 @dataclass(frozen=True)
 class StoredWill:
-    """A will and its sender. `properties` are a property list of MQTT 5."""
+    """Will and its sender. `properties` is an encoded property list of MQTT 5."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -83,7 +84,7 @@ def delay_of(will: Will) -> int:
 
 
 def encode_will(coming: Newcomer) -> bytes:
-    """Return the will of a client that connects, and its sender, as bytes."""
+    """Return the will of a connecting client, and its sender, as bytes."""
     will, sender = coming.will, coming.sender
     assert will is not None
     return ADAPTER.dump_json(
@@ -101,7 +102,7 @@ def encode_will(coming: Newcomer) -> bytes:
 
 
 def decode_will(client: str, octets: bytes) -> tuple[Will, Sender]:
-    """Return the will of a client, and its sender. Raises StoreError for bytes that are none."""
+    """Return the will of a client, and its sender. Raises StoreError if the bytes are malformed."""
     try:
         stored = ADAPTER.validate_json(octets)
     except ValidationError as error:

@@ -1,16 +1,16 @@
-"""The walk of one subscription through the retained messages in the database, page by page.
+"""Walk of one subscription through the retained messages in the database, page by page.
 
-A page is queried when the one before has been handed to the session. So a client that takes nothing costs one
-page, and nobody polls: the reply has the session pulled again.
+A page is queried when the one before has been passed to the session. So a client that reads nothing costs one
+page, and nothing is polled: the reply makes the session pull again.
 
 A walk begins when its subscription is bound, and each message is in the database before it is published. So
-nothing is missing between the two, but a message may come both ways, and in either order.
+no message is missing between the two, but a message may arrive both ways, and in either order.
 
-- A topic of which a retained message has come live since the subscription is skipped: what the page has is
-  that message, an older one, or one that comes live as well.
+- A topic of which a retained message has arrived live since the subscription is skipped: the page has that
+  message, an older one, or one that arrives live as well.
 - MQTT allows a message twice at QoS 0 and 1. At QoS 2 a live message is dropped, by its number, if it was
-  sent as retained, and so is an older one of the same publisher, behind which the client would miss the last;
-  but only if the client had no subscription for the topic before.
+  sent as retained. So is an older one of the same publisher, after which the client would miss the last; but
+  only if the client had no other subscription for the topic.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from gateway.model.message import Message
 from gateway.state.interface import MatchRetained, Retained
 
 PAGE_BYTES: Final = 262_144  # of messages, after which a page ends
-CHUNKS_MAX: Final = 4_096  # of numbers, and
-TOPICS_MAX: Final = 4_096  # that a session remembers of what it was sent
+CHUNKS_MAX: Final = 4_096  # of message numbers, and
+TOPICS_MAX: Final = 4_096  # topics that a session remembers of messages it was sent
 COMPARED_MAX: Final = 32  # subscriptions of a session that are compared with a topic
 LIVE_MAX: Final = 65_536  # topics of live messages that a walk remembers
-ONCE: Final = 2  # of assurance
+ONCE: Final = 2  # value of `assurance`
 
 
 class Walked:
-    """What one client has been sent by walks at QoS 2, and of which topics live messages have come since
-    walks were asked for."""
+    """Messages that walks have sent to one client at QoS 2, and topics with live messages since the walks
+    began.
+    """
 
     def __init__(self) -> None:
         self.has_sent = False
@@ -47,12 +48,14 @@ class Walked:
         self._live: dict[str, dict[str, None]] = {}  # topics by the filter of a walk that goes on
         self._sent = Recent(CHUNKS_MAX)
         self._topics: dict[str, tuple[str, Number]] = {}  # publisher and number of what was sent last
-        self._numbers: dict[Message, Number] = {}  # of what the session has not written yet
+        self._numbers: dict[Message, Number] = {}  # of messages that the session has not written yet
 
     def is_new(self, message: Message, number: Number | None, qos: int, *, lasting: bool = False) -> bool:
-        """A message has come live, for a client that gets it with `qos`. Return False if it was sent the
-        message, or a later one, as a retained one at QoS 2. A `lasting` session itself knows what it was
-        sent: its client may be lost before it has it."""
+        """Return False if a live message, or a later one, was sent to the client as a retained one at QoS 2.
+
+        `qos` is the QoS of the delivery. A `lasting` session tracks sent numbers itself, because its client
+        may be lost before it has the message.
+        """
         if qos == ONCE and number is not None and self._was_sent(message, number, lasting):
             return False
         if message.retain:
@@ -62,8 +65,10 @@ class Walked:
         return True
 
     def begin(self, topic_filter: str, *, is_first: bool) -> None:
-        """A subscription was made, and what is retained will be sent for it. `is_first`: there was none with
-        that filter."""
+        """Begin a walk: a subscription was made, and retained messages will be sent for it.
+
+        `is_first` is True if there was no subscription with that filter before.
+        """
         self._live[topic_filter] = {}
         if is_first:
             self._first.add(topic_filter)
@@ -78,13 +83,13 @@ class Walked:
         return sum(topic_matches(one.split("/"), levels) for one in subscriptions) == 1
 
     def end_all_but(self, filters: Collection[str]) -> None:
-        """Note which walks go on."""
+        """Forget the walks whose filters are not in `filters`."""
         for topic_filter in [one for one in self._live if one not in filters]:
             del self._live[topic_filter]
             self._first.discard(topic_filter)
 
     def _was_sent(self, message: Message, number: Number, lasting: bool) -> bool:
-        """Return True for a message that was sent, or is older than what was sent of its publisher."""
+        """Return True for a message that was sent, or is older than the last one sent of its publisher."""
         if not lasting and number in self._sent:
             return True
         if not message.retain:
@@ -93,11 +98,14 @@ class Walked:
         return last[0] == number[0] and number[1] < last[1] and client == message.sender.client
 
     def may_send(self, topic_filter: str, topic: str) -> bool:
-        """Return False if a retained message of the topic has come live since the subscription."""
+        """Return False if a retained message of the topic has arrived live since the subscription."""
         return topic not in self._live.get(topic_filter, ())
 
     def send(self, message: Message, number: Number, *, is_alone: bool) -> None:
-        """A retained message is about to be sent at QoS 2. `is_alone`: see there."""
+        """Record that a retained message is about to be sent at QoS 2.
+
+        `is_alone` is the result of that method.
+        """
         self.has_sent = True
         self._sent.add(number)
         if is_alone:
@@ -107,12 +115,12 @@ class Walked:
         self._numbers[message] = number
 
     def number_of(self, message: Message) -> Number | None:
-        """Return the number of a retained message that is written to the client; once."""
+        """Return the number of a retained message that is written to the client, and forget it."""
         return self._numbers.pop(message, None)
 
 
 class SharedWalk:
-    """As Walk, through the database."""
+    """Walk of one subscription through the database; it has the interface of Walk."""
 
     def __init__(
         self,
@@ -123,7 +131,10 @@ class SharedWalk:
         is_wanted: Callable[[SharedWalk], bool],
         pull: Callable[[], None],
     ) -> None:
-        """`pull` has the session pull again. `is_wanted` returns False when the walk is given up."""
+        """Create a walk that has not begun.
+
+        `pull` makes the session pull again. `is_wanted` returns False when the walk is abandoned.
+        """
         self.grant = grant
         self.done = False
         self.waits = False
@@ -134,10 +145,13 @@ class SharedWalk:
         self._page: list[Retained] = []
         self._is_last = False
         self._query = MatchRetained(topic_filter, limit=PIECE_MESSAGES_MAX, octets=PAGE_BYTES)
-        self._then: Callable[[], None] | None = None  # who waits for the first page
+        self._then: Callable[[], None] | None = None  # waits for the first page
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """The next piece. It is empty when a page has to be read first."""
+        """Return the next messages, at most `most`.
+
+        The list is empty when a page has to be read first, or at the end.
+        """
         if self.done:
             return []
         if not self._page:
@@ -148,7 +162,7 @@ class SharedWalk:
         return [message for one in some if (message := self._message(one)) is not None]
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Read the first page. `then` is called when it is here, or cannot be read now."""
+        """Read the first page. `then` is called when it has arrived, or cannot be read now."""
         self._then = then
         self._read()
 
