@@ -1,4 +1,5 @@
-"""Sessions, retained messages, claims and leases: in SQLite for one process, in PostgreSQL for replicas.
+"""Shared state of sessions, retained messages, dead letters, identifiers and leases.
 
-Messages that wait are not here: the embedded broker has them in its store, replicas in RabbitMQ queues.
+The state is in a SQLite file for one process, or in a PostgreSQL database for replicas. Messages that wait
+for delivery are not part of it: the embedded broker has them in its store, replicas in RabbitMQ queues.
 """

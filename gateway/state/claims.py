@@ -1,4 +1,8 @@
-"""What operations on replicas, leases, identifiers and dead letters do to locked rows."""
+"""Effects of operations on replicas, leases, identifiers and dead letters on their locked rows.
+
+Each class loads and locks the rows of one kind of operations for a group (group.py), changes them in memory
+in the order of the operations, and returns the statements that write the changes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ NOBODY: Final = ""
 
 
 class ReplicaRow(NamedTuple):
-    """A row of `replica`."""
+    """Row of `replica`. `seen` is the time of the last heartbeat in UTC seconds."""
 
     replica: str
     name: str
@@ -49,7 +53,7 @@ ReplicaOperation = JoinReplica | Heartbeat | QuitReplica
 
 
 class Replicas:
-    """Replicas that a group touches."""
+    """Rows of the replicas that a group touches."""
 
     def __init__(self) -> None:
         self._table = Table("replica", ReplicaRow, REPLICA, 1)
@@ -59,7 +63,7 @@ class Replicas:
         self._table.take(database.run(self._table.lock((one.replica,) for one in operations))[-1])
 
     def apply(self, operation: ReplicaOperation, now: float) -> Reply[object]:
-        """Change the locked rows."""
+        """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         row = self._table.rows.get((operation.replica,))
         if isinstance(operation, JoinReplica):
             if row is not None and row.dead:
@@ -73,12 +77,12 @@ class Replicas:
         return DONE
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         return self._table.writes()
 
 
 class LeaseRow(NamedTuple):
-    """A row of `lease`."""
+    """Row of `lease`. `until` is the end of the lease in UTC seconds."""
 
     name: str
     holder: str
@@ -91,18 +95,18 @@ LeaseOperation = AcquireLease | ReleaseLease
 
 
 class Leases:
-    """Leases that a group touches."""
+    """Rows of the leases that a group touches."""
 
     def __init__(self) -> None:
         self._table = Table("lease", LeaseRow, LEASE, 1, (NOBODY, 0, 0.0))
 
     def load(self, database: Database, operations: Sequence[LeaseOperation]) -> None:
-        """Lock the leases of `operations`."""
+        """Lock the leases of `operations`; missing rows are created."""
         names = [(one.name,) for one in operations]
         self._table.take(database.run(self._table.lock(names, names))[-1])
 
     def apply(self, operation: LeaseOperation, now: float) -> Reply[object]:
-        """Change the locked rows."""
+        """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         row = self._table.rows.get((operation.name,), LeaseRow(operation.name, NOBODY, 0, 0.0))
         is_held = row.holder != NOBODY and row.until > now
         if isinstance(operation, ReleaseLease):
@@ -117,12 +121,14 @@ class Leases:
         return Reply(Verdict.DONE, Lease(operation.replica, epoch))
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         return self._table.writes()
 
 
 class SeenRow(NamedTuple):
-    """A row of `seen`."""
+    """Row of `seen`: an identifier claimed by `replica`, or accepted until `until` (UTC seconds) if `replica`
+    is empty.
+    """
 
     route: str
     id: bytes
@@ -136,14 +142,14 @@ ALIVE: Final = "SELECT replica FROM replica WHERE dead = 0"
 
 
 class Identifiers:
-    """Identifiers of deduplicating routes that a group touches."""
+    """Rows of the identifiers of deduplicating routes that a group touches."""
 
     def __init__(self) -> None:
         self._table = Table("seen", SeenRow, SEEN, 2, (NOBODY, 0.0))
         self._alive: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[IdsOperation]) -> None:
-        """Lock the identifiers of `operations`; read which replicas live."""
+        """Lock the identifiers of `operations`, and read which replicas are alive."""
         keys = [(one.route, id) for one in operations for id in one.ids]
         claimed = [(one.route, id) for one in operations if isinstance(one, ClaimIds) for id in one.ids]
         if keys:
@@ -152,7 +158,7 @@ class Identifiers:
             self._alive = {replica for (replica,) in alive}
 
     def apply(self, operation: IdsOperation, now: float) -> Reply[object]:
-        """Change the locked rows."""
+        """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         if isinstance(operation, ClaimIds):
             return Reply(Verdict.DONE, [self._claim(operation, id, now) for id in operation.ids])
         for id in operation.ids:
@@ -174,12 +180,12 @@ class Identifiers:
         return Claim.OURS
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         return self._table.writes()
 
 
 class LetterRow(NamedTuple):
-    """A row of `dead_letter` without its contents."""
+    """Row of `dead_letter` without its contents."""
 
     id: str
     claimed_by: str
@@ -204,7 +210,7 @@ LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters
 
 
 class Letters:
-    """Dead letters that a group touches."""
+    """Rows of the dead letters that a group touches."""
 
     def __init__(self) -> None:
         self._table = Table("dead_letter", LetterRow, LETTER, 1)
@@ -213,13 +219,13 @@ class Letters:
         self._deleted: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
-        """Lock the letters of `operations`."""
+        """Lock the dead letters of `operations`, except those that are added."""
         claims = [one for one in operations if not isinstance(one, AddLetter)]
         if calls := self._table.lock((id,) for one in claims for id in one.ids):
             self._table.take(database.run(calls)[-1])
 
     def apply(self, operation: LetterOperation, now: float) -> Reply[object]:
-        """Change the locked rows."""
+        """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         rows = self._table.rows
         if isinstance(operation, AddLetter):
             letter = operation.letter._replace(at=now)
@@ -227,7 +233,7 @@ class Letters:
             self._deleted.discard(letter.id)
             rows.setdefault((letter.id,), LetterRow(letter.id, NOBODY, 0.0))
             return DONE
-        found = []  # by this operation
+        found = []  # ids that this operation affects
         for id in operation.ids:
             row = rows.get((id,))
             if row is None:
@@ -247,7 +253,7 @@ class Letters:
         return DONE if isinstance(operation, FreeLetters) else Reply(Verdict.DONE, found)
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         calls = []
         if self._deleted:
             calls.append(Call(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))

@@ -1,8 +1,9 @@
-"""What a group of operations needs of a database: statements over many rows, and a transaction.
+"""Interface of a database as groups of operations use it: statements over many rows, and a transaction.
 
-A statement is written once for both databases. `{op}` begins it: a relation `op` of the rows that are given
-with it. `{lock}` ends a query of rows that are to be locked, which mentions their table as `t`. Functions of
-the schema hide what differs, as `state_now()`.
+A statement is written once for both databases. `{op}` begins it and defines a relation `op` of the rows that
+are passed with it. `{lock}` ends a query of rows that are to be locked, and `{skip}` one that leaves out rows
+locked by others; both refer to the table as `t`. Functions of the schema, such as `state_now()`, hide the
+differences of the databases.
 
 PostgreSQL runs a statement once over arrays, SQLite once for each row.
 """
@@ -20,7 +21,10 @@ Rows = list[tuple[Any, ...]]
 
 
 class Call(NamedTuple):
-    """A statement and the rows of `op`. `columns`: their names and types, as `client text, epoch bigint`."""
+    """Statement with the rows of `op`.
+
+    `columns` has their names and types, such as `client text, epoch bigint`.
+    """
 
     sql: str
     columns: str = ""
@@ -28,7 +32,7 @@ class Call(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A notice for a replica."""
+    """Notice for a replica."""
 
     replica: str
     event: Event
@@ -36,60 +40,70 @@ class Noted(NamedTuple):
 
 
 class LostError(StoreError):
-    """The database is away: the group may be tried again over another connection."""
+    """Error while the database is away: the group may be tried again over another connection."""
 
 
 class AbortedError(LostError):
-    """The database has aborted the transaction for the sake of another one; the connection is as it was."""
+    """Error of a transaction that the database has aborted in favour of another one; the connection still
+    works.
+    """
 
 
 class RefusedError(StoreError):
-    """The database rejects values of the group, and would reject them again."""
+    """Error of a group whose values the database rejects, and would reject again."""
 
 
 class Database(ABC):
-    """One connection, for one thread, but `interrupt`. All methods raise LostError; `run` raises
-    RefusedError, too."""
+    """Connection for one thread; only `interrupt` may be called by others.
+
+    All methods except `interrupt` and `close` may raise LostError; `run` may also raise RefusedError.
+    """
 
     @abstractmethod
     def connect(self) -> int:
-        """Connect again, and end whatever an earlier connection has left. Return the number of the last
-        group that was committed."""
+        """Connect or reconnect, and end what an earlier connection has left running.
+
+        Return the number of the last group that was committed.
+        """
 
     @abstractmethod
     def begin(self, number: int) -> None:
-        """Begin the transaction of the group with this number, which follows that of the last one."""
+        """Begin the transaction of the group with this number, which is the number of the last group plus
+        one.
+        """
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Rows]:
-        """Run statements in their order. Return the rows of each."""
+        """Run statements in order. Return the rows of each."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit. After LostError nobody knows whether it was committed, until `connect` returns."""
+        """Commit the transaction. After LostError the outcome is unknown until `connect` returns."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Give the transaction up."""
+        """Roll the transaction back."""
 
     @abstractmethod
     def match(self, wanted: MatchRetained) -> Rows:
-        """Return topic, message, expiry and user of retained messages that an MQTT filter matches."""
+        """Return topic, message, expiry (seconds from now) and user of retained messages that match an MQTT
+        filter.
+        """
 
     @abstractmethod
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Send notices to whoever listens."""
+        """Send notices to the replicas that listen."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Have what the thread waits for raise LostError. For other threads; nothing is raised."""
+        """Make the thread's pending call raise LostError. Called by other threads; raises nothing."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; nothing is raised."""
+        """Close the connection. Raises nothing."""
 
 
-# The first of some rows `page`, as many as have the octets together that are given as {}.
+# The first rows of `page`, until they have the number of bytes together that is inserted as {}.
 SIZED: Final = (
     "SELECT topic, message, expires_in, login FROM (SELECT topic, message, expires_in, login,"
     " sum(length(message)) OVER (ORDER BY topic) - length(message) AS octets FROM ({{}}) AS page) AS sized"
@@ -98,11 +112,11 @@ SIZED: Final = (
 
 
 class Demand(NamedTuple):
-    """What an MQTT filter demands of a topic.
+    """Conditions that an MQTT filter puts on a topic.
 
-    `levels`: literal levels with their positions as `levels_of` has them, and the number of levels unless
-    `#` ends the filter. `least`: the least number of levels. `prefix`: levels before the first wildcard.
-    `not_system`: the topic must not begin with `$`.
+    `levels` has the literal levels with their positions as in `levels_of`, and the number of levels unless
+    `#` ends the filter. `least` is the minimum number of levels. `prefix` has the levels before the first
+    wildcard. `not_system` is True if the topic must not begin with `$`.
     """
 
     levels: list[str]
@@ -112,7 +126,7 @@ class Demand(NamedTuple):
 
 
 def demand_of(topic_filter: str) -> Demand:
-    """Return what a filter demands."""
+    """Return the conditions of a filter."""
     levels = topic_filter.split("/")
     not_system = levels[0] in ("+", "#")
     is_open = levels[-1] == "#"

@@ -1,8 +1,8 @@
 """One transaction of many operations: lock their rows, change them in memory in order, write them.
 
-All that an operation decides is Python over locked rows, the same for both databases. Rows are locked kind by
-kind and in the order of their keys, so that two groups hardly ever wait for each other in a circle; when they
-do the database aborts one, which is tried again.
+All decisions of operations are made by Python code over locked rows, the same for both databases. Rows are
+locked kind by kind and in the order of their keys, so that deadlocks between two groups are rare; when one
+occurs the database aborts one of the groups, which is tried again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gateway.state.retained import RetainedMessages
 from gateway.state.sessions import Sessions
 
 NOW: Final = Call("SELECT state_now()")
-# Some rows at a time, and none that another transaction has locked: to delete a million takes longer than
+# A limited number of rows, and none that another transaction has locked: deleting a million takes longer than
 # others wait for a lock.
 TIDY: Final = (
     "DELETE FROM seen WHERE (route, id) IN (SELECT t.route, t.id FROM seen AS t"
@@ -56,16 +56,19 @@ TIDY: Final = (
 
 
 class Rows(Protocol):
-    """The rows of one kind of operations."""
+    """Locked rows of one kind of operations."""
 
     def load(self, database: Database, operations: Sequence[Any]) -> None:
         """Lock and read the rows of these operations."""
 
     def apply(self, operation: Any, now: float) -> Reply[object]:
-        """Change rows in memory; `now` is the database's time in UTC seconds."""
+        """Change rows in memory; `now` is the database's time in UTC seconds.
+
+        Return the reply of the operation.
+        """
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
 
 
 KINDS: Final[tuple[tuple[type[Rows], tuple[type, ...]], ...]] = (
@@ -94,8 +97,11 @@ KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in
 def run_group(
     database: Database, operations: Sequence[object], number: int
 ) -> tuple[list[Reply[object]], list[Noted]]:
-    """Run a group up to its commit. Return a reply for each operation, and notices to send when it is
-    committed. Raises LostError and RefusedError."""
+    """Run a group up to its commit.
+
+    Return a reply for each operation, and notices to send after the commit. Raises LostError and
+    RefusedError.
+    """
     database.begin(number)
     kinds: dict[type[Rows], Rows] = {}
     for kind, types in KINDS:

@@ -1,15 +1,15 @@
-"""Operations on state, their results, and the store that takes them.
+"""Operations on state, their results, and the store that runs them.
 
-The event loop never waits for a database. `StateStore.submit` queues an operation; a thread commits all that
-have gathered as one group and has the loop call `done` with a reply. Operations with the same `subject` (one
-session, one topic, one lease …) are committed in the order in which they were submitted.
+The event loop never waits for a database. `StateStore.submit` queues an operation; a thread commits all
+collected operations as one group and has the loop call `done` with a reply. Operations with the same
+`subject` (one session, one topic, one lease …) are committed in the order in which they were submitted.
 
 A session belongs to the *epoch* of its latest OpenSession. Operations of an owner carry its epoch and are
 fenced once another epoch is current: nothing is changed, and the owner must not send anything to its client
 any more. Only the clock of the database counts: no operation carries a point in time, only durations.
 
-An operation that was answered with UNAVAILABLE has been committed or not. Repeating any of them is harmless:
-each sets a state, and none adds to one. Only a repeated OpenSession gets a new epoch.
+An operation with the reply UNAVAILABLE has been committed or not. Repeating any of them is harmless: each
+sets a state, and none adds to one. Only a repeated OpenSession gets a new epoch.
 
 Wills, options of subscriptions, messages and reasons of dead letters are opaque bytes of the caller.
 """
@@ -25,32 +25,32 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-SHARED_FILTERS_MAX: Final = 10_000  # that are listed at once
-UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been let in
-CLAIM_SECS: Final = 20.0  # after which another replica may do what was claimed and not settled
+SHARED_FILTERS_MAX: Final = 10_000  # filters in one list, at most
+UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been accepted
+CLAIM_SECS: Final = 20.0  # after which another replica may claim unsettled work
 OUTGOING: Final = 0  # packets to the client
 INCOMING: Final = 1  # packets from the client
 
 Number = tuple[bytes, int]
-"""Identity of a message: the incarnation of the replica that published it, and a count."""
+"""Identity of a message: id of the replica process that published it, and its message counter."""
 
 
 class SessionKey(NamedTuple):
-    """Names a session: `domain` is the namespace of client identifiers."""
+    """Name of a session: a client identifier in the namespace `domain`."""
 
     domain: str
     client: str
 
 
 class Owner(NamedTuple):
-    """A replica (its incarnation) and the epoch in which it opened the session."""
+    """Replica (its incarnation) that owns a session, and the epoch in which it opened the session."""
 
     replica: str
     epoch: int
 
 
 class Will(NamedTuple):
-    """A message to publish when the client is lost for longer than `delay_secs`."""
+    """Message to publish when the client is lost for longer than `delay_secs`."""
 
     message: bytes
     delay_secs: float
@@ -65,10 +65,10 @@ class Packet(NamedTuple):
 
 @dataclass(slots=True)
 class Contents:
-    """What a session holds besides its row.
+    """Contents of a session besides its row.
 
-    `packets`: by direction and packet identifier. `received`: by incarnation and chunk of 64 numbers, a bit
-    for each number that the client has received.
+    `packets` are by direction and packet identifier. `received` has, by replica process and chunk of 64
+    numbers, a bit for each number that the client has received.
     """
 
     subscriptions: dict[str, bytes] = field(default_factory=dict)
@@ -76,28 +76,28 @@ class Contents:
     received: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def copy(self) -> Contents:
-        """Return contents that do not change with these."""
+        """Return an independent copy."""
         return Contents(dict(self.subscriptions), dict(self.packets), dict(self.received))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all contents."""
         self.subscriptions.clear()
         self.packets.clear()
         self.received.clear()
 
 
 class Verdict(Enum):
-    """What became of an operation."""
+    """Outcome of an operation."""
 
     DONE = "done"
-    FENCED = "fenced"  # it is not the caller's any more; nothing was changed
+    FENCED = "fenced"  # the caller is no longer the owner; nothing was changed
     UNAVAILABLE = "unavailable"  # the database is away; it may have been committed
     REFUSED = "refused"  # the database rejects the values; nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[T_co]):
-    """A verdict; `value` is None unless it is DONE."""
+    """Reply to an operation or query; `value` is None unless the verdict is DONE."""
 
     verdict: Verdict
     value: T_co | None = None
@@ -110,20 +110,21 @@ DONE: Final[Reply[None]] = Reply(Verdict.DONE)
 
 
 class Operation(Generic[T]):
-    """A change; its reply carries a T."""
+    """Change of the state; its reply carries a T."""
 
     __slots__ = ()
 
     @property
     def subject(self) -> object:
-        """Return the value that orders operations: equal subjects, one order."""
+        """Value that orders operations: those with equal subjects are committed in order."""
         raise NotImplementedError
 
 
 class Query(Generic[T]):
-    """Something to read; its reply carries a T. A query sees all that was done before it was submitted.
+    """Read access to the state; its reply carries a T. A query sees all operations submitted before it.
 
-    `is_report`: it may read a whole table, and does not wait for those that clients wait for, or they for it.
+    `is_report` is True if the query may read a whole table: then it does not delay queries that clients wait
+    for, nor they it.
     """
 
     __slots__ = ()
@@ -131,8 +132,9 @@ class Query(Generic[T]):
 
     @property
     def subject(self) -> object:
-        """Return the subject of the operations that it follows, and then it is read by an index; None: it
-        follows none, and may take long."""
+        """Subject of the operations behind which the query runs, by an index; None if it follows none and may
+        take long.
+        """
         return None
 
 
@@ -140,14 +142,13 @@ class Query(Generic[T]):
 
 
 class Opened(NamedTuple):
-    """A session as its new owner finds it.
+    """Session as its new owner finds it.
 
-    `present`: an earlier session goes on, with `contents`. `before`: who may still consume its queue, unless
-    nobody does. `ended_queue`: the queue of an earlier session that ended; the caller deletes it, then
-    ForgetQueue.
-    `given_back`: what an earlier owner stored with ReleaseSession. `refused`: it belongs to another `user`;
-    then nothing was changed. `wills`: epochs and messages of earlier connections' wills that the caller has
-    claimed: it publishes them and submits SettleWill.
+    `present`: an earlier session is resumed, with `contents`. `before`: the replica that may still consume
+    the queue, or None. `ended_queue`: the queue of an earlier session that has ended; the caller deletes it,
+    then submits ForgetQueue. `given_back`: what an earlier owner stored with ReleaseSession. `refused`: the
+    session belongs to another `user`; then nothing was changed. `wills`: epochs and messages of earlier
+    connections' wills that the caller has claimed: it publishes them and submits SettleWill.
     """
 
     epoch: int
@@ -163,10 +164,10 @@ class Opened(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A session after its client has gone.
+    """Session after its client has disconnected.
 
-    `ended`: its row is gone; the caller deletes its queue, then ForgetQueue. `publish_will`: the caller has
-    claimed the will, publishes it and submits SettleWill.
+    `ended`: the session was deleted; the caller deletes its queue, then submits ForgetQueue. `publish_will`:
+    the caller has claimed the will, publishes it and submits SettleWill.
     """
 
     ended: bool
@@ -175,23 +176,23 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfSession:
-    """An operation on one session."""
+    """Operation on one session."""
 
     key: SessionKey
 
     @property
     def subject(self) -> object:
-        """Return the session."""
+        """Key of the session."""
         return self.key
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(OfSession, Operation[Opened]):
-    """A client has connected to `replica`: make that the owner, with a new epoch.
+    """Make `replica` the owner of a session, with a new epoch, because the client has connected there.
 
-    An earlier session goes on unless `clean`, or its time is over. `queue` is for a new one. `expiry_secs`
-    (0: it ends with the connection) and `will` replace those of the earlier session. `only_own`: refuse a
-    session of another `user`.
+    An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
+    `expiry_secs` (0: the session ends with the connection) and `will` replace those of the earlier session.
+    `only_own`: refuse a session of another `user`.
     """
 
     replica: str
@@ -206,10 +207,11 @@ class OpenSession(OfSession, Operation[Opened]):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSession(OfSession, Operation[None]):
-    """What has become of a session since its last change; without any: check the epoch. None removes.
+    """Store changes of a session since the last one; without any, check the epoch. None removes an entry.
 
-    `served`: the client is about to be let in. Before that nobody publishes its will at once: whoever opens
-    the session next leaves its replica UNSERVED_SECS to say that the client never was.
+    `served`: the client is about to be accepted. Before that its will is not published at once: the next
+    replica that opens the session leaves UNSERVED_SECS to the owner to report that the client never was
+    accepted.
     """
 
     epoch: int
@@ -221,7 +223,10 @@ class ChangeSession(OfSession, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveSession(OfSession, Operation[Left]):
-    """The client has gone. The session ends after `expiry_secs`; its will is discarded, or due."""
+    """Record that the client has disconnected.
+
+    The session ends after `expiry_secs`; its will is discarded, or due.
+    """
 
     epoch: int
     expiry_secs: float
@@ -230,9 +235,9 @@ class LeaveSession(OfSession, Operation[Left]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSession(OfSession, Operation[None]):
-    """The owner of `epoch`, current or not, does not consume the session's queue any more.
+    """Record that the owner of `epoch`, current or not, does not consume the session's queue any more.
 
-    `given_back`: what the next owner should know of messages that were requeued. Never fenced.
+    `given_back`: what the next owner must know of requeued messages. Never fenced.
     """
 
     epoch: int
@@ -241,14 +246,14 @@ class ReleaseSession(OfSession, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class SettleWill(OfSession, Operation[None]):
-    """The will of `epoch` was published, or is void."""
+    """Delete the will of `epoch`, because it was published or is void."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndSession(OfSession, Operation[None]):
-    """The queue of an expired session was deleted: delete the session. Fenced if it was opened again."""
+    """Delete an expired session whose queue was deleted. Fenced if it was opened again."""
 
     epoch: int
 
@@ -256,8 +261,8 @@ class EndSession(OfSession, Operation[None]):
 class Due(NamedTuple):
     """Work that the reaper has claimed for CLAIM_SECS.
 
-    With `will`: publish it, then SettleWill. Without: delete `queue`, then EndSession; without a `key`, too:
-    the session is gone already, so delete `queue`, then ForgetQueue.
+    With `will`: publish it, then submit SettleWill. Without: delete `queue`, then submit EndSession. Without
+    `key`, too: the session is deleted already, so delete `queue`, then submit ForgetQueue.
     """
 
     key: SessionKey | None
@@ -268,23 +273,23 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForgetQueue(Operation[None]):
-    """The queue of a session that has ended was deleted. Until then the reaper returns it again."""
+    """Record that the queue of an ended session was deleted. Until then the reaper returns it again."""
 
     queue: str
 
     @property
     def subject(self) -> object:
-        """Return the queue."""
+        """Name of the queue."""
         return "queue", self.queue
 
 
 @dataclass(frozen=True, slots=True)
 class Reap(Operation[list[Due]]):
-    """Claim wills that are due and sessions that have expired, `limit` of each at most.
+    """Claim due wills and expired sessions, at most `limit` of each.
 
-    Replicas that were silent for `silent_secs` (None: no replica) are declared dead before, but never
-    `replica`, which asks; their sessions lose their owners. Several replicas share the work. Also removes
-    what has expired of everything else.
+    First, replicas that were silent for `silent_secs` (None: no replica) are declared dead, but never the
+    calling `replica`; their sessions lose their owners. Several replicas share the work. Also deletes expired
+    identifiers and retained messages, and dead replicas and unused lanes after a day.
     """
 
     silent_secs: float | None
@@ -293,12 +298,12 @@ class Reap(Operation[list[Due]]):
 
     @property
     def subject(self) -> object:
-        """Return one subject for all: a replica reaps once at a time."""
+        """One subject for all: a replica reaps once at a time."""
         return "reaper"
 
 
 class SessionView(NamedTuple):
-    """The row of a session. `expires_in` (seconds): None while its client is connected."""
+    """Row of a session. `expires_in` (seconds) is None while its client is connected."""
 
     owner: Owner
     holder: Owner | None
@@ -312,21 +317,21 @@ class SessionView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Query[SessionView | None]):
-    """Read the row of a session; None: there is none."""
+    """Query of the row of a session; None if there is none."""
 
     key: SessionKey
 
     @property
     def subject(self) -> object:
-        """Return the session."""
+        """Key of the session."""
         return self.key
 
 
 @dataclass(frozen=True, slots=True)
 class FindTaken(Query[list[tuple[SessionKey, int]]]):
-    """Find sessions that `replica` may still consume and that have another epoch now, with the old epoch.
+    """Query of sessions that `replica` may still consume and that have another epoch now, with the old epoch.
 
-    The query behind the notices: one that was lost costs the time until the next query.
+    It backs up the notices: a lost notice costs the time until the next query.
     """
 
     replica: str
@@ -334,12 +339,12 @@ class FindTaken(Query[list[tuple[SessionKey, int]]]):
 
     @property
     def subject(self) -> object:
-        """Return the incarnation."""
+        """Incarnation of the replica."""
         return self.replica
 
 
 class Owned(NamedTuple):
-    """A session whose client is connected, as the database has it."""
+    """Session of a connected client, as the database has it."""
 
     key: SessionKey
     epoch: int
@@ -349,8 +354,9 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindOwned(Query[list[Owned]]):
-    """List the sessions of clients that are connected to `replica`, in the order of their keys, from behind
-    `after`: at most `limit`."""
+    """Query of the sessions whose clients are connected to `replica`: at most `limit` after the key `after`,
+    in order.
+    """
 
     replica: str
     after: SessionKey
@@ -358,18 +364,18 @@ class FindOwned(Query[list[Owned]]):
 
     @property
     def subject(self) -> object:
-        """Return the incarnation."""
+        """Incarnation of the replica."""
         return self.replica
 
 
 @dataclass(frozen=True, slots=True)
 class CountSessions(Query[int]):
-    """Count the sessions of all domains."""
+    """Query of the number of sessions of all domains."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFilters(Query[list[str]]):
-    """List the filters of shared subscriptions that sessions have, each once."""
+    """Query of the filters of shared subscriptions that sessions have, each once."""
 
     limit: int = SHARED_FILTERS_MAX
 
@@ -379,19 +385,19 @@ class SharedFilters(Query[list[str]]):
 
 @dataclass(frozen=True, slots=True)
 class OfReplica:
-    """An operation on one incarnation of a replica."""
+    """Operation on one incarnation of a replica."""
 
     replica: str
 
     @property
     def subject(self) -> object:
-        """Return the incarnation."""
+        """Incarnation of the replica."""
         return self.replica
 
 
 @dataclass(frozen=True, slots=True)
 class JoinReplica(OfReplica, Operation[None]):
-    """An incarnation begins. `name` is the configured one, `address` what clients are referred to."""
+    """Add an incarnation. `name` is the configured one, `address` the one to which clients are referred."""
 
     name: str
     address: str
@@ -400,16 +406,16 @@ class JoinReplica(OfReplica, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(OfReplica, Operation[None]):
-    """The incarnation lives. Fenced once it was declared dead: then another one must begin."""
+    """Record that the incarnation is alive. Fenced once it was declared dead: then a new one must begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuitReplica(OfReplica, Operation[None]):
-    """The incarnation ends. Sessions that it still owns lose their owner."""
+    """End the incarnation. Sessions that it still owns lose their owner."""
 
 
 class ReplicaView(NamedTuple):
-    """A replica that lives; `silent_secs` is the time since its last heartbeat."""
+    """Replica that is not dead; `silent_secs` is the time since its last heartbeat."""
 
     replica: str
     name: str
@@ -420,16 +426,16 @@ class ReplicaView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListReplicas(Query[list[ReplicaView]]):
-    """List the replicas that are not dead."""
+    """Query of the replicas that are not dead."""
 
     @property
     def subject(self) -> object:
-        """Return one subject for all: a list of few."""
+        """One subject for all: the list is short."""
         return "replicas"
 
 
 class Lease(NamedTuple):
-    """A lease after AcquireLease. `epoch` grows with each change of `holder`."""
+    """Lease after AcquireLease. `epoch` grows with each change of `holder`."""
 
     holder: str
     epoch: int
@@ -437,7 +443,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease(Operation[Lease]):
-    """Take or renew a lease for `secs`, unless another replica holds it."""
+    """Acquire or renew a lease for `secs` seconds, unless another replica holds it."""
 
     name: str
     replica: str
@@ -445,20 +451,20 @@ class AcquireLease(Operation[Lease]):
 
     @property
     def subject(self) -> object:
-        """Return the lease."""
+        """Name of the lease."""
         return "lease", self.name
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Operation[None]):
-    """Give up a lease. Fenced if another replica holds it."""
+    """Release a lease. Fenced if this replica does not hold it."""
 
     name: str
     replica: str
 
     @property
     def subject(self) -> object:
-        """Return the lease."""
+        """Name of the lease."""
         return "lease", self.name
 
 
@@ -466,7 +472,7 @@ class ReleaseLease(Operation[None]):
 
 
 class Room(NamedTuple):
-    """By how much number and bytes of retained messages may grow: of all users, and of one."""
+    """Remaining capacity for retained messages in number and bytes: of all users, and of one."""
 
     messages: int
     octets: int
@@ -475,9 +481,9 @@ class Room(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """What became of Retain. Not `stored`: there was no room, and the topic is as it was.
+    """Result of Retain. If not `stored`, there was no capacity, and the topic is unchanged.
 
-    `before`: user and weight of the message that the topic had; None: it had none.
+    `before` has user and weight of the message that the topic had, or None if it had none.
     """
 
     stored: bool
@@ -486,10 +492,11 @@ class Retention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retain(Operation[Retention]):
-    """Retain a message for a topic, for `lifetime_secs` if given; None, or no bytes: retain nothing.
+    """Retain a message for a topic, for `lifetime_secs` if given. A `message` of None or b"" removes the
+    retained one.
 
-    `user` sent the message, `weight` is its size in bytes as limits count it. It is stored if the growth fits
-    into `room`; None: it is stored in any case.
+    `user` sent the message, `weight` is its size in bytes as limits count it. The message is stored if the
+    growth fits into `room`, or in any case if `room` is None.
     """
 
     topic: str
@@ -501,12 +508,12 @@ class Retain(Operation[Retention]):
 
     @property
     def subject(self) -> object:
-        """Return the topic."""
+        """Topic of the message."""
         return "topic", self.topic
 
 
 class Retained(NamedTuple):
-    """A retained message; `expires_in` (seconds): None if it does not expire. `user` sent it."""
+    """Retained message. `expires_in` (seconds) is None if it does not expire. `user` sent it."""
 
     topic: str
     message: bytes
@@ -516,9 +523,10 @@ class Retained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatchRetained(Query[list[Retained]]):
-    """Find retained messages by an MQTT filter, in the order of topics, from behind the topic `after`.
+    """Query of retained messages by an MQTT filter, in the order of topics, after the topic `after`.
 
-    At most `limit`, and no more once they have `octets` bytes: fewer of both means that these are the last.
+    The result has at most `limit` messages, and ends with the one that reaches `octets` bytes in total. Fewer
+    of both means that these are the last.
     """
 
     is_report: ClassVar[bool] = False  # a client waits for it
@@ -528,29 +536,29 @@ class MatchRetained(Query[list[Retained]]):
     octets: int = 1_048_576
 
     def is_last(self, found: Sequence[Retained]) -> bool:
-        """Return True if nothing matches behind these, which were found."""
+        """Return True if nothing matches after the messages `found`."""
         return len(found) < self.limit and sum(len(one.message) for one in found) < self.octets
 
 
 @dataclass(frozen=True, slots=True)
 class WeighRetained(Query[dict[str, tuple[int, int]]]):
-    """Return the number and the weight of the retained messages of each user."""
+    """Query of the number and weight (bytes) of the retained messages of each user."""
 
 
 # Identifiers of deduplicating routes.
 
 
 class Claim(Enum):
-    """What ClaimIds found of an identifier."""
+    """Result of ClaimIds for one identifier."""
 
     OURS = "ours"
-    OPEN = "open"  # another replica has it on its way
+    OPEN = "open"  # another replica has claimed it
     ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True, slots=True)
 class OfRoute:
-    """An operation on identifiers of one route."""
+    """Operation on identifiers of one route."""
 
     route: str
     ids: tuple[bytes, ...]
@@ -558,7 +566,7 @@ class OfRoute:
 
     @property
     def subject(self) -> object:
-        """Return the route."""
+        """Name of the route."""
         return "route", self.route
 
 
@@ -572,21 +580,21 @@ class ClaimIds(OfRoute, Operation[list[Claim]]):
 
 @dataclass(frozen=True, slots=True)
 class AcceptIds(OfRoute, Operation[None]):
-    """The target has accepted these: remember them for `window_secs`."""
+    """Remember identifiers for `window_secs`, because the target has accepted their messages."""
 
     window_secs: float
 
 
 @dataclass(frozen=True, slots=True)
 class FreeIds(OfRoute, Operation[None]):
-    """These were not accepted: whoever has one next may try."""
+    """Release claims of identifiers that were not accepted, so that the next sender may try."""
 
 
 # Dead letters.
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter; `at` is when it was added, in UTC seconds of the database.
+    """Dead letter; `at` is when it was added, in UTC seconds of the database.
 
     `user` sent the message, `weight` is its size in bytes as limits count it.
     """
@@ -608,43 +616,46 @@ class AddLetter(Operation[None]):
 
     @property
     def subject(self) -> object:
-        """Return one subject for all letters: they are stored in the order in which they were added."""
+        """One subject for all dead letters: they are stored in the order in which they were added."""
         return "letters"
 
 
 @dataclass(frozen=True, slots=True)
 class OfLetters:
-    """An operation on dead letters."""
+    """Operation on dead letters."""
 
     ids: tuple[str, ...]
     replica: str
 
     @property
     def subject(self) -> object:
-        """Return the subject of all letters."""
+        """Subject of all dead letters."""
         return "letters"
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimLetters(OfLetters, Operation[list[str]]):
-    """Claim, or go on claiming, letters to redrive for CLAIM_SECS. Returns those that are the caller's."""
+    """Claim dead letters for redriving, or renew claims, for CLAIM_SECS.
+
+    The reply has the ids that are the caller's.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class FreeLetters(OfLetters, Operation[None]):
-    """End claims."""
+    """Release claims of dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLetters(OfLetters, Operation[list[str]]):
-    """Delete letters, whoever has claimed them. Returns those that were there."""
+    """Delete dead letters, even if another replica has claimed them. The reply has the ids that existed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
-    """List dead letters of a route and of a user (None: of all), the oldest or the newest first.
+    """Query of dead letters of a route and of a user (None: of all), oldest or newest first.
 
-    `after` is the time and id of the letter behind which the list begins; None: it begins with the first.
+    `after` is the time and id of the dead letter after which the list begins; None for the first.
     """
 
     route: str | None = None
@@ -656,43 +667,46 @@ class ListLetters(Query[list[DeadLetter]]):
 
 @dataclass(frozen=True, slots=True)
 class FindLetters(Query[list[DeadLetter]]):
-    """Find dead letters by their ids, in any order."""
+    """Query of dead letters by their ids, in any order."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WeighLetters(Query[dict[str, tuple[int, int]]]):
-    """Return the number and the weight of the dead letters of each user."""
+    """Query of the number and weight (bytes) of the dead letters of each user."""
 
 
 # The store.
 
 
 class Event(Enum):
-    """What a notice is about."""
+    """Subject of a notice."""
 
     TAKEN = "taken"  # a session of this replica has another owner
     RELEASED = "released"  # the queue of a session of this replica is free
-    MISSED = "missed"  # notices may have been lost: read everything that they would have told
+    MISSED = "missed"  # notices may have been lost: query everything that they report
 
 
 class Notice(NamedTuple):
-    """A hint that something should be read. Correctness never depends on it: notices may be lost."""
+    """Hint that something should be queried. Correctness never depends on it: notices may be lost."""
 
     event: Event
     key: SessionKey | None = None
 
 
 class Health(NamedTuple):
-    """`failure`: why the database is away; empty: it is not. `pending`: operations that wait."""
+    """State of the store.
+
+    `failure` is why the database is away, or "". `pending` is the number of waiting operations.
+    """
 
     failure: str
     pending: int
 
 
 class StateStore(ABC):
-    """State behind either database. All methods are for the event loop."""
+    """Store of the state behind either database. All methods are called by the event loop."""
 
     pending_max: ClassVar[int] = 100_000  # operations that may wait for the database
 
@@ -700,12 +714,14 @@ class StateStore(ABC):
     def start(
         self, call_soon: Callable[[Callable[[], None]], None], on_notice: Callable[[Notice], None]
     ) -> None:
-        """Start the threads. `call_soon` is called by them; it has the event loop run a function."""
+        """Start the threads. They use `call_soon` to have the event loop call a function."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Commit what was submitted, as far as the database takes it in some seconds, and end the threads.
-        In another thread than that of the event loop."""
+        """Commit the submitted operations, as far as possible within some seconds, and end the threads.
+
+        Called in another thread than that of the event loop.
+        """
 
     @abstractmethod
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
@@ -717,7 +733,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """Answer what has waited for too long with UNAVAILABLE: called several times a second."""
+        """Reply UNAVAILABLE to operations that have waited too long. Called several times per second."""
 
     @abstractmethod
     def listen(self, replica: str) -> None:
@@ -726,4 +742,4 @@ class StateStore(ABC):
     @property
     @abstractmethod
     def health(self) -> Health:
-        """Return how the database does."""
+        """Failure of the database, if any, and number of waiting operations."""

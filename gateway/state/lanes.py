@@ -1,19 +1,20 @@
-"""Threads that commit operations in groups: a lane is a thread, its connection, and what waits for it.
+"""Threads that commit operations in groups: a lane is a thread with its connection and its waiting
+operations.
 
-Equal subjects have the same lane, so their order is kept; lanes commit beside each other. All that has
-gathered while a lane committed is its next group.
+Operations with equal subjects go to the same lane, so their order is kept; lanes commit concurrently. All
+operations that arrive while a lane commits are its next group.
 
 Each group of a lane has a number, which the group itself stores. When the connection is lost during a commit
-the lane connects again, waits for what the lost connection may still be doing, and reads the number: so it
-knows whether the group was committed, and repeats it only if it was not.
+the lane reconnects, waits for what the lost connection may still be doing, and reads the number: so it knows
+if the group was committed, and repeats it only if it was not.
 
-Queries of one subject go to its lane, behind its operations. Others may take long, so they have lanes of
+Queries with a subject go to its lane, behind its operations. Others may take long, so they have lanes of
 their own, the readers.
 
-A database may be away, refuse what it is given, or accept connections and never answer. In each case the
-event loop answers what has waited for `patience_secs` with UNAVAILABLE (`tick`), and the lane leaves it out.
-Each lane notes when it began to use its database, which `health` looks at; a connection that has not answered
-for several times as long is ended from outside.
+A database may be away, reject values, or accept connections and never reply. In each case the event loop
+replies UNAVAILABLE to operations that have waited for `patience_secs` (`tick`), and the lane skips them. Each
+lane records when it began to use its database, which `health` checks; a connection without a reply for
+several times as long is ended from outside.
 """
 
 from __future__ import annotations
@@ -43,36 +44,39 @@ from gateway.state.queries import run_query
 
 GROUP_MAX: Final = 1_000  # operations in one transaction
 NOT_YET: Final = "not connected yet"
-READ_TIMES: Final = 3  # as long as operations do queries without a subject wait, and
-STUCK_TIMES: Final = 3  # as long may a lane use its connection before that is ended
-STOP_TIMES: Final = 2  # as long may `stop` take until connections are ended, and
-STOP_SECS: Final = 2.0  # then
-RETRY_SECS: Final = 0.05  # until the first attempt to connect again
+READ_TIMES: Final = 3  # multiple of `patience_secs` that queries without a subject wait
+STUCK_TIMES: Final = 3  # multiple of it that a lane may use its connection until that is ended
+STOP_TIMES: Final = 2  # multiple of it that `stop` waits until connections are ended, and
+STOP_SECS: Final = 2.0  # seconds that it waits then
+RETRY_SECS: Final = 0.05  # until the first attempt to reconnect
 RETRY_SECS_MAX: Final = 1.0
-SLOW_SECS: Final = 1.0  # after which a lane that has no answer may wait for a lock
+SLOW_SECS: Final = 1.0  # after which a lane without a reply may be waiting for a lock
 T = TypeVar("T")
 CallSoon = Callable[[Callable[[], None]], None]
 Answer = tuple["Item", Reply[Any]]
 
 
 class Listener(Protocol):
-    """A thread that waits for notices."""
+    """Connection that waits for notices, run by a thread."""
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
-        """Wait for notices until `stop`. `is_slow` returns True while a lane may wait for a lock."""
+        """Wait for notices until `stop`. `is_slow` returns True while a lane may be waiting for a lock."""
 
     def listen(self, replica: str) -> None:
-        """Wait for those of this incarnation, too."""
+        """Wait for the notices of this incarnation, too."""
 
     def interrupt(self) -> None:
-        """End the connection; `run` connects again."""
+        """End the connection; `run` reconnects."""
 
     def stop(self) -> None:
-        """Have `run` return."""
+        """Make `run` return."""
 
 
 class Item:
-    """An operation or a query that waits. `since`: monotonic seconds. `is_given_up`: it was answered."""
+    """Waiting operation or query.
+
+    `since` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
+    """
 
     __slots__ = ("done", "is_given_up", "since", "work")
 
@@ -84,7 +88,7 @@ class Item:
 
 
 class Doubt(NamedTuple):
-    """A group whose commit had no answer."""
+    """Group whose commit had no reply."""
 
     number: int
     items: list[Item]
@@ -93,7 +97,10 @@ class Doubt(NamedTuple):
 
 
 class Committer:
-    """One thread and its database. `waiting` belongs to the event loop, which answers what is in it once."""
+    """Thread with its database: one lane.
+
+    `waiting` belongs to the event loop, which replies to each item once.
+    """
 
     def __init__(
         self,
@@ -104,27 +111,27 @@ class Committer:
         self.failure = NOT_YET
         self.patience_secs = patience_secs
         self.items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self.waiting: dict[Item, None] = {}  # in the order in which it was put
+        self.waiting: dict[Item, None] = {}  # in the order of submission
         self.busy_since: float | None = None  # monotonic, while the database is used
         self._database = database
         self._tell = tell
         self._pending: list[Item] = []
-        self._number: int | None = None  # of the last group; None: there is no connection
+        self._number: int | None = None  # of the last group; None without a connection
         self._doubt: Doubt | None = None
         self._retry_secs = RETRY_SECS
         self._is_ending = False
 
     def busy_secs(self) -> float:
-        """Return for how long the database has been used without an end."""
+        """Return how many seconds the current use of the database has lasted, 0.0 if it is idle."""
         since = self.busy_since
         return 0.0 if since is None else monotonic() - since
 
     def interrupt(self) -> None:
-        """End the connection; the lane connects again. For other threads."""
+        """End the connection; the lane reconnects. Called by other threads."""
         self._database.interrupt()
 
     def run(self) -> None:
-        """Commit what comes until the end."""
+        """Commit operations as they arrive until the end."""
         try:
             while not self._is_ending or self._pending or self._doubt is not None:
                 self._gather()
@@ -133,8 +140,11 @@ class Committer:
             self._database.close()
 
     def _gather(self) -> None:
-        """Add what has come to what is pending; wait if nothing is, and before the next attempt to connect,
-        which is made whether anything is pending or not."""
+        """Move arrived items to the pending ones.
+
+        If none is pending, wait for one. After an error, wait until the next attempt to connect, which is
+        made with or without pending items.
+        """
         patience: float | None = None
         if self._pending or self._doubt is not None or self._is_ending or self._number is None:
             patience = self._retry_secs if self.failure not in ("", NOT_YET) else 0.0
@@ -148,7 +158,7 @@ class Committer:
             return
 
     def _turn(self) -> None:
-        """Try to commit one group; after an error connect again."""
+        """Try to commit one group; after an error reconnect."""
         self._pending = [item for item in self._pending if not item.is_given_up]
         self.busy_since = monotonic()
         try:
@@ -166,7 +176,7 @@ class Committer:
             self.busy_since = None
 
     def _work(self) -> None:
-        """Commit one group, and answer the queries that came with it."""
+        """Commit one group, and run the queries that arrived with it."""
         some, rest = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
         operations = [item for item in some if isinstance(item.work, Operation)]
         queries = [item for item in some if not isinstance(item.work, Operation)]
@@ -179,7 +189,7 @@ class Committer:
             self._pending = queries[at + 1 :] + rest
 
     def _connect(self) -> None:
-        """Connect if there is no connection, and find out what has become of a group in doubt."""
+        """Connect if there is no connection, and find out if a group in doubt was committed."""
         if self._number is None:
             self._number = self._database.connect()
             doubt, self._doubt = self._doubt, None
@@ -191,8 +201,10 @@ class Committer:
             self.failure, self._retry_secs = "", RETRY_SECS
 
     def _commit(self, items: list[Item], rest: list[Item]) -> None:
-        """Commit a group; `rest` is pending after that. A group with values that the database rejects is
-        committed one by one."""
+        """Commit a group; `rest` is pending after that.
+
+        A group with values that the database rejects is committed one by one.
+        """
         assert self._number is not None
         number = self._number + 1
         try:
@@ -234,7 +246,10 @@ class Committer:
         self._answer([item], [reply])
 
     def _lost(self, error: LostError) -> None:
-        """The database is away: wait for longer each time. At the end nothing waits for it."""
+        """Handle that the database is away: wait longer each time.
+
+        When stopping, reply UNAVAILABLE to everything pending.
+        """
         if self.failure:
             self._retry_secs = min(2 * self._retry_secs, RETRY_SECS_MAX)
         self.failure = str(error)
@@ -251,8 +266,11 @@ class Committer:
 
 
 class LanedStore(StateStore):
-    """A store of several lanes. `readers`: for queries without a subject, the last one for reports.
-    `listener`: runs beside them, if notices come over a connection."""
+    """Store with several lanes.
+
+    `readers` run queries without a subject, the last one reports. `listener` runs in a thread of its own, if
+    notices arrive over a connection.
+    """
 
     def __init__(
         self,
@@ -290,12 +308,12 @@ class LanedStore(StateStore):
             self._listener.stop()
         if not self._join(STOP_TIMES * self._patience_secs):
             self._interrupt(self._all)
-            self._join(STOP_SECS)  # a thread that goes on ends with the process
+            self._join(STOP_SECS)  # a thread that still runs ends with the process
         self._call_soon(partial(self._give_up, lambda lane: monotonic()))
         self._is_stopped = True
 
     def _join(self, secs: float) -> bool:
-        """Wait for the end of the threads. Return False if some go on after `secs`."""
+        """Wait for the end of the threads. Return False if some still run after `secs` seconds."""
         until = monotonic() + secs
         for thread in self._threads:
             thread.join(max(until - monotonic(), 0.0))
@@ -335,7 +353,7 @@ class LanedStore(StateStore):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 
     def _give_up(self, oldest: Callable[[Committer], float]) -> None:
-        """Answer what has waited since a lane's `oldest` or longer."""
+        """Reply UNAVAILABLE to items that were submitted at `oldest(lane)` (monotonic seconds) or before."""
         for lane in self._all:
             since = oldest(lane)
             late: list[Answer] = []
@@ -360,10 +378,10 @@ class LanedStore(StateStore):
             failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"
         return Health(failure, self._pending)
 
-    # From the threads.
+    # Called by the threads.
 
     def notice(self, notice: Notice) -> None:
-        """Have the event loop hear a notice."""
+        """Pass a notice to the event loop."""
         if not self._is_stopped:
             self._call_soon(partial(self._on_notice, notice))
 
@@ -375,12 +393,12 @@ class LanedStore(StateStore):
             self._call_soon(partial(self._answered, lane, answers))
 
     def _answered(self, lane: Committer, answers: list[Answer]) -> None:
-        """In the event loop. What was given up has been answered."""
+        """Call `done` of items in the event loop. Items that were given up have had their reply."""
         for item, reply in answers:
             if lane.waiting.pop(item, item) is item:
                 continue
             self._pending -= 1
             try:
                 item.done(reply)
-            except Exception as error:  # it concerns whoever waited, and nobody behind
+            except Exception as error:  # it concerns one caller only
                 contained("store", error)

@@ -1,11 +1,11 @@
 """State of replicas in PostgreSQL, by psycopg in threads.
 
 Each lane has a connection of its own. A group takes a round trip for each kind of its operations, one for the
-time, one to write, and one to commit; statements in between are pipelined. Plans are by indexes alone, for
-the planner does not know how few rows a group has.
+time, one to write, and one to commit; statements in between are pipelined. Query plans use indexes only,
+because the planner does not know how few rows a group has.
 
-A server that is lost is noticed by TCP, and a statement that takes too long is ended by the server. One that
-is frozen does neither, so a connection can be ended from another thread: `Wire`.
+The loss of a server is detected by TCP, and the server ends a statement that takes too long. A frozen server
+does neither, so a connection can be ended from another thread: `Wire`.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from gateway.state.lanes import LanedStore
 from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
 LANES: Final = 4
-READERS: Final = 3  # two for what clients wait for, and one for reports
-VERSION_MIN: Final = 150_000  # of the server
+READERS: Final = 3  # two for queries that clients wait for, and one for reports
+VERSION_MIN: Final = 150_000  # version of the server
 CONNECT_SECS: Final = 5
-STATEMENT_MS: Final = 10_000  # after which the server gives a statement up
-LOCK_MS: Final = 4_000  # after which it gives up waiting for a row that another group has locked
+STATEMENT_MS: Final = 10_000  # after which the server ends a statement
+LOCK_MS: Final = 4_000  # after which it stops waiting for a row that another group has locked
 BLOCKING_MS: Final = 1_000  # after which a group that others wait for is ended
 MIGRATE_LOCK: Final = 0x67777374
-PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is the faster way
+PROBE_MIN: Final = 5_000  # matching topics up to which the index on levels is faster
 NOTICE_BYTES_MAX: Final = 7_000  # of a key in a notice: PostgreSQL allows 8 000
-NOTICE_SECS: Final = 0.5  # until the listener looks whether it is to end
+NOTICE_SECS: Final = 0.5  # until the listener checks if it is to end
 NAME_BYTES_MAX: Final = 63
-# Beginnings of SQLSTATE. The server, or what it needs, is away: connection, read-only after a failover,
+# Prefixes of SQLSTATE. The server or a resource is unavailable: connection, read-only after a failover,
 # resources, operator, system.
 AWAY: Final = ("08", "25", "53", "57P", "58")
-# For the sake of another transaction, a lock was waited for in vain, or a statement took too long.
+# Aborted in favour of another transaction, or by a timeout of a lock or a statement.
 ABORTED: Final = ("40", "55P03", "57014")
 
 OPTIONS: Final = (
@@ -65,19 +65,19 @@ OPTIONS: Final = (
     f"SET statement_timeout = {STATEMENT_MS}",
     f"SET lock_timeout = {LOCK_MS}",
     f"SET idle_in_transaction_session_timeout = {STATEMENT_MS}",
-    # The server notices that this machine has gone, and what it has locked is free.
+    # The server detects the loss of this machine and releases its locks.
     "SET tcp_keepalives_idle = 5",
     "SET tcp_keepalives_interval = 2",
     "SET tcp_keepalives_count = 3",
 )
-# What an earlier connection of this lane may still do ends before the number is read.
+# An earlier connection of this lane is ended before the number is read.
 END_EARLIER: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE pid <> pg_backend_pid() AND usename = current_user AND application_name = $1"
 )
-# A group takes milliseconds. One that this process has waited for longer is of a process that is frozen or
-# cut off within a pipeline, where no timeout of the server applies. If it is only slow it finds that it was
-# ended, and is tried again. One that waits itself, for a lock or for a standby, is not to blame.
+# A group takes milliseconds. One that blocks this process for longer belongs to a process that is frozen or
+# cut off within a pipeline, where no timeout of the server applies. If that process is only slow, its group
+# is tried again. A group that itself waits for a lock or a standby is spared.
 END_BLOCKING: Final = (
     "SELECT pg_terminate_backend(holder.pid) FROM pg_stat_activity AS waiting,"
     " unnest(pg_blocking_pids(waiting.pid)) AS blocking JOIN pg_stat_activity AS holder"
@@ -99,7 +99,7 @@ NEXT_GROUP: Final = (
 COLUMNS: Final = "SELECT t.topic, message, expires_at - state_now() AS expires_in, login FROM "
 SELECTED: Final = COLUMNS + "retained AS t WHERE topic > $1"
 COUNTED: Final = "SELECT count(*) FROM (SELECT FROM retained WHERE topic > $1{} LIMIT {}) AS few"
-# Found by the index on levels, sorted, and read: the planner has no choice of another order.
+# Found by the index on levels, then sorted, then read: the planner cannot choose another order.
 FEW: Final = (
     "WITH few AS MATERIALIZED (SELECT topic FROM retained WHERE topic > $1{})"
     f" {COLUMNS}(SELECT topic FROM few ORDER BY topic LIMIT {{}}) AS one JOIN retained AS t USING (topic)"
@@ -114,15 +114,19 @@ LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
 class Wire:
-    """The socket of a connection, for another thread to end it: the thread that waits for an answer hears
-    that the connection was lost."""
+    """Socket of a connection, which another thread may end: the waiting thread gets an error of a lost
+    connection.
+    """
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
     def follow(self, connection: Connection) -> None:
-        """End this connection from now on. The descriptor is a copy: libpq may close its own at any time."""
+        """Attach to this connection.
+
+        The descriptor is a copy, because libpq may close its own at any time.
+        """
         copy = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
             before, self._socket = self._socket, copy
@@ -136,7 +140,7 @@ class Wire:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The connection was closed."""
+        """Detach, because the connection was closed."""
         with self._lock:
             before, self._socket = self._socket, None
         if before is not None:
@@ -144,7 +148,7 @@ class Wire:
 
 
 class PostgreSQLDatabase(Database):
-    """A connection for one thread."""
+    """Connection to PostgreSQL for one thread."""
 
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
@@ -203,8 +207,12 @@ class PostgreSQLDatabase(Database):
             self._open.execute("ROLLBACK")
 
     def match(self, wanted: MatchRetained) -> Rows:
-        """A filter without `+` is a range of topics. Otherwise the index on levels finds few topics soon; of
-        many the next ones in order are found soon by the range."""
+        """Return topic, message, expiry (seconds from now) and user of retained messages that match an MQTT
+        filter.
+
+        A filter without `+` is a range of topics. Otherwise the index on levels finds few matching topics
+        fast; of many, the next ones in order are found fast by the range.
+        """
         topic_filter, after = wanted.topic_filter, wanted.after
         demand = demand_of(topic_filter)
         rest = (NOT_SYSTEM if demand.not_system else "") + UNEXPIRED
@@ -237,8 +245,10 @@ class PostgreSQLDatabase(Database):
             return connection.execute(query, given, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Notify in a transaction of its own: within the group it would hold a lock of the whole server while
-        the disk is waited for."""
+        """Send notices in a transaction of its own.
+
+        Within the group's transaction they would hold a lock of the whole server during the write to disk.
+        """
         rows = [(channel_of(self._server.schema, one.replica), _payload(one)) for one in notices]
         call = Call("{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows)
         self.run([call])
@@ -258,10 +268,10 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class Server:
-    """A schema of a database, and how it is reached.
+    """Schema of a database, and the parameters of connections to it.
 
-    `url`: libpq's. `password`: read for each connection; None: that of the URL, of libpq's password file or
-    of its variables. The first lane that connects brings the schema up to date.
+    `url` is a URL of libpq. `password` is called for each connection; if it is None, the password is that of
+    the URL, of libpq's password file or of its variables. The first lane that connects migrates the schema.
     """
 
     def __init__(
@@ -279,8 +289,11 @@ class Server:
         self._is_migrated = False
 
     def connect(self, name: str, wire: Wire) -> Connection:
-        """Connect for statements with `$1`, each a transaction unless one was begun. `wire` follows the
-        connection. Raises psycopg.Error, and LostError when the password cannot be read."""
+        """Open a connection for statements with `$1`, each a transaction unless one was begun.
+
+        `wire` is attached to the connection. Raises psycopg.Error, and LostError when the password cannot be
+        read.
+        """
         own: dict[str, Any] = {
             "application_name": name,
             "connect_timeout": CONNECT_SECS,
@@ -304,7 +317,7 @@ class Server:
         return connection
 
     def prepare(self, wire: Wire) -> None:
-        """Bring the schema up to date, once. Raises LostError when that cannot be done now."""
+        """Migrate the schema, once. Raises LostError when that is impossible now."""
         with self._lock:
             if not self._is_migrated:
                 try:
@@ -316,7 +329,7 @@ class Server:
                 self._is_migrated = True
 
     def migrate(self, wire: Wire | None = None) -> None:
-        """Bring the schema up to date. Raises StoreError if that cannot be done, or the schema is newer."""
+        """Migrate the schema. Raises StoreError if that is impossible, or the schema is newer."""
         wire = wire or Wire()
         try:
             name = f"{self.schema} migration"
@@ -336,7 +349,7 @@ class Server:
             connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(self.schema)))
         create, select = VERSIONS
         connection.execute(create)
-        # Of a database that an earlier version has created, which did not remember it.
+        # For a database that was created by an earlier version without this column.
         connection.execute("ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS works_with integer")
         applied = [(version, works) for version, works in connection.execute(select)]
         for step in missing_steps(applied, self._migrations, postgresql=True):
@@ -366,7 +379,10 @@ def _statement(sql: str, columns: str) -> str:
 
 
 def literal(values: Sequence[Any], kind: str) -> str:
-    """Return an array as PostgreSQL reads it: one text for any number of rows, and of one type for all."""
+    """Return an array literal of PostgreSQL, by which one parameter carries any number of values.
+
+    `kind` is the type of the values, such as `text`.
+    """
     if kind == "text":
         words = ['"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in values]
     elif kind == "bytea":
@@ -378,7 +394,10 @@ def literal(values: Sequence[Any], kind: str) -> str:
 
 @contextmanager
 def _translated(connection: Connection | None) -> Iterator[None]:
-    """Raise psycopg's errors as those of Database. `connection`: whose transaction may have been aborted."""
+    """Raise psycopg's errors as those of Database.
+
+    `connection` is the one whose transaction may be aborted, or None.
+    """
     try:
         yield
     except (UnicodeError, psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
@@ -391,7 +410,7 @@ def _translated(connection: Connection | None) -> Iterator[None]:
             raise LostError(said) from error
         if state.startswith(ABORTED):
             raise AbortedError(said) from error
-        raise RefusedError(said) from error  # too large for an index, as an example: it would be so again
+        raise RefusedError(said) from error  # for example too large for an index: it would fail again
 
 
 def _said(error: Exception) -> str:
@@ -411,7 +430,7 @@ def _payload(noted: Noted) -> str:
 
 
 def _notice(payload: str) -> Notice | None:
-    """Return None for what only a later version knows."""
+    """Parse a notice. Return None if only a later version knows it."""
     try:
         event, *key = json.loads(payload)
         return Notice(Event(event), SessionKey(*key) if key else None)
@@ -420,8 +439,10 @@ def _notice(payload: str) -> Notice | None:
 
 
 class NoticeListener:
-    """The connection that waits for notices, and for what lanes of this process wait for in vain: their names
-    begin with `process`."""
+    """Connection that waits for notices.
+
+    It also ends transactions that block lanes of this process; the names of those begin with `process`.
+    """
 
     def __init__(self, server: Server, process: str) -> None:
         self._server = server
@@ -435,16 +456,18 @@ class NoticeListener:
         self._replicas.append(replica)
 
     def interrupt(self) -> None:
-        """End the connection; `run` connects again."""
+        """End the connection; `run` reconnects."""
         self._wire.end()
 
     def stop(self) -> None:
-        """Have `run` return."""
+        """Make `run` return."""
         self._ended.set()
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
-        """Wait for notices until `stop`. Report MISSED whenever some may have been lost. While a lane
-        `is_slow`, end the transactions that this process waits for."""
+        """Wait for notices until `stop`, and report MISSED whenever some may have been lost.
+
+        While a lane `is_slow`, end the transactions that block this process.
+        """
         while not self._ended.is_set():
             try:
                 with self._server.connect(f"{self._server.schema} notices", self._wire) as connection:
@@ -473,7 +496,9 @@ class NoticeListener:
 
 
 class PostgreSQLState(LanedStore):
-    """State in a schema of a PostgreSQL database, which need not be there yet: `health` reports why not."""
+    """State in a schema of a PostgreSQL database, which may be created later: `health` reports why it is
+    missing.
+    """
 
     def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:
         process = f"{server.schema} {secrets.token_hex(6)} "

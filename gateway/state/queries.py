@@ -1,4 +1,4 @@
-"""Queries of state: each is one statement outside of a transaction."""
+"""Queries of the state: each is one statement outside of a transaction, or a few for an MQTT filter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NEWEST: Final = (1e15, "")  # later than any time
 
 
 def run_query(database: Database, query: object) -> Any:
-    """Return what a query asks for. Raises LostError and RefusedError."""
+    """Run a query. Return the value of its reply. Raises LostError and RefusedError."""
     if isinstance(query, FindSession):
         return _session(database, query.key)
     if isinstance(query, FindTaken):
@@ -97,7 +97,10 @@ def run_query(database: Database, query: object) -> Any:
 
 
 def _listing(query: ListLetters) -> Call:
-    """Return the statement for a list. It has subqueries, and no join, so that an index gives the order."""
+    """Return the statement for a list.
+
+    It has subqueries instead of a join, so that an index provides the order.
+    """
     columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
     given: tuple[float | str, ...] = row
     than, order = ("<", " DESC") if query.newest_first else (">", "")

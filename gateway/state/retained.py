@@ -1,4 +1,4 @@
-"""Retained messages that a group writes."""
+"""Rows of the retained messages that a group of operations locks and writes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gateway.state.interface import Reply, Retain, Retention, Verdict
 from gateway.state.table import Table
 
 RETAINED: Final = "topic text, message bytea, expires_at double precision, login text, weight bigint"
-BLANK: Final = (b"", None, "", 0)  # a group has locked a topic that retains nothing
+BLANK: Final = (b"", None, "", 0)  # the row of a locked topic without a retained message
 
 
 class RetainedRow(NamedTuple):
-    """A row of `retained`."""
+    """Row of `retained`. `expires_at` is in UTC seconds."""
 
     topic: str
     message: bytes
@@ -24,18 +24,21 @@ class RetainedRow(NamedTuple):
 
 
 class RetainedMessages:
-    """Retained messages of a group."""
+    """Retained messages that a group touches."""
 
     def __init__(self) -> None:
         self._table = Table("retained", RetainedRow, RETAINED, 1, BLANK)
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
-        """Lock the topics of `operations`, in one order for all groups."""
+        """Lock the topics of `operations`, in the same order for all groups."""
         topics = [(one.topic,) for one in operations]
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
-        """Change the message of a topic, if there is room."""
+        """Retain or remove the message of a topic, if there is capacity.
+
+        Return the reply of the operation.
+        """
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
         row = self._table.rows.get((topic,))
         is_there = row is not None and (row.expires_at is None or row.expires_at > now)
@@ -50,12 +53,12 @@ class RetainedMessages:
         return Reply(Verdict.DONE, Retention(True, before))
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         return self._table.writes()
 
 
 def _fits(operation: Retain, before: tuple[str, int] | None) -> bool:
-    """Return True if the message may take the place of the one before."""
+    """Return True if the message may replace the one before."""
     room = operation.room
     if room is None:
         return True

@@ -1,15 +1,15 @@
-"""Versioned migrations, the same files for both databases.
+"""Versioned migrations of the schema, the same files for both databases.
 
 A file `NNNN_name.sql` takes the schema from version NNNN - 1 to NNNN. `{C}` is the collation of bytes and
-`{bytes}` the type of bytes; what follows a line `-- only postgresql` is for that database alone.
+`{bytes}` the type of bytes; the text after a line `-- only postgresql` is for that database alone.
 
 Two versions of the gateway run side by side during an update. So a migration only expands: the program of the
 version before must work with the new schema, which means new tables, and new columns that are null or have a
-default. What is not used any more is dropped one release later, when the schema contracts.
+default. Columns that are unused are dropped one release later, when the schema contracts.
 
-A line `-- works with N` says which program is the oldest that works with the schema: one that knows the
-migrations until N. The database remembers it, so an older program may still start, and one that is too old
-refuses. Without such a line only programs that know the migration start.
+A line `-- works with N` states the oldest program that works with the schema: one that knows the migrations
+until N. The database stores it, so an older program may still start, and one that is too old refuses. Without
+such a line only programs that know the migration start.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ VERSIONS: Final = (
 )
 Migrations = tuple[str, ...]
 Applied = Sequence[tuple[int, int | None]]
-"""Versions that a database has, and the oldest program that each works with, if it is known."""
+"""Versions that a database has, and the oldest program that each works with, or None if unknown."""
 
 
 def load_migrations() -> Migrations:
-    """Return the texts of the migrations, the first one first."""
+    """Return the texts of the migrations, in order of their versions."""
     found = sorted(
         (one for one in files("gateway.state").joinpath("migrations").iterdir() if one.name.endswith(".sql")),
         key=lambda one: one.name,
@@ -42,7 +42,7 @@ def load_migrations() -> Migrations:
 
 
 class Step(NamedTuple):
-    """A migration to apply. `works_with`: the oldest program that works with it."""
+    """Migration to apply. `works_with` is the oldest program that works with it."""
 
     version: int
     works_with: int
@@ -50,8 +50,10 @@ class Step(NamedTuple):
 
 
 def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool) -> Iterator[Step]:
-    """Yield each migration that a database lacks. Raises StoreError if the schema is newer than the last one,
-    and does not work with a program that knows no more."""
+    """Yield each migration that a database lacks.
+
+    Raises StoreError if the schema is newer than the last known one, and does not work with this program.
+    """
     known = len(migrations)
     if any(version > known and (works or version) > known for version, works in applied):
         raise StoreError(

@@ -1,8 +1,8 @@
-"""What operations on sessions, and the reaper, do to locked rows.
+"""Effects of operations on sessions, and of the reaper, on locked rows.
 
-`holder` is who may still consume a session's queue: the owner, or an earlier one that has not released it
-yet. A will is a row of its own, by the epoch in which its client was connected: a will that is due outlives
-its session.
+`holder` is the replica that may still consume a session's queue: the owner, or an earlier one that has not
+released it yet. A will is a row of its own, by the epoch in which its client was connected: a will that is
+due outlives its session.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOBODY: Final = ""
 
 
 class SessionRow(NamedTuple):
-    """A row of `session`."""
+    """Row of `session`."""
 
     domain: str
     client: str
@@ -63,12 +63,12 @@ class SessionRow(NamedTuple):
 
     @property
     def key(self) -> SessionKey:
-        """Return the name of the session."""
+        """Key of the session."""
         return SessionKey(self.domain, self.client)
 
 
 class WillRow(NamedTuple):
-    """A row of `will`."""
+    """Row of `will`."""
 
     domain: str
     client: str
@@ -76,12 +76,12 @@ class WillRow(NamedTuple):
     message: bytes
     delay: float
     due_at: float | None
-    claimed: int  # somebody publishes it
-    served: int  # its client was let in
+    claimed: int  # 1 while a replica publishes it
+    served: int  # 1 once its client was accepted
 
 
 class SubscriptionRow(NamedTuple):
-    """A row of `subscription`."""
+    """Row of `subscription`."""
 
     domain: str
     client: str
@@ -90,7 +90,7 @@ class SubscriptionRow(NamedTuple):
 
 
 class PacketRow(NamedTuple):
-    """A row of `packet`."""
+    """Row of `packet`."""
 
     domain: str
     client: str
@@ -102,14 +102,14 @@ class PacketRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A row of `ended_queue`."""
+    """Row of `ended_queue`."""
 
     queue: str
     reap_at: float
 
 
 class ReceivedRow(NamedTuple):
-    """A row of `received`."""
+    """Row of `received`."""
 
     domain: str
     client: str
@@ -168,7 +168,7 @@ class Sessions:
         self._packets = Table("packet", PacketRow, PACKET, 4)
         self._received = Table("received", ReceivedRow, RECEIVED, 4)
         self._queues = Table("ended_queue", QueueRow, QUEUE, 1)
-        self._contents: dict[SessionKey, Contents] = {}  # of those that are opened
+        self._contents: dict[SessionKey, Contents] = {}  # of sessions that are opened
         self._wiped: set[SessionKey] = set()
         self._orphans: list[SessionKey] = []
         self._expired: list[SessionKey] = []
@@ -176,7 +176,7 @@ class Sessions:
         self._left_queues: list[QueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
-        """Lock the sessions of `operations`, and read what those that are opened hold."""
+        """Lock the sessions of `operations`, and read the contents of those that are opened."""
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
@@ -194,7 +194,7 @@ class Sessions:
             self._load_due(database, reap)
 
     def _take_wills(self, database: Database, keys: Iterable[SessionKey]) -> None:
-        """Lock the wills of sessions that are locked."""
+        """Lock the wills of locked sessions."""
         if rows := sorted(keys):
             self._wills.take(database.run([self._wills.select(rows, locking=True)])[0])
 
@@ -211,7 +211,7 @@ class Sessions:
             self._contents[SessionKey(domain, client)].received[bytes(incarnation), chunk] = bits % BITS
 
     def _load_due(self, database: Database, reap: Reap) -> None:
-        """Lock what the reaper finds and no other transaction has locked."""
+        """Lock due wills and expired sessions that no other transaction has locked."""
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
             given = [(reap.replica, reap.silent_secs)]
@@ -230,10 +230,10 @@ class Sessions:
         self._take_wills(database, self._orphans)
         self._sessions.add(orphans + expired)
 
-    # What operations do. `now`: of the database.
+    # Effects of operations. `now` is the database's time in UTC seconds.
 
     def apply(self, operation: SessionOperation, now: float) -> Reply[object]:
-        """Change the locked rows."""
+        """Apply an operation to the locked rows. Return its reply."""
         if isinstance(operation, Reap):
             return Reply(Verdict.DONE, self._reap(now))
         if isinstance(operation, ForgetQueue):
@@ -305,9 +305,13 @@ class Sessions:
         return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills)
 
     def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> tuple[tuple[int, bytes], ...]:
-        """A session is opened again: a will that is delayed and not due yet is void if the session goes on;
-        any other one is claimed by who opens it (MQTT 5: 3.1.3.2.2), unless its client was never let in, as
-        far as is known."""
+        """Process the wills of a session that is opened again. Return epochs and messages of the claimed
+        ones.
+
+        A delayed will that is not due is void if the session is resumed; any other one is claimed by the
+        replica that opens the session (MQTT 5: 3.1.3.2.2), unless its client was never accepted, as far as is
+        known.
+        """
         claimed = []
         for will in [one for one in self._wills.rows.values() if one[:2] == row.key and not one.claimed]:
             if present and will.delay > 0 and (will.due_at is None or will.due_at > now):
@@ -405,12 +409,14 @@ class Sessions:
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:
-        """The session of a queue is gone: whoever ends it has CLAIM_SECS to delete the queue."""
+        """Record the queue of an ended session: its replica has CLAIM_SECS to delete the queue."""
         if queue:
             self._queues.put(QueueRow(queue, now + CLAIM_SECS))
 
     def _orphan(self, row: SessionRow, now: float) -> None:
-        """The owner is dead: its client counts as lost now, and the owner is fenced."""
+        """End the connection of a session whose owner is dead: its client counts as lost now, and the owner
+        is fenced.
+        """
         will = self._wills.rows.get((*row.key, row.epoch))
         if will is not None:
             self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry), served=1))
@@ -435,7 +441,7 @@ class Sessions:
         self._wipe(row.key)
 
     def _wipe(self, key: SessionKey) -> None:
-        """Forget what a session holds, in the database and what this group was about to write."""
+        """Remove the contents of a session, in the database and in this group's pending changes."""
         self._wiped.add(key)
         contents = self._contents.get(key)
         if contents is not None:
@@ -446,7 +452,7 @@ class Sessions:
     # Writing.
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what has changed."""
+        """Return the statements that write the changes."""
         calls = []
         if wiped := sorted(self._wiped):
             calls = [table.delete(wiped) for table in (self._subscriptions, self._packets, self._received)]

@@ -1,4 +1,4 @@
-"""State of one process in a SQLite database."""
+"""State of one process in a SQLite database, with one lane."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.state.interface import MatchRetained, Notice
 from gateway.state.lanes import LanedStore
 from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
-APPLICATION_ID: Final = 0x47575354  # "GWST", so that no other program's database is taken for this one
+APPLICATION_ID: Final = 0x47575354  # "GWST", so that another program's database is not mistaken for this one
 LANE: Final = "embedded"
 BUSY_SECS: Final = 5.0
 MATCH: Final = (
@@ -40,7 +40,7 @@ NEXT_GROUP: Final = "UPDATE lane SET number = ?1, seen = state_now() WHERE id = 
 
 
 class SQLiteDatabase(Database):
-    """A connection for one thread."""
+    """Connection to a SQLite file for one thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_notice: Callable[[Notice], None]) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """All replicas of the database are in this process."""
+        """Deliver notices directly: all replicas of the database are in this process."""
         for noted in notices:
             self._on_notice(Notice(noted.event, noted.key))
 
@@ -138,7 +138,7 @@ def _matches(topic: str, wanted: str) -> bool:
 
 
 def _open(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
-    """Raises sqlite3.Error."""
+    """Open the database and define the functions of the schema. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False)
     try:
         connection.create_function("state_now", 0, clock)
@@ -152,7 +152,10 @@ def _open(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
-    """Raises sqlite3.Error, and StoreError for a database of a newer gateway or another program."""
+    """Migrate the schema.
+
+    Raises sqlite3.Error, and StoreError for a database of a newer gateway or another program.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -174,7 +177,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
 
 
 class SQLiteState(LanedStore):
-    """State in a file, with one lane. Raises StoreError if it cannot be used."""
+    """State in a file, with one lane. Raises StoreError if the file cannot be used."""
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class SQLiteState(LanedStore):
         patience_secs: float = 5.0,
         migrations: Migrations | None = None,
     ) -> None:
-        """`clock` is that of the database: UTC seconds."""
+        """Open and migrate the file. `clock` returns the database's time in UTC seconds."""
         try:
             connection = _open(path, clock)
             try:

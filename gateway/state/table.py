@@ -12,10 +12,10 @@ Key = tuple[Any, ...]
 
 
 class Table(Generic[R]):
-    """Locked and changed rows by key. `columns`: names and types, the first `keys` of which are the key.
+    """Locked and changed rows by key. `columns` has names and types; the first `keys` of them are the key.
 
-    A row that does not exist cannot be locked. So where two groups may create the same one, `blank` values
-    are inserted first, with which a row counts as absent: whoever locks creates.
+    A row that does not exist cannot be locked. So where two groups may create the same one, rows with `blank`
+    values are inserted first, which count as absent: the group that locks one creates it.
     """
 
     def __init__(
@@ -40,14 +40,17 @@ class Table(Generic[R]):
 
     @property
     def names(self) -> str:
-        """The columns of `t`, for a query."""
+        """Columns of `t`, for a query."""
         return ", ".join(f"t.{name}" for name in self._names)
 
     # Reading.
 
     def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[Call]:
-        """Return the statements that lock rows, in the order of their keys. Those `creating` are created;
-        they are among `keys`. The rows of the last statement are for `take`."""
+        """Return the statements that lock rows, in the order of their keys; the rows of the last one are for
+        `take`.
+
+        Rows of `creating`, which must be among `keys`, are created if they are missing.
+        """
         calls = []
         key_names = self._names[: self._keys]
         if missing := sorted(set(creating)):
@@ -77,16 +80,16 @@ class Table(Generic[R]):
         return Call(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
-        """Take rows that were locked. Blank ones are removed again unless something is put there.
+        """Add rows that were locked. Blank ones are deleted again unless a row is put there.
 
-        Raises AbortedError if a row that was there, and so was not created, was deleted before it was locked.
+        Raises AbortedError if a row that existed, and so was not created, was deleted before it was locked.
         """
         if not self._created <= {row[: self._keys] for row in rows}:
             raise AbortedError(f"a row of {self._name} was deleted meanwhile")
         self.add(rows)
 
     def add(self, rows: Rows) -> None:
-        """Take further rows that were locked."""
+        """Add further rows that were locked."""
         for values in rows:
             row = self._row(*values)
             key = row[: self._keys]
@@ -105,13 +108,13 @@ class Table(Generic[R]):
         self._removed.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """Delete a row, be it known or not."""
+        """Delete a row, whether it was loaded or not."""
         self.rows.pop(key, None)
         self._changed.pop(key, None)
         self._removed[key] = None
 
     def forget(self, prefix: Key) -> None:
-        """Forget the changes of all rows whose keys begin with `prefix`: another statement deletes them."""
+        """Drop the changes of all rows whose keys begin with `prefix`: another statement deletes them."""
         size = len(prefix)
         for changes in (self._changed, self._removed):
             for key in [key for key in changes if key[:size] == prefix]:
@@ -120,7 +123,7 @@ class Table(Generic[R]):
     # Writing.
 
     def writes(self) -> list[Call]:
-        """Return the statements that write what was changed, in the order of keys."""
+        """Return the statements that write the changes, in the order of keys."""
         calls = []
         if self._removed:
             calls.append(self.delete(sorted(self._removed)))
