@@ -176,15 +176,17 @@ class Dialect:
 
     @abstractmethod
     def property_set(self, octets: bytes) -> PropertySet:
-        """Return the set of properties that the protocol encoded as `octets`, which is decoded on demand."""
+        """Return the property set that the protocol encoded as `octets`; it is decoded on demand."""
 
     def unread_set(self, octets: bytes) -> PropertySet:
-        """Return the same set for a reader of records, who decodes it once: nothing is examined before."""
+        """Return the property set for a reader of records, which decodes it once; nothing is parsed here."""
         return self.property_set(octets)
 
     def message_id(self, octets: bytes) -> str | None:
-        """Return the message id in a set of properties that the protocol encoded as `octets`, or None if
-        there is none. Raises RemoteProtocolError if they are malformed; not all of them need be looked at.
+        """Return the message id in the properties that the protocol encoded as `octets`, or None if there is
+        none.
+
+        Raises RemoteProtocolError if they are malformed; an implementation may parse only a part of them.
         """
         return self.unread_set(octets).properties.message_id
 

@@ -13,7 +13,7 @@ PART_OCTETS_MIN: Final = 4_096
 
 
 class Gathered:
-    """Buffer that holds `octets` bytes so far."""
+    """Buffer of bytes; `octets` is the number of bytes in it."""
 
     __slots__ = ("_parts", "octets")
 

@@ -33,16 +33,16 @@ class Sender(NamedTuple):
 
     @property
     def connection(self) -> Sender:
-        """The sender of its connection, whatever the channel."""
+        """Sender of the same connection without a channel."""
         return self if not self.channel else self._replace(channel=0)
 
     @property
     def names(self) -> tuple[str, str, str, str]:
-        """What is known of the connection everywhere."""
+        """Endpoint, client, user and address: the fields that are also known in other processes."""
         return self.endpoint, self.client, self.user, self.address
 
     def to_dict(self) -> dict[str, str]:
-        """Return what is shown and stored, by field."""
+        """Return the fields that are displayed and stored, by name."""
         return dict(zip(("endpoint", "client", "user", "address"), self.names, strict=True))
 
 

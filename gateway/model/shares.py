@@ -14,7 +14,7 @@ from gateway.model.message import Message
 
 NO_LIMIT: Final = 1 << 62
 OPERATOR: Final = "\0"  # key for definitions from the configuration; not a valid user name
-ROUTES: Final = "\0routes"  # key for what comes to be because a route leads there; not a valid user name
+ROUTES: Final = "\0routes"  # key for objects that are created for routes; not a valid user name
 
 K = TypeVar("K")
 
@@ -89,8 +89,11 @@ class UserShares:
         return self.limit_of_user(user, octets, count)
 
     def limit_of_user(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return the option that forbids the user so many more items, with its value, whatever others have;
-        or ""."""
+        """Return the option that forbids the user `count` more items of `octets` bytes in total, with its
+        value.
+
+        Return "" if they fit into the user's share. The usage of other users is not considered.
+        """
         if not self._applies():
             return ""
         if self.of(user) + octets > self.user_octets_max:
@@ -100,14 +103,18 @@ class UserShares:
         return ""
 
     def limit_of_all(self, octets: int, count: int = 1) -> str:
-        """Return the option that forbids so many more items for any user, with its value, or ""."""
+        """Return the option that forbids any user `count` more items of `octets` bytes in total, with its
+        value, or "".
+        """
         if self.total + octets > self.octets_max:
             return f"{self._octets_option} ({self.octets_max})"
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
     def room_of(self, user: str) -> tuple[int, int, int, int]:
-        """Return by how much number and bytes may grow, of all items and of those of `user`; below 0 where
-        there are too many."""
+        """Return the remaining capacity in number and bytes, of all items and of those of `user`.
+
+        A capacity is negative where there are too many items.
+        """
         count, octets = self.count_max - self.count, self.octets_max - self.total
         if not self._applies():
             return count, octets, NO_LIMIT, NO_LIMIT
@@ -167,7 +174,7 @@ class UserShares:
             self.remove(user, octets, count)
 
     def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
-        """Forget what was counted, and take the number and bytes of each user from `weights`."""
+        """Replace all counts by the number and bytes of each user in `weights`."""
         self._counts = {user: count for user, (count, _) in weights.items()}
         self._octets = {user: octets for user, (_, octets) in weights.items()}
         self.count = sum(self._counts.values())
@@ -175,12 +182,14 @@ class UserShares:
 
     @property
     def is_exceeded(self) -> bool:
-        """Return True if there is more than the limits for all allow."""
+        """True if the total number or bytes exceed the limits."""
         return self.count > self.count_max or self.total > self.octets_max
 
     def crowder(self, user: str) -> str:
-        """Return the user who has to give up an entry when there are too many: `user`, who adds one, if that
-        user has more than an equal part, otherwise the user who has the most.
+        """Return the user who has to give up an entry when there are too many.
+
+        That is `user`, who adds one, if that user has more than an equal part, otherwise the user who has the
+        most.
         """
         by_octets = self.total > self.octets_max
         held = self._octets if by_octets else self._counts
