@@ -1,4 +1,4 @@
-"""A protocol gateway and bridge between MQTT, AMQP 0-9-1 and AMQP/Fast."""
+"""Protocol gateway and bridge between MQTT, AMQP 0-9-1 and AMQP/Fast."""
 
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -7,6 +7,8 @@ __version__ = "0.1.0"
 
 
 def is_compiled() -> bool:
-    """Whether the way of a message runs compiled (deploy/compile.py), or is interpreted."""
+    """Return True if the code on the message path is compiled (deploy/compile.py), False if it is
+    interpreted.
+    """
     found = find_spec("gateway.broker.dispatcher")
     return found is not None and (found.origin or "").endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,4 +1,6 @@
-"""`python -m gateway`: the command line, where the program `gateway` is not on the path."""
+"""Entry point of `python -m gateway`: the command line, for use when the program `gateway` is not on the
+path.
+"""
 
 from gateway.cli import main
 

@@ -1,9 +1,9 @@
-"""The two clocks, read: see `gateway/model/times.py` for why they are told apart.
+"""Readers of the two clocks; gateway/model/times.py explains why their times have different types.
 
 `utc` begins as the wall clock and then advances with a clock that cannot be set. It follows the wall clock
-where that differs by less than a second, and otherwise by a thousandth of the time that passes. So a wall
-clock that jumps expires nothing, delays nothing and deletes nothing while the process runs; after a restart
-`utc` is the wall clock again. Whatever is kept, compared or deleted by its age goes by `utc`.
+where that differs by less than a second, and otherwise by a thousandth of the elapsed time. So a jump of the
+wall clock expires, delays and deletes nothing while the process runs; after a restart `utc` is the wall clock
+again. Everything that is stored, compared or deleted by its age uses `utc`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import trio
 
 from gateway.model.times import Monotonic, WallTime
 
-STEP_SECS_MAX: Final = 1.0  # a difference of more is a jump of the wall clock
+STEP_SECS_MAX: Final = 1.0  # a larger difference is a jump of the wall clock
 SLEW: Final = 0.001  # seconds by which a jump is followed in each second
-BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # which goes on while a machine sleeps
+BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # also advances while a machine sleeps
 
 
 class SteadyClock:
@@ -41,7 +41,7 @@ class SteadyClock:
         return WallTime(at + self._boot)
 
     def follow(self) -> None:
-        """Continue as the wall clock: it is known to be right."""
+        """Continue with the time of the wall clock, which is known to be right."""
         self._boot = wall() - _since_boot()
 
 
@@ -50,12 +50,15 @@ def _since_boot() -> float:
 
 
 def now() -> Monotonic:
-    """The event loop's clock: a number of seconds that means nothing outside of this run of it."""
+    """Return the time of the event loop's clock, in seconds.
+
+    A time is meaningless outside of this run of the loop.
+    """
     return Monotonic(trio.current_time())
 
 
 def wall() -> WallTime:
-    """The wall clock, which may be set: for showing and comparing clocks only."""
+    """Return the time of the wall clock, which may be set: only for display and for comparing clocks."""
     return WallTime(time.time())
 
 
@@ -63,15 +66,15 @@ _steady: Final = SteadyClock()
 
 
 def utc() -> WallTime:
-    """UTC that does not jump."""
+    """Return UTC in seconds since 1970, by a clock that does not jump."""
     return _steady.utc()
 
 
 def follow_wall() -> None:
-    """Have `utc` continue as the wall clock, which is known to be right."""
+    """Make `utc` continue with the time of the wall clock, which is known to be right."""
     _steady.follow()
 
 
 def wall_ahead() -> float:
-    """Seconds by which the wall clock is ahead of `utc`."""
+    """Return the seconds by which the wall clock is ahead of `utc`."""
     return wall() - utc()

@@ -1,13 +1,12 @@
-"""Where an error that nobody foresaw ends.
+"""Containment of unexpected errors: each costs only the item that was being processed.
 
-Nothing that a peer sent may cost more than itself. So a guard stands around each thing that may be lost alone
-(a delivery, a message, a connection, a turn of a task that serves others): it catches `Exception`, says
-`contained(...)`, gives up that one thing, and goes on with the next. Every error is counted by the guard that
-met it. One that has not been seen before is told with its stack; the same again is not, for whoever provoked
-it can do so as often as he likes.
+Nothing that a peer sends may cost more than itself. So a guard surrounds each item that may be lost alone (a
+delivery, a message, a connection, a turn of a task that serves others): it catches `Exception`, calls
+`contained(...)`, abandons that one item, and continues with the next. Every error is counted by the guard
+that caught it. A new kind of error is logged with its stack; repetitions are not, because a peer that
+provokes an error can do so arbitrarily often.
 
-What can be foreseen (octets that are malformed, a limit) is no business of this module: it has an outcome and
-a metric of its own.
+Expected errors (malformed bytes, a limit) are not handled here: they have outcomes and metrics of their own.
 """
 
 from __future__ import annotations
@@ -16,31 +15,34 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-# What is given up, and so the label of the metric.
+# The abandoned item, which is the label of the metric.
 Where = Literal[
-    "connection",  # one connection: what was read from it, or is written to it, or its tick
-    "delivery",  # one message at one receiver
+    "connection",  # one connection: its input, its output, or its timer
+    "delivery",  # one message for one receiver
     "message",  # one message on its way in: routed, filtered, stored
-    "batch",  # what gathered in one turn
-    "timer",  # one alarm, or one round of what is done by the clock
-    "startup",  # one stored thing that could not be made again
+    "batch",  # the messages of one turn
+    "timer",  # one alarm, or one round of periodic work
+    "startup",  # one stored object that could not be restored
     "link",  # one connection to a remote broker
     "http",  # one request
-    "reload",  # one attempt to take changed files
+    "reload",  # one attempt to reload changed files
     "journal",  # rows of the journal
-    "store",  # one thing to be done after a commit
+    "store",  # one action after a commit
 ]
-KINDS_MAX: Final = 1_000  # errors that are told apart by type and place; there are never that many
+KINDS_MAX: Final = 1_000  # logged kinds of errors, by type and place; a limit that is never reached
 
 counted: Counter[str] = Counter()
-"""Contained errors by guard, since the process began."""
+"""Number of contained errors by guard, since the start of the process."""
 
 _told: set[tuple[str, type[BaseException], str]] = set()
 _tell: Callable[[str, BaseException, dict[str, Any]], None] | None = None
 
 
 def contained(where: Where, error: BaseException, **facts: Any) -> None:
-    """An error ends here. `facts` are for the log: whose connection, which message."""
+    """Count an error that a guard has caught, and log it if its kind is new.
+
+    `facts` are fields for the log, such as the connection's or message's name.
+    """
     counted[where] += 1
     kind = (where, type(error), _place(error))
     if kind in _told:
@@ -52,18 +54,21 @@ def contained(where: Where, error: BaseException, **facts: Any) -> None:
 
 
 def tell_with(tell: Callable[[str, BaseException, dict[str, Any]], None]) -> None:
-    """Have `tell(where, error, facts)` write what is told."""
+    """Set the function that logs errors: `tell(where, error, facts)`."""
     global _tell
     _tell = tell
 
 
 def forget() -> None:
-    """Nothing has been told yet; for tests."""
+    """Forget which kinds of errors were logged; for tests."""
     _told.clear()
 
 
 def _place(error: BaseException) -> str:
-    """The innermost file and line. A RecursionError is raised anywhere: its type has to do."""
+    """Return the innermost file and line of an error.
+
+    Return "" for a RecursionError, which is raised anywhere, so that its type alone identifies it.
+    """
     trace = error.__traceback__
     if trace is None or isinstance(error, RecursionError):
         return ""

@@ -1,7 +1,7 @@
-"""Models whose fields are described by the text below each of them.
+"""Base of models whose fields are described by string literals below each of them.
 
-Pydantic can read these texts when a class is made (`use_attribute_docstrings`), which is a fifth of the time
-that the gateway takes to start. They are of use to a JSON Schema only, so they are read when one is made.
+Pydantic can read these texts when a class is created (`use_attribute_docstrings`), which takes a fifth of the
+gateway's start time. Only a JSON Schema uses them, so they are read when one is created.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 
 
 class Documented(BaseModel):
-    """A model with such texts."""
+    """Model whose JSON Schema has the texts below its fields as descriptions."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -35,7 +35,7 @@ class Documented(BaseModel):
 
 @cache
 def attribute_docs(model: type) -> dict[str, str]:
-    """The texts below the attributes of a class and its bases, by the names of these."""
+    """Return the texts below the attributes of a class and its bases, by attribute name."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, Documented) and kind is not Documented:

@@ -1,7 +1,8 @@
-"""YAML files whose faults can be found: what a text says, and at which line and column each key of it stands.
+"""YAML documents with the line and column of each key, and error messages that refer to these positions.
 
-The configuration and the mapping files are both read here, and what a model finds wrong in one is told here:
-with the place as people write it (`routes[0].to.topic`), in plain words, and with the key that was meant.
+The configuration and the mapping files are both read here. Errors that a model finds in one are formatted
+here, too: with the place as people write it (`routes[0].to.topic`), in plain words, and with a suggestion for
+a misspelt key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.model.properties import is_unicode
 
 Place = tuple[str | int, ...]
 DOCUMENT_OCTETS_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
-DOCUMENT_NESTING_MAX: Final = 100  # the C library calls itself for each level, and nobody writes so many
+DOCUMENT_NESTING_MAX: Final = 100  # the C library is recursive; no hand-written file is nested so deeply
 DOCUMENT_PLACES_MAX: Final = 500_000  # an alias repeats what it names: ten lines of them can mean billions
 
 BRACE: Final = re.compile(r"(?:[:,\[-]|^)\s*\{[^{}:,]*\}\s*[^\s,\]}#]")
@@ -32,14 +33,14 @@ _LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLo
 
 
 class Position(NamedTuple):
-    """Where something stands, both from 1; 0: not known."""
+    """Line and column of a part of a file, both from 1; 0 if unknown."""
 
     line: int = 0
     column: int = 0
 
 
 class Document:
-    """What a YAML file says, in `content`, and the position of each key and item, in `positions`."""
+    """Parsed YAML file: its `content`, and in `positions` the position of each key and item."""
 
     __slots__ = ("content", "file", "positions", "text")
 
@@ -56,13 +57,16 @@ class Document:
         self.positions = {} if positions is None else positions
 
     def position(self, place: Place) -> Position:
-        """The position of `place`, or of what encloses it when it was not written."""
+        """Return the position of `place`, or of the nearest enclosing part that is in the file."""
         while place and place not in self.positions:
             place = place[:-1]
         return self.positions.get(place, Position())
 
     def inside(self, place: Place, line: int, column: int) -> Position | None:
-        """Where a line and a column (from 1) of the text at `place` stand; None: it is written otherwise."""
+        """Return the position in the file of a line and column (from 1) within the text at `place`.
+
+        Return None if the text is written in a way that does not allow that.
+        """
         node: Any = _LOADER(self.text).get_single_node()
         for step in place:
             if isinstance(node, yaml.MappingNode):
@@ -84,7 +88,7 @@ class Document:
 
 
 class Complaint(NamedTuple):
-    """What a model finds wrong at `place`. `given`: what stands there, None when that is not the point."""
+    """Error that a model finds at `place`. `given` is the value there, or None if it is irrelevant."""
 
     place: Place
     reason: str
@@ -93,14 +97,14 @@ class Complaint(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The complaint as one line, without its position."""
+        """Error as one line, without its position."""
         given = "" if self.given is None else f", not {without_users(repr(self.given))}"
         place = f"{dotted(self.place)}: " if self.place else ""
         return f"{place}{self.reason}{given}{self.hint}"
 
 
 def read(file: str | Path) -> Document:
-    """Read a file. Raises ConfigurationError with file, line, column and reason."""
+    """Read and parse a file. Raises ConfigurationError with file, line, column and reason."""
     try:
         with open(file, "rb") as stream:
             octets = stream.read(DOCUMENT_OCTETS_MAX + 1)
@@ -116,7 +120,7 @@ def read(file: str | Path) -> Document:
 
 
 def parse(text: str, file: str) -> Document:
-    """Read a text; `file` names it in errors. Raises ConfigurationError."""
+    """Parse a text; `file` is its name in errors. Raises ConfigurationError."""
     positions: dict[Place, Position] = {}
     try:
         _refuse_deep(text, file)
@@ -143,11 +147,11 @@ def parse(text: str, file: str) -> Document:
 
 
 def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) -> None:
-    """Raise ConfigurationError if text `now` is what is left of `before` when its end is lost: nothing, the
-    beginning of a line, or part of an item.
+    """Raise ConfigurationError if the text `now` looks like `before` with its end lost.
 
-    Whole items at the end (a role, a user, a route) may be removed. `sections`: the items are one level down,
-    and a whole section may not be removed either.
+    That is: nothing, the beginning of a line, or part of an item. Whole items at the end (a role, a user, a
+    route) may be removed. With `sections` the items are one level down, and a whole section may not be
+    removed either.
     """
     if not before.startswith(now) or now == before:
         return
@@ -166,7 +170,7 @@ def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) 
 
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    """The items of a table or list that are in both, side by side; of anything else the two themselves."""
+    """Return the pairs of items that two tables or lists have in common; other values are the only pair."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [(old[key], new[key]) for key in old if key in new]
     if isinstance(old, list) and isinstance(new, list):
@@ -175,7 +179,7 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 
 def _braced(text: str, error: yaml.MarkedYAMLError) -> bool:
-    """Whether a line that the error names has a value that begins with a brace, and more behind it."""
+    """Return True if a line of the error has a value that begins with a brace and continues after its end."""
     marks = (error.context_mark, error.problem_mark)
     lines = text.splitlines()
     return any(
@@ -193,8 +197,11 @@ def _refuse_deep(text: str, file: str) -> None:
 
 
 def _places(node: yaml.Node, place: Place, file: str) -> Iterator[tuple[Place, Position]]:
-    """The position of every key and item below `place`. Refuses text that is none: YAML can escape half a
-    character, which no protocol can say."""
+    """Yield the position of every key and item below `place`.
+
+    Raises ConfigurationError for a text with a lone surrogate, which YAML can escape but no protocol can
+    encode.
+    """
     if isinstance(node, yaml.ScalarNode) and not is_unicode(node.value):
         raise _fault(file, _position(node), f"{dotted(place)}: half a character")
     if isinstance(node, yaml.MappingNode):
@@ -220,7 +227,7 @@ def _fault(file: str, position: Position, reason: str) -> ConfigurationError:
 
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Complaint]:
-    """What `model` found wrong, fault by fault."""
+    """Yield the errors that `model` has found, one by one."""
     for detail in error.errors(include_url=False):
         kind, given, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
@@ -252,7 +259,7 @@ def _shown(given: Any) -> str | float | None:
 
 
 def suggestion(word: str, known: list[str]) -> str:
-    """What `word` was meant to be, or what there is, to be put behind a complaint."""
+    """Return the end of an error message: the known word that `word` resembles, or all known words."""
     near = get_close_matches(word.lower(), known, 1) or [one for one in known if one.startswith(word)]
     if near:
         return f"; did you mean {near[0]!r}?"
@@ -260,17 +267,20 @@ def suggestion(word: str, known: list[str]) -> str:
 
 
 def dotted(place: Place) -> str:
-    """A place as people write it: `routes[0].to.topic`."""
+    """Return a place as people write it: `routes[0].to.topic`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
     return text.lstrip(".") or "the file"
 
 
-# The types of a model, by the places that they stand at.
+# Types of a model by place.
 
 
 def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
-    """How far `steps` lead in the keys of `model`, and the type there: pydantic also names types in them. If
-    it is one of several that have tags, also those."""
+    """Follow `steps` through the keys of `model`. Return the place and type reached, and tagged alternatives
+    by tag.
+
+    Pydantic puts names of types among the steps; these are not part of the place.
+    """
     found: Any = model
     place: Place = ()
     kinds: dict[str, Any] = {}
@@ -290,7 +300,7 @@ def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str
 
 
 def tagged(annotation: Any) -> dict[str, Any]:
-    """Of several parts, each of which has a tag, all by their tags; none of anything else."""
+    """Return the alternatives of a tagged union by their tags; an empty table for other types."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         tags = [one.tag for one in parts[1:] if isinstance(one, Tag)]
@@ -301,7 +311,7 @@ def tagged(annotation: Any) -> dict[str, Any]:
 
 
 def _told_apart(annotation: Any, step: str | int) -> Any:
-    """Of several parts the one that a key of it with this one value tells from the others; None: none is."""
+    """Return the alternative of a union that has a key whose only value is `step`, or None."""
     parts = options(annotation)
     for option in parts if len(parts) > 1 else ():
         if any(get_args(kind) == (step,) for _, kind in _fields(option)):
@@ -310,7 +320,7 @@ def _told_apart(annotation: Any, step: str | int) -> Any:
 
 
 def below(annotation: Any, step: str | int) -> Any:
-    """The type of what `step` names below a type; None when nothing can be there."""
+    """Return the type of the key or item `step` of a type, or None if there is none."""
     found: list[Any] = []
     for option in options(annotation):
         origin = get_origin(option)
@@ -323,12 +333,12 @@ def below(annotation: Any, step: str | int) -> Any:
 
 
 def keys_of(annotation: Any) -> list[str]:
-    """The keys that a part of a model takes; none when they are the author's own."""
+    """Return the keys that a part of a model accepts; none if they are free."""
     return list(dict.fromkeys(name for option in options(annotation) for name, _ in _fields(option)))
 
 
 def options(annotation: Any) -> list[Any]:
-    """The types that an annotation allows: unions and Annotated taken apart."""
+    """Return the types that an annotation allows, with unions and Annotated resolved."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return options(get_args(annotation)[0])

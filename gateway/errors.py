@@ -1,7 +1,7 @@
-"""The exception hierarchy: every error that the gateway raises on purpose descends from GatewayError.
+"""Exception hierarchy: every error that the gateway raises on purpose descends from GatewayError.
 
-A protocol error names the guilty side. `RemoteProtocolError` is the peer's fault and carries what the wire
-has to answer; `LocalProtocolError` is ours and is a bug.
+A protocol error names the side at fault. `RemoteProtocolError` is the peer's fault and has the code to send
+as a response; `LocalProtocolError` is the gateway's own fault and a bug.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ USER_PART: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")  # to the last @: a passw
 
 
 def without_users(text: str) -> str:
-    """The text with the user part of each URL masked."""
+    """Return the text with the user part of each URL masked."""
     return USER_PART.sub(f"{MASK}@", text) if "://" in text else text
 
 
 class GatewayError(Exception):
-    """The base of all deliberate errors. The user part of a URL never stands in the text of one."""
+    """Base of all deliberate errors. Its text never contains the user part of a URL."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(without_users(text))
 
 
 class ConfigurationError(GatewayError):
-    """A configuration that cannot be used; the text says where, why and what to do.
+    """Error of a configuration that cannot be used; the text states where, why and what to do.
 
-    `file`, `line` and `column` (both from 1; 0 when unknown) say where. `others` are what else is wrong; the
-    text has a line for each.
+    `file`, `line` and `column` (both from 1; 0 when unknown) are the position. `others` are further errors;
+    the text has a line for each.
     """
 
     def __init__(
@@ -53,30 +53,30 @@ class ConfigurationError(GatewayError):
 
 
 class MappingError(ConfigurationError):
-    """A mapping file that cannot be used, or a pattern, template or expression as one holds them."""
+    """Error of a mapping file that cannot be used, or of a pattern, template or expression in one."""
 
 
 class ArgumentError(GatewayError):
-    """Arguments of a command mean nothing; the text says which."""
+    """Error of meaningless arguments of a command; the text names them."""
 
 
 class StoreError(GatewayError):
-    """The store cannot be opened, read or written; the text says what is wrong and what to do."""
+    """Error of a store that cannot be opened, read or written; the text states the fault and what to do."""
 
 
 class ProtocolError(GatewayError):
-    """A rule of a protocol was broken."""
+    """Violation of a rule of a protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried to say what the protocol does not allow in this state: a bug of ours."""
+    """Attempt of the gateway to send what the protocol does not allow in this state: a bug."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke a rule.
+    """Violation of a rule by the peer.
 
-    `reason` is the code of the peer's protocol that answers it (an MQTT 5 reason code, an AMQP reply code).
-    `class_id` and `method_id` name the AMQP method at fault (0: none).
+    `reason` is the code of the peer's protocol with which it is answered (an MQTT 5 reason code, an AMQP
+    reply code). `class_id` and `method_id` are those of the faulty AMQP method (0: none).
     """
 
     def __init__(self, text: str, *, reason: int, class_id: int = 0, method_id: int = 0) -> None:
@@ -87,8 +87,8 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LinkError(GatewayError):
-    """A remote broker could not be reached, refused us, or went away."""
+    """Error of a remote broker that could not be reached, denied the connection, or closed it."""
 
 
 class PipelineError(GatewayError):
-    """A job on Spark cannot run or go on; the text says what to install, to give or to change."""
+    """Error of a Spark job that cannot start or continue; the text states what to install, set or change."""

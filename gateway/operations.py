@@ -15,12 +15,13 @@ from typing import Final, NamedTuple
 PREFIX: Final = "/api/v1"
 
 Kind = type | tuple[str, ...] | Callable[[], tuple[str, ...]]
-"""str, int, float (not negative), bool, list (of texts), the texts that a word may be, or a function that
-returns these."""
+"""Type of a word's value: str, int, float (not negative), bool, list (of texts), the texts that the word may
+be, or a function that returns these.
+"""
 
 
 class Word(NamedTuple):
-    """One word of a choice: a parameter of a query, a property of a body, or an option of a command.
+    """Word of an operation: a parameter of a query, a property of a body, or an option of a command.
 
     `metavar` is the name of its value on the command line.
     """
@@ -31,7 +32,7 @@ class Word(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...] | None:
-        """The texts that the word may be; None if it is of another kind."""
+        """Texts that the word may be, or None if it is of another kind."""
         if isinstance(self.kind, tuple):
             return self.kind
         return None if isinstance(self.kind, type) else self.kind()
@@ -56,12 +57,12 @@ def protocols_with_queues() -> tuple[str, ...]:
 
 
 class Operation(NamedTuple):
-    """One operation. `path` is below the prefix; what is in braces is a part of it.
+    """One operation. `path` is below the prefix and may contain parameters in braces.
 
-    `choice` are the words by which things are chosen, `flags` those that choose nothing by themselves. A GET
-    reads them from its query, a POST from its body. `paged`: the response is one page of many rows.
-    `removes`: the operation acts on what is chosen, or on everything with the word `all`. `is_open`: whoever
-    gets in is decided elsewhere; else reading needs the right `read`, all else `write`.
+    `choice` has the words that select objects, `flags` those that select nothing by themselves. A GET reads
+    them from its query, a POST from its body. `paged`: the response is one page of many rows. `removes`: the
+    operation acts on the selected objects, or on all with the word `all`. `is_open`: the operation needs no
+    right here; otherwise reading needs the right `read`, everything else `write`.
     """
 
     method: str
@@ -71,20 +72,20 @@ class Operation(NamedTuple):
     flags: Words = NO_WORDS
     paged: bool = False
     removes: bool = False
-    absent: bool = False  # it may answer 404
-    conflicts: bool = False  # and 409
+    absent: bool = False  # the response may be 404
+    conflicts: bool = False  # the response may be 409
     streams: bool = False  # the response is server-sent events
     is_open: bool = False
-    by_host: bool = False  # callers with rights in some virtual hosts may ask, and see what is there
+    by_host: bool = False  # callers with rights in some virtual hosts only may call it, for these
 
     @property
     def url(self) -> str:
-        """The whole path."""
+        """Path with the prefix."""
         return PREFIX + self.path
 
     @property
     def words(self) -> Words:
-        """All words that the operation knows, but those of pages."""
+        """All words that the operation accepts, except those of pages."""
         every = {"all": ALL} if self.removes else {}
         return {**self.choice, **self.flags, **every}
 
@@ -198,7 +199,7 @@ RETAINED_WORDS: Final = {
 RETAINED: Final = _page("/retained", "List retained messages", RETAINED_WORDS, EXACT)
 REMOVE_RETAINED: Final = _removal("/retained/remove", "Clear retained messages", RETAINED_WORDS, EXACT)
 
-# Queues, and what else the embedded broker has.
+# Queues and other objects of the embedded broker.
 
 QUEUE_WORDS: Final = {
     "protocol": Word(protocols_with_queues, "Name of a protocol with queues."),

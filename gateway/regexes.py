@@ -1,8 +1,9 @@
-"""Regular expressions of users and of imported definitions, matched in time that grows with the text alone.
+"""Regular expressions of users and of imported definitions, matched in time linear in the length of the text.
 
-Python's `re` tries each way in which an expression may match: `^(a+)+$` takes hours for a name of 60 letters.
-RE2 does not, and so has neither look-around nor back-references, and no `\\Z` (`\\z` is the same). `$` is the
-end of the text, `\\d` and `\\w` are ASCII. What it cannot do is refused when it is read.
+Python's `re` tries every way in which an expression may match: `^(a+)+$` takes hours for a name of 60
+letters. RE2 does not, and therefore has no look-around, no back-references, and no `\\Z` (`\\z` is the same).
+`$` is the end of the text, `\\d` and `\\w` are ASCII. An expression that RE2 does not support is rejected
+when it is compiled.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ REMEMBERED_MAX: Final = 256  # texts and results: the same names are checked aga
 
 
 class RegexError(ValueError):
-    """A text that is no regular expression, or one that cannot be matched in linear time."""
+    """Error of a text that is not a regular expression, or not one that RE2 can match in linear time."""
 
 
 class Regex:
-    """A compiled expression. `pattern` is its text."""
+    """Compiled regular expression. `pattern` is its text."""
 
     __slots__ = ("_compiled", "_found", "pattern")
 
     def __init__(self, pattern: str, *, dot_is_any: bool = False) -> None:
-        """`dot_is_any`: a dot matches line breaks, too. Raises RegexError."""
+        """Compile an expression. With `dot_is_any` a dot also matches line breaks. Raises RegexError."""
         self.pattern = pattern
         self._found: dict[str, bool] = {}
         try:
@@ -44,7 +45,10 @@ class Regex:
             ) from None
 
     def search(self, text: str) -> bool:
-        """Return True if the expression matches anywhere in a text. Text that is not Unicode has no match."""
+        """Return True if the expression matches anywhere in a text.
+
+        Text that is not valid Unicode never matches.
+        """
         found = self._found.get(text)
         if found is None:
             try:
@@ -58,7 +62,7 @@ class Regex:
 
 
 def quote(text: str) -> str:
-    """Return an expression for the text itself. Raises RegexError if it is not Unicode."""
+    """Return an expression that matches the text itself. Raises RegexError if it is not valid Unicode."""
     try:
         return str(re2.escape(text))
     except UnicodeEncodeError:
@@ -66,5 +70,5 @@ def quote(text: str) -> str:
 
 
 def wildcard_regex(pieces: list[str]) -> Regex:
-    """Return an expression for a whole text in which anything may stand between the pieces."""
+    """Return an expression that matches a whole text: the pieces in order, with any text between them."""
     return Regex(rf"\A(?:{'.*'.join([quote(piece) for piece in pieces])})\z", dot_is_any=True)

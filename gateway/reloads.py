@@ -1,8 +1,8 @@
-"""Files that are read again when they change, the same rule for all of them.
+"""Files that are read again when they change, by the same rule for all of them.
 
-A change is noticed by the file's stamp. Values built from a file are replaced only by a whole and usable
+A change is detected by the file's stamp. Values built from a file are replaced only by a whole and usable
 file: `Reloaded` keeps the last value when building fails, counts the refusal in `counted`, and reports it.
-What "whole" means for a YAML file is `gateway.documents.lost_end`.
+`gateway.documents.refuse_lost_end` defines what "whole" means for a YAML file.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Final, Generic, TypeVar
 Seen = TypeVar("Seen")
 Value = TypeVar("Value")
 
-LOOK_SECS: Final = 0.5  # between two looks whether a file has changed
+LOOK_SECS: Final = 0.5  # between two checks if a file has changed
 Stamp = tuple[int, int, int, int]
 
 counted: Final = {"taken": 0, "refused": 0}
-"""Attempts of this process to rebuild values of type `Reloaded`."""
+"""Number of attempts of this process to rebuild values of type `Reloaded`, by result."""
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return values that differ when a file has changed, was replaced, or may be read by others. Raises
-    OSError.
+    """Return a value that differs when a file was changed or replaced, or its permissions changed.
+
+    Raises OSError.
     """
     status = path.stat()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
@@ -38,22 +39,27 @@ def stamp_if_there(path: Path) -> Stamp | None:
 
 
 class Watched(Generic[Seen]):
-    """Files that have changed once they are as they were at the look before: whoever writes them in place
-    may be in the midst, and half of the users is a file of users, too.
+    """Detector of file changes, which reports a change once the files are the same in two checks in a row.
+
+    A program that writes a file in place may not be finished at the first check, and half of a file of users
+    is a valid file of users, too.
     """
 
     def __init__(self, look: Callable[[], Seen]) -> None:
-        """`look`: what is different when they have changed. Make it before they are read: what changes
-        meanwhile is seen next time."""
+        """Start with the present state. `look` returns a value that differs when the files have changed.
+
+        Create the object before the files are read: a change that happens meanwhile is detected by the next
+        check.
+        """
         self._look = look
         self._taken = self._before = look()
 
     def take(self) -> None:
-        """They are about to be read: as they are now they have not changed."""
+        """Use the present state as unchanged, because the files are about to be read."""
         self._taken = self._look()
 
     def changed(self) -> bool:
-        """Look; true once for each change."""
+        """Check the files. Return True once for each change."""
         before, self._before = self._before, self._look()
         if self._before == self._taken or self._before != before:
             return False
@@ -62,7 +68,7 @@ class Watched(Generic[Seen]):
 
 
 class Reloaded(Generic[Value]):
-    """A value built from files. `value` is the last one that could be built."""
+    """Value built from files. `value` is the last one that could be built."""
 
     def __init__(
         self,
@@ -72,7 +78,7 @@ class Reloaded(Generic[Value]):
         taken: Callable[[Value], None],
         refused: Callable[[Exception], None],
     ) -> None:
-        """`taken` and `refused` report a reload. Raises what `build` raises."""
+        """Build the value. `taken` and `refused` report later reloads. Raises what `build` raises."""
         self._paths = tuple(paths)
         self._build = build
         self._report_taken = taken
@@ -82,12 +88,12 @@ class Reloaded(Generic[Value]):
         self.value = build()
 
     def look_settled(self) -> None:
-        """Rebuild the value if the files have changed and nobody is writing to them any more."""
+        """Rebuild the value if the files have changed and are not being written any more."""
         if self._watched.changed():
             self.reload()
 
     def look(self) -> None:
-        """Rebuild the value if the files are not what was read last, even if somebody is still writing."""
+        """Rebuild the value if the files differ from those read last, even while they are being written."""
         if self._stamps() != self._seen:
             self.reload()
 
