@@ -1,10 +1,10 @@
-"""The paths and fields of RabbitMQ's management plug-in that monitoring, `rabbitmqadmin` and the suites of
-clients ask for most, of the embedded broker of AMQP 0-9-1.
+"""HTTP API of RabbitMQ's management plug-in for the embedded AMQP 0-9-1 broker, as far as programs need it.
 
-What is said is said in RabbitMQ's words (https://www.rabbitmq.com/docs/http-api-reference); what the gateway
-does not know is left out, as RabbitMQ does where there is none: a test compares the fields with those of a
-RabbitMQ, and the reference says why which of them is not here. Rates of queues are over the time since they
-were asked for last. PATHS are all paths that there are.
+The paths and fields are those that monitoring, `rabbitmqadmin` and the test suites of clients use most; PATHS
+lists all paths that are served, CHANGES those that change something. Responses use RabbitMQ's terms
+(https://www.rabbitmq.com/docs/http-api-reference). Fields that the gateway does not know are left out, as
+RabbitMQ does: a test compares the fields with those of a RabbitMQ, and the reference explains the missing
+ones. Rates of queues are averages since the previous request for them.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ UNSAID: Final = (
     "over HTTP the gateway declares, binds, publishes, gets, deletes and purges; its configuration has the "
     "rest"
 )
-PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another word
+PROTOCOLS: Final = {AMQP091.name: "amqp"}  # of listeners, where RabbitMQ has another name
 VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
 Asked = Callable[..., Any]
-DEFAULT: Final = "amq.default"  # how a path names the exchange whose name is empty
+DEFAULT: Final = "amq.default"  # in a path: the exchange whose name is empty
 EXCHANGE_TYPES: Final = [{"name": kind, "enabled": True, "description": ""} for kind in KINDS]
-FREE: Final = "*"  # in PATHS: any word
+FREE: Final = "*"  # in PATHS: any word, which is passed on
 
 
 class NotThereError(Exception):
-    """RabbitMQ would answer 404."""
+    """Error of an object that does not exist: the response is 404, as RabbitMQ's would be."""
 
 
 class _Path(PathConvertor):
-    """A path below `/api` that is no part of `/api/v1`."""
+    """Path below `/api` that is not below `/api/v1`."""
 
     regex = r"(?!v1(?:/|$)).*"
 
 
 class Consuming(NamedTuple):
-    """Who takes messages out of a queue: a consumer of a channel of the connection from that address."""
+    """Consumer of a queue that is a client: a consumer of a channel of the connection from `address`."""
 
     tag: str
     acknowledges: bool
@@ -91,7 +91,7 @@ class Consuming(NamedTuple):
 
 
 class Door(NamedTuple):
-    """A listener."""
+    """Listener of the gateway."""
 
     name: str
     protocol: str
@@ -101,10 +101,11 @@ class Door(NamedTuple):
 
 
 class RabbitApi:
-    """`clients` finds the connections, `why_not` why the gateway is not ready; `flush` ends a wake-up.
+    """Routes of the API, with the virtual hosts and connections that a caller may see.
 
-    `version` is RabbitMQ's, as clients see it. `doors` are the listeners, `consuming` says who a consumer is,
-    if it is a client.
+    `clients` returns the connections, `why_not` the reasons why the gateway is not ready; `flush` ends a
+    wake-up. `version` is RabbitMQ's, as clients see it. `doors` returns the listeners, `consuming` the
+    client's data of a consumer, or None if it is not a client.
     """
 
     def __init__(
@@ -139,10 +140,10 @@ class RabbitApi:
         self._doors = doors
         self._consuming = consuming
         self._changes = RabbitChanges(broker, flush)
-        self._is_part = False  # of the virtual hosts: what concerns all of them is left out
+        self._is_part = False  # True for some virtual hosts only: data of all of them is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
-        """The routes for the application: of all paths below `/api` but `/api/v1`."""
+        """Return the routes for the application: all paths below `/api` except `/api/v1`."""
         register_url_convertor("rabbitmq", _Path())
         return [
             Route(
@@ -151,7 +152,7 @@ class RabbitApi:
         ]
 
     async def _serve(self, request: Request) -> Response:
-        # An escaped slash, as that of the virtual host `/`, separates nothing.
+        # An escaped slash, such as that of the virtual host `/`, is no separator.
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         caller: Caller = request.state.caller
@@ -177,21 +178,21 @@ class RabbitApi:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
     def within(self, hosts: frozenset[str]) -> RabbitApi:
-        """Return the same with nothing but these virtual hosts, and the connections to them."""
+        """Return an API with these virtual hosts only, and the connections to them."""
         clients, found = self._clients, copy(self)
         found._hosts = {name: host for name, host in self._hosts.items() if name in hosts}
         found._clients = lambda: (one for one in clients() if one.virtual_host in hosts)
         found._is_part = True
         return found
 
-    # What there is.
+    # Objects and their state.
 
     async def overview(self, _: Request) -> Fields:
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         exchanges = sum(
             len(host.exchanges) + 1 for host in self._hosts.values()
-        )  # the default one is not kept
+        )  # the default one is not stored
         return {
             "management_version": self._version,
             "rates_mode": "basic",
@@ -262,7 +263,7 @@ class RabbitApi:
             "mem_calculation_strategy": "rss",
             "disk_free_alarm": any("store" in one for one in self._why_not()),
             "fd_total": files,
-            "fd_used": await trio.to_thread.run_sync(_descriptors),  # of many connections they are many
+            "fd_used": await trio.to_thread.run_sync(_descriptors),  # slow with many connections
             "sockets_total": files,
             "sockets_used": sum(1 for _ in self._clients()),
             "exchange_types": EXCHANGE_TYPES,
@@ -362,7 +363,7 @@ class RabbitApi:
         return rows + [_exchange(one) | self._governed(one) for one in every]
 
     def _governed(self, one: ListedExchange) -> Fields:
-        """Return the policy that holds for an exchange, if there is one."""
+        """Return the policy of an exchange as a field; no field if no policy applies."""
         policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
         return {} if policy is None else {"policy": policy.given.get("name")}
 
@@ -495,7 +496,7 @@ class RabbitApi:
         return None if told is None else told.tag
 
     async def nothing(self, _: Request) -> list[Fields]:
-        """What there is none of here, or what is not told."""
+        """Return an empty list: the gateway has no such objects, or does not report them."""
         return []
 
     async def nothing_of_host(self, _: Request, of: str) -> list[Fields]:
@@ -543,7 +544,10 @@ class RabbitApi:
         return [one for one in await self.permissions(request) if one["user"] == name]
 
     async def permission(self, request: Request, of: str, user: str) -> Fields:
-        """Of several roles the expressions together, as any of them is enough."""
+        """Return the permissions of a user in a virtual host. Raises NotThereError if there are none.
+
+        The expressions of several roles are combined, because a match of any of them is enough.
+        """
         found = [one for one in await self.vhost_permissions(request, of) if one["user"] == user]
         if not found:
             raise NotThereError
@@ -621,7 +625,10 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def checked(self, _: Request) -> Fields:
-        """As the newer paths say it: what is not well is no 200."""
+        """Return the status as the newer paths have it.
+
+        Raises UnavailableError if the gateway is not ready.
+        """
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
         return {"status": "ok"}
@@ -631,7 +638,7 @@ class RabbitApi:
             raise UnavailableError(f"nothing listens on port {port}")
         return {"status": "ok", "port": int(port)}
 
-    # What is changed.
+    # Changes.
 
     async def close_connection(self, _: Request, name: str) -> Response:
         chosen = [one for one in self._clients() if one.address == name]
@@ -643,7 +650,10 @@ class RabbitApi:
         return Response(status_code=204)
 
     async def change(self, request: Request, path: Sequence[str]) -> Response:
-        """Do what a DELETE, PUT or POST asks."""
+        """Execute a DELETE, PUT or POST.
+
+        Raises NotThereError, or ValueError if the API has no such change.
+        """
         try:
             act, words = _found(CHANGES[request.method], path)
         except NotThereError:
@@ -677,7 +687,7 @@ class RabbitApi:
         return response
 
     async def _declared(self, host: VirtualHost, new: bool) -> Response:
-        host.written = False  # we wait for the disk ourselves
+        host.written = False  # the response waits for the disk instead
         await self._done()
         return Response(status_code=201 if new else 204)
 
@@ -685,7 +695,7 @@ class RabbitApi:
         host = self._host(of)
         try:
             routed = await self._changes.publish(request, host, _exchange_name(name))
-        except Refused as error:  # of a publish RabbitMQ says the code, and no more
+        except Refused as error:  # for a publish RabbitMQ's response has the code and text only
             raise ValueError(f"{error.code} {error}") from error
         return answer({"routed": routed})
 
@@ -727,7 +737,7 @@ class RabbitApi:
     async def _unbind(
         self, request: Request, of: str, kind: str, source: str, name: str, key: str
     ) -> Response:
-        """Remove a binding by the key of its properties, in any of the forms that `_with_key` finds."""
+        """Delete a binding by its properties key, in any of the forms that `_with_key` accepts."""
         host = self._host(of)
         for one in bindings_of(self._hosts):
             same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
@@ -748,7 +758,7 @@ class RabbitApi:
 
     async def _changed(self, request: Request, host: VirtualHost, act: Callable[[Actor], None]) -> Response:
         await self._changes.permit(request, host, act)
-        host.written = False  # we wait for the disk ourselves
+        host.written = False  # the response waits for the disk instead
         await self._done()
         return Response(status_code=204)
 
@@ -757,7 +767,7 @@ class RabbitApi:
         await on_disk(self._store, self._flush)
 
     def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:
-        """The virtual host that is named, or all."""
+        """Return the virtual hosts with these names, or all if there is no name. Raises NotThereError."""
         return [self._host(name) for name in of] if of else list(self._hosts.values())
 
     def _host(self, name: str) -> VirtualHost:
@@ -768,12 +778,12 @@ class RabbitApi:
 
 
 def _tags_of(rights: ConsoleRights) -> list[str]:
-    """Return RabbitMQ's tags for these rights."""
+    """Return RabbitMQ's user tags for these rights."""
     return ["management"] if rights.right == "read" and rights.read_hosts is not None else TAGS[rights.right]
 
 
 def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
-    """The row of a path, and the words in its free places. Raises NotThereError."""
+    """Return the row of a path in a table, and the words in its free places. Raises NotThereError."""
     for path, one in table.items():
         said = path.split("/")
         if len(said) == len(words) and all(
@@ -784,7 +794,7 @@ def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, lis
 
 
 async def _as_json(rows: list[Fields]) -> Response:
-    """A list as JSON, some rows at a time: there may be very many."""
+    """Return a response with a list as JSON, encoded some rows at a time because there may be very many."""
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
 
@@ -794,7 +804,7 @@ def _stat(word: str, count: int, rate: float) -> Fields:
 
 
 def _descriptors() -> int:
-    """How many files are open; 0 where the system does not tell."""
+    """Return the number of open file descriptors, or 0 where the system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -892,7 +902,7 @@ def _binding(one: ListedBinding) -> Fields:
 
 
 def _default_binding(host: str, queue: AmqpQueue) -> Fields:
-    """Every queue is bound to the default exchange, by its name."""
+    """Return the binding of a queue to the default exchange, by the queue's name."""
     return {
         "source": "",
         "vhost": host,
@@ -961,7 +971,7 @@ PATHS: Final[Mapping[str, Asked]] = {
     "health/checks/virtual-hosts": RabbitApi.checked,
     "health/checks/port-listener/*": RabbitApi.port_open,
 }
-"""What can be asked for, each path with who answers it; `*` is a word that is handed on."""
+"""Paths that can be read, each with the method of the response; `*` is a word that is passed on."""
 OF_ALL_HOSTS: Final = frozenset(
     {
         RabbitApi.nodes,
@@ -976,7 +986,7 @@ OF_ALL_HOSTS: Final = frozenset(
         RabbitApi.port_open,
     }
 )
-"""What is refused to whoever sees some virtual hosts only: machines, users and their permissions."""
+"""Methods denied to callers who may see some virtual hosts only: nodes, users and their permissions."""
 CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
     "DELETE": {
         "connections/*": RabbitApi.close_connection,
@@ -997,4 +1007,4 @@ CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
         "queues/*/*/get": RabbitApi.get,
     },
 }
-"""What the methods that are not GET do, by path."""
+"""Methods for DELETE, PUT and POST, by path."""

@@ -1,8 +1,8 @@
-"""What RabbitMQ's paths declare, bind, publish and get: each as the same method of AMQP 0-9-1 does, by the
-same rights, for a caller who may change something at the console, too.
+"""Changes through RabbitMQ's HTTP API: declaring, binding, publishing and getting.
 
-Bodies of requests are those of RabbitMQ's management plug-in, in which numbers and truth values may be texts,
-for that is what `rabbitmqadmin` sends.
+Each acts as the same method of AMQP 0-9-1, with the same rights, for a caller who may also change something
+at the console. Bodies of requests are those of RabbitMQ's management plug-in, in which numbers and Booleans
+may be strings, because `rabbitmqadmin` sends them so.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from gateway.telemetry.audit import audit
 
 GET_MAX: Final = 1_000  # messages in one response
 GET_BYTES_MAX: Final = 16 * 1024 * 1024  # of their bodies, beyond the first
-PUBLISH_SECS: Final = 5.0  # until an outcome is there
-LOAD_SECS: Final = 5.0  # until messages are read from the disk
+PUBLISH_SECS: Final = 5.0  # maximum time to wait for the outcome
+LOAD_SECS: Final = 5.0  # maximum time to wait until messages are read from the disk
 ACK_MODES: Final = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 TEXTS: Final = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
@@ -55,8 +55,11 @@ R = TypeVar("R")
 
 
 class Broker(NamedTuple):
-    """What acts on the embedded broker. `endpoint_of` returns where routes look for what is published to a
-    virtual host. `limit` is the size in bytes of the largest body."""
+    """Access to the embedded broker.
+
+    `endpoint_of` returns the endpoint that routes match for messages published to a virtual host. `limit` is
+    the maximum size of a body in bytes.
+    """
 
     authorization: Authorization
     publishing: Publishing
@@ -66,7 +69,7 @@ class Broker(NamedTuple):
 
 
 class Actor:
-    """One caller in one virtual host: a Checker of `broker/amqp091/checks.py`."""
+    """Caller in one virtual host, whose rights are checked: a Checker of `broker/amqp091/checks.py`."""
 
     def __init__(self, caller: Caller, rights: Rights, host: VirtualHost) -> None:
         self.user = caller.principal.name
@@ -74,14 +77,20 @@ class Actor:
         self._host = host
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check `configure`, `write` or `read` of an exchange or queue. Raises Refused 403, or Pending."""
+        """Check the permission `configure`, `write` or `read` of an exchange or queue.
+
+        Raises Refused 403, or Pending.
+        """
         name = name or DEFAULT_EXCHANGE
         decision = self._rights.amqp(self._host.name, permission, name, kind)
         if not decision.allowed:
             self._refuse(permission, f"{kind} '{name}'", decision.rule)
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a routing key of an exchange if that is, or may yet be, a topic exchange."""
+        """Check a routing key of an exchange if that is a topic exchange, or does not exist.
+
+        Raises Refused 403, or Pending.
+        """
         found = self._host.exchanges.get(exchange)
         if exchange and (found is None or found.is_topic):
             decision = self._rights.amqp_key(self._host.name, permission, exchange, key)
@@ -90,13 +99,13 @@ class Actor:
                 self._refuse(permission, f"{topic} in exchange '{exchange}'", decision.rule)
 
     def check_entry(self) -> None:
-        """Check that the caller may enter the virtual host."""
+        """Check that the caller may enter the virtual host. Raises Refused 403, or Pending."""
         decision = self._rights.enters_amqp(self._host.name)
         if not decision.allowed:
             self._refuse("connect", "it", decision.rule)
 
     def check_routes(self, roles: tuple[str | None, ...]) -> None:
-        """Check the roles that the routes of a message ask for."""
+        """Check that the caller has the roles that the routes of a message require. Raises Refused 403."""
         for role in roles:
             if role is not None and not self._rights.unlimited and role not in self._rights.roles:
                 self._refuse("write", "a route that takes it", f"it is for role {role}")
@@ -115,8 +124,10 @@ class RabbitChanges:
         self._flush = flush
 
     async def permit(self, request: Request, host: VirtualHost, check: Callable[[Actor], R]) -> R:
-        """Return what `check` does, which a caller's rights may refuse; it is repeated while they are
-        pending. Raises Refused."""
+        """Return the result of `check`, which may be denied by the caller's rights.
+
+        `check` is repeated while the rights are pending. Raises Refused.
+        """
         caller: Caller = request.state.caller
         actor = Actor(caller, self._rights_of(caller), host)
         while True:
@@ -127,17 +138,20 @@ class RabbitChanges:
                 await pending.awaited.wait()
 
     def _rights_of(self, caller: Caller) -> Rights:
-        """Return the rights of the user who answers for a request; an administrator has all."""
+        """Return the rights of the user who is responsible for a request; an administrator has all."""
         if caller.maker is None:
             return AllRights(key=caller.principal.name)
         own = caller.principal
         is_own = own.name == caller.maker.name and (own.scopes or own.fields or own.roles)
         return self._broker.authorization.rights_of(own if is_own else caller.maker.principal)
 
-    # Definitions. Each returns True if it is new.
+    # Definitions.
 
     async def declare_queue(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare a queue as PUT asks."""
+        """Declare a queue as the body of a PUT requires.
+
+        Return True if it is new. Raises Refused, and ValueError.
+        """
         asked = await body_of(request)
         arguments = arguments_of(asked)
         durable, auto_delete = flag(asked, "durable"), flag(asked, "auto_delete")
@@ -161,7 +175,10 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def declare_exchange(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare an exchange as PUT asks."""
+        """Declare an exchange as the body of a PUT requires.
+
+        Return True if it is new. Raises Refused, and ValueError.
+        """
         asked = await body_of(request)
         arguments, kind = arguments_of(asked), asked.get("type", "direct")
         if kind not in EXCHANGE_TYPES:
@@ -179,7 +196,10 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def bind(self, request: Request, host: VirtualHost, kind: str, source: str, name: str) -> str:
-        """Bind a queue or exchange as POST asks. Return the routing key."""
+        """Bind a queue or exchange as the body of a POST requires.
+
+        Return the routing key. Raises Refused, and ValueError.
+        """
         asked = await body_of(request)
         arguments, key = arguments_of(asked), asked.get("routing_key", "")
         if not isinstance(key, str) or len(key.encode()) > 255:
@@ -196,7 +216,11 @@ class RabbitChanges:
     # Messages.
 
     async def publish(self, request: Request, host: VirtualHost, exchange: str) -> bool:
-        """Publish the message of a POST. Return False if no queue or route takes it."""
+        """Publish the message of a POST, and wait for its outcome. Return False if no queue or route accepts
+        it.
+
+        Raises Refused, and ValueError if the message is not accepted or not confirmed within PUBLISH_SECS.
+        """
         asked = await body_of(request)
         caller: Caller = request.state.caller
         message = self._message(asked, host, exchange, caller)
@@ -261,7 +285,10 @@ class RabbitChanges:
         )
 
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
-        """Return messages from the head of a queue, and settle them as the POST asks."""
+        """Return messages from the head of a queue, and settle them as the body of a POST requires.
+
+        Raises Refused, and ValueError.
+        """
         asked = await body_of(request)
         mode, encoding = asked.get("ackmode"), asked.get("encoding")
         count, truncate = number(asked, "count", None), number(asked, "truncate", 1 << 62)
@@ -298,7 +325,10 @@ class RabbitChanges:
 
     @staticmethod
     async def _take(queue: AmqpQueue, count: int, taken: list[tuple[int, Message, bool]]) -> None:
-        """Take up to `count` messages, which are in `taken` even if this is cancelled."""
+        """Take up to `count` messages, and add each to `taken` at once, in case this is cancelled.
+
+        Stops early at GET_BYTES_MAX, or if messages are not read from the disk within LOAD_SECS.
+        """
         queue.dispatch()
         octets = 0
         while len(taken) < count and octets < GET_BYTES_MAX and not queue.deleted:
@@ -352,7 +382,7 @@ def _any(message: Message) -> bool:
 
 
 def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) -> None:
-    """Settle messages that were taken: acknowledge, requeue or reject them."""
+    """Acknowledge, requeue or reject messages that were taken, as `mode` requires."""
     if not taken:
         return
     if queue.deleted or mode == "ack_requeue_false":
@@ -370,7 +400,10 @@ def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) 
 
 
 async def body_of(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object in the body of a request; an empty body is an empty one. Raises ValueError."""
+    """Return the JSON object in the body of a request, or an empty one for an empty body.
+
+    Raises ValueError.
+    """
     octets = await request.body()
     try:
         found = orjson.loads(octets) if octets.strip() else {}
@@ -382,7 +415,7 @@ async def body_of(request: Request) -> Mapping[str, Any]:
 
 
 def flag(asked: Mapping[str, Any], word: str) -> bool:
-    """Return a truth value, which may be a text."""
+    """Return the Boolean `word`, which may be a string; False if it is missing. Raises ValueError."""
     given = asked.get(word, False)
     if isinstance(given, str) and given in ("true", "false"):
         return given == "true"
@@ -392,7 +425,7 @@ def flag(asked: Mapping[str, Any], word: str) -> bool:
 
 
 def number(asked: Mapping[str, Any], word: str, default: int | None) -> int:
-    """Return a number, which may be a text."""
+    """Return the number `word`, which may be a string, or `default` if it is missing. Raises ValueError."""
     given = asked.get(word, default)
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
         return int(given)

@@ -1,7 +1,7 @@
-"""What RabbitMQ's clients ask of lists in the query: some names, an order, a page, some columns.
+"""Query parameters of lists in RabbitMQ's HTTP API: filter by name, order, page and columns.
 
-`name` is a part of the name, or with `use_regex` an expression that is found in it. `sort` is a field, `a.b`
-is `b` in `a`; what has none goes first. Lists come whole or, asked for with `page`, in pages.
+`name` is a part of the name or, with `use_regex`, an expression that is found in it. `sort` is a field; `a.b`
+is `b` in `a`; rows without it are first. A list is complete, or in pages if the query has `page`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Fields = dict[str, Any]
 
 
 def listed(query: Mapping[str, str], found: Any) -> Any:
-    """What is asked of it: of a list rows or a page, of an object some columns. Raises ValueError."""
+    """Return the rows or page of a list, or the columns of an object, that the query selects.
+
+    Raises ValueError.
+    """
     columns = [one for one in query.get("columns", "").split(",") if one]
     if not isinstance(found, list):
         return _columns(found, columns)
@@ -67,8 +70,10 @@ def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
 
 
 def _expression(text: str) -> Callable[[str], bool]:
-    """Whether a regular expression is found in a name, in linear time: a stranger's must hold up nobody, so
-    it is pydantic's, which is compiled once and does not go back. Raises ValueError.
+    """Return a function that returns True if a regular expression matches within a name. Raises ValueError.
+
+    The expression comes from a client, so it must not take long: pydantic's engine compiles it once, matches
+    in linear time and does not backtrack.
     """
     if len(text) > PATTERN_MAX:
         raise ValueError(f"name has {PATTERN_MAX} characters at most")
