@@ -290,7 +290,7 @@ def target_of(choice: Any) -> str:
     words = []
     for word, value in list(choice.items())[:TARGET_MAX]:
         shown = f"{len(value)} of them" if isinstance(value, list | dict) else value
-        if word in BODIES and isinstance(value, str):  # of a message, which is nobody's but its receivers'
+        if word in BODIES and isinstance(value, str):  # of a message, which only its receivers may read
             shown = f"{len(value)} characters"
         words.append(f"{word}={shown}")
     return " ".join(words)

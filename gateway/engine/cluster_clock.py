@@ -68,7 +68,11 @@ class ClusterClock:
         self.check()
 
     def check(self) -> None:
-        """Compare the wall clock, and log if it has become wrong or right."""
+        """Compare the wall clock with the cluster's time, and log if it has become wrong or right.
+
+        If only `clock.utc` is wrong, because the wall clock was set right after the start, `clock.utc` is
+        corrected.
+        """
         skew = self.skew
         if self.correction and abs(skew) <= SKEW_MAX_SECS:
             clock.follow_wall()  # the process began with a wrong clock, which has been set right

@@ -336,7 +336,10 @@ class Consumers:
         return target in self._consumers
 
     def begin(self, target: Target) -> None:
-        """Consume the queue of a target, unless it is being consumed already."""
+        """Consume the queue of a target, unless it is being consumed already.
+
+        Does nothing after `close`, or when the connection was lost.
+        """
         if target in self._consumers or not self._live or self._closed:
             return
         self._numbers += 1

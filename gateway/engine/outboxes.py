@@ -636,7 +636,10 @@ class Drain:
         return found
 
     def tries_again(self, part: SubBatch, at: int, outcome: Outcome) -> bool:
-        """Return True if a refused message is requeued for another attempt; later ones may overtake it."""
+        """Count a refusal of a message.
+
+        Return True if it is requeued for another attempt; later messages may overtake it.
+        """
         if outcome.reason in FINAL:
             return False
         refusals = self.outboxes.refusals

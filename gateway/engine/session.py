@@ -123,8 +123,8 @@ class EngineSession(OneSink):
     ) -> None:
         """Create the session.
 
-        `time` is queried over this connection. `let_go` ends the connections of all clients, because the
-        cluster was away for too long.
+        `time` is queried over this connection. `let_go` disconnects all clients, when the cluster was away
+        for too long or other replicas have declared this one dead.
         """
         self.time = time
         self.publisher = EnginePublisher(

@@ -659,7 +659,10 @@ class SharedSessions:
         self._state.query(FindOwned(sweep.incarnation, after, OWNED_MAX), partial(self._owned, sweep))
 
     def _owned(self, sweep: Sweep, reply: Reply[list[Owned]]) -> None:
-        """Process a page. Clients that are connected here but not in the database are queried one by one."""
+        """Process a page of the comparison.
+
+        Clients that are here but not in the database are queried one by one.
+        """
         if reply.value is None or sweep.incarnation != self._membership.incarnation:
             self._sweep = None  # it is repeated after the outage
             return

@@ -40,7 +40,7 @@ class SharedQueue:
     def __init__(
         self, reader: Reader, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
     ) -> None:
-        """Create the queue of `group`, which has the members at this replica."""
+        """Create the state of the queue named `queue`; `group` has the members at this replica."""
         self.group = group
         self.queue = queue
         self.arguments = arguments
