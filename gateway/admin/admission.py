@@ -49,9 +49,11 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `principal` is the user, also of a token that the user has made. `credential`
-    names what was shown, for the audit log. `maker` is the user who answers for it, None for an
-    administrator: what is made by this request ends with that user.
+    """Caller of a request.
+
+    `principal` is the user, also of a token that the user has created. `credential` is the name of the
+    credential that was presented, for the audit log. `maker` is the user who is responsible for the request,
+    None for an administrator: objects that the request creates end with that user.
     """
 
     principal: Principal

@@ -138,8 +138,10 @@ class EventsApi:
 
 
 class Events(Response):
-    """Endless response. `told` returns the next event; `begins` and `over` are called at the start and the
-    end."""
+    """Endless response.
+
+    `told` returns the next event; `begins` and `over` are called at its start and end.
+    """
 
     def __init__(
         self,

@@ -52,8 +52,10 @@ class Gone(Exception):
 
 
 class HttpConnection:
-    """One connection. `turns` admits one request of all connections per turn of the event loop; `refused`
-    counts by reason."""
+    """Connection of one HTTP client.
+
+    `turns` admits one request of all connections per turn of the event loop; `refused` counts by reason.
+    """
 
     def __init__(
         self,
